@@ -1,0 +1,1 @@
+"""Text to tensors. Knows nothing of models."""
