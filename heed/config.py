@@ -1,0 +1,232 @@
+"""Recipes: one TOML file that says everything about a run. Typed, strict, and free of torch.
+
+A recipe has the sections `data`, `tokenizer`, `model`, `train` and `decode`. Every key has a
+default, the text below a key is its help, an unknown key is an error that names the nearest known
+one, and all complaints about a recipe come at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from heed.errors import ConfigError, nearest
+
+Task = Literal["translate", "classify", "generate"]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Rule = Callable[[Any], str | None]
+
+
+class Section(BaseModel):
+    """One table of a recipe. Building one raises `ConfigError` with every complaint about it."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    if not TYPE_CHECKING:  # a type checker reads the constructor off the fields
+
+        def __init__(self, **values: Any) -> None:
+            complaints, bad = [], set()
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                for item in error.errors():
+                    bad.add(str(item["loc"][0]))
+                    complaints.append(_sentence(item, list(type(self).model_fields)))
+            # Rules that join several keys still speak when some other key is wrong.
+            known = {key: field.default for key, field in type(self).model_fields.items()}
+            known |= values
+            sound = SimpleNamespace(**{key: known[key] for key in known.keys() - bad})
+            complaints.extend(_broken(self.rules, sound))
+            if complaints:
+                raise ConfigError(complaints)
+
+
+def _broken(rules: tuple[Rule, ...], values: SimpleNamespace) -> Iterator[str]:
+    for rule in rules:
+        try:
+            complaint = rule(values)
+        except AttributeError:  # the rule reads a key that is itself wrong, and already named
+            continue
+        if complaint:
+            yield complaint
+
+
+def _sentence(item: Any, known: list[str]) -> str:
+    key, value = ".".join(str(part) for part in item["loc"]), item["input"]
+    if item["type"] == "extra_forbidden":
+        return f"There is no key {key!r}.{nearest(key, known)}"
+    if item["type"] == "literal_error":
+        options = item["ctx"]["expected"]
+        words = [word.strip(" '") for word in options.replace(" or ", ", ").split(",")]
+        hint = nearest(str(value), words)
+        return f"{key} cannot be {value!r}: it is one of {options}.{hint}"
+    message = item["msg"][0].lower() + item["msg"][1:]
+    return f"{key} cannot be {value!r}: {message.replace('input should', 'it should')}."
+
+
+# --------------------------------------------------------------------------------------- model
+
+Merge = Literal["concat", "shuffle", "shift", "reweight"]
+MERGES: tuple[str, ...] = get_args(Merge)
+
+
+@cache
+def position_names() -> tuple[str, ...]:
+    """The encodings that `nn/positions.py` defines, read off its text.
+
+    Importing it would load torch; listing the names here would make a new encoding two edits.
+    """
+    source = (Path(__file__).parent / "nn" / "positions.py").read_text(encoding="utf-8")
+    named = re.findall(r'^    name(?:: ClassVar\[str\])? = "(\w+)"$', source, flags=re.MULTILINE)
+    return tuple(sorted(named))
+
+
+def _known_position(m: Any) -> str | None:
+    names = position_names()
+    if m.position in names:
+        return None
+    hint = nearest(m.position, names)
+    return f"position cannot be {m.position!r}: it is one of {', '.join(names)}.{hint}"
+
+
+def _heads_divide_width(m: Any) -> str | None:
+    if m.family == "lstm" or m.head_width is not None or m.width % m.heads == 0:
+        return None
+    return f"width {m.width} does not divide by heads {m.heads}: change one, or set head_width."
+
+
+def _groups_divide_heads(m: Any) -> str | None:
+    if m.kv_heads is None or m.heads % m.kv_heads == 0:
+        return None
+    return f"heads {m.heads} does not divide by kv_heads {m.kv_heads}: query heads share in groups."
+
+
+def _recurrent_merge(m: Any) -> str | None:
+    if m.family != "lstm" or m.merge == "concat":
+        return None
+    return f"merge {m.merge!r} needs heads, and family 'lstm' has none: use merge = 'concat'."
+
+
+def _over_what(m: Any) -> str | None:
+    if m.over == "token" or m.merge == "reweight":
+        return None
+    return f"over = {m.over!r} belongs to merge 'reweight', not to {m.merge!r}."
+
+
+def _embedding_width(m: Any) -> str | None:
+    if m.embedding_width in (None, m.width):
+        return None
+    if m.family != "lstm":
+        return "embedding_width belongs to family 'lstm': a Transformer's is its width."
+    if m.tie_embeddings:
+        return (
+            f"embedding_width {m.embedding_width} is not width {m.width}, so input and output "
+            "cannot share a table: set tie_embeddings = false."
+        )
+    return None
+
+
+class ModelConfig(Section):
+    """The shape of a model. One key swaps any part."""
+
+    family: Literal["transformer", "lstm"] = "transformer"
+    """What stands between the embedding and the head."""
+    layers: Count = 4
+    """Blocks in the stack (in each stack, for translation)."""
+    decoder_layers: Count | None = None
+    """Blocks in a translator's decoder, where it is not `layers`."""
+    width: Count = 256
+    """Size of a token's vector between blocks."""
+    heads: Count = 4
+    """Query heads."""
+    kv_heads: Count | None = None
+    """Key and value heads, shared by groups of query heads (grouped-query attention)."""
+    head_width: Count | None = None
+    """Size of one head; unset, width / heads."""
+    feed_forward: Count | None = None
+    """Hidden size of a feed-forward; unset, four times the width."""
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "gelu"
+    """What the feed-forward does between its matrices; `swiglu` adds a gate."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_place: Literal["pre", "post"] = "pre"
+    """Normalise before each sublayer, or after its residual sum as the 2017 paper does."""
+    norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
+    """Added to the variance under the root."""
+    bias: bool = True
+    """Whether linear maps and norms have biases."""
+    qk_norm: bool = False
+    """RMS-normalise each query and key head, so that their product cannot blow up."""
+    scale: Annotated[float, Field(gt=0.0)] | None = None
+    """What multiplies the scores; unset, 1 / sqrt(head_width)."""
+
+    position: str = "rope"
+    """How order enters the model: sinusoidal, learned, shaw, t5, alibi, rope or none."""
+    cross_position: bool = False
+    """Whether cross-attention, too, uses the relative part of the position encoding."""
+    max_positions: Count = 1024
+    """Length of the `learned` table; no other encoding has a limit."""
+    rope_base: Annotated[float, Field(gt=1.0)] = 10000.0
+    """Base of the rotation wavelengths."""
+    shaw_clip: Count = 16
+    """Distance beyond which `shaw` no longer tells positions apart."""
+    shaw_values: bool = False
+    """Shaw's value term as well as its key term; runs on the plain path only."""
+    t5_buckets: Count = 32
+    """How many distances `t5` tells apart."""
+    t5_distance: Count = 128
+    """Distance beyond which all share the last bucket."""
+
+    merge: Merge = "concat"
+    """How the heads become one vector."""
+    merge_when: Literal["always", "training"] = "always"
+    """Whether the merge acts always, or in training only (then `concat` otherwise)."""
+    over: Literal["token", "sequence", "batch"] = "token"
+    """What the norm of `reweight` runs over."""
+    leaky: bool = False
+    """Let a causal model use an `over` that lets it see the future or its neighbours."""
+
+    tie_embeddings: bool = True
+    """One table for tokens in and tokens out."""
+    dropout: Share = 0.1
+    """On the embedding and on every residual branch."""
+    attention_dropout: Share = 0.0
+    """On attention weights."""
+    feed_forward_dropout: Share = 0.0
+    """Inside the feed-forward, after its activation."""
+
+    pooling: Literal["mean", "first", "max", "attention"] = "mean"
+    """How a classifier makes one vector of a sentence."""
+    classifier_hidden: Count | None = None
+    """Hidden size between pooling and classes; unset, none."""
+    embedding_width: Count | None = None
+    """Size of the LSTM's token vectors; unset, its width."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _known_position,
+        _heads_divide_width,
+        _groups_divide_heads,
+        _recurrent_merge,
+        _over_what,
+        _embedding_width,
+    )
+
+    def leak(self, task: str) -> str | None:
+        """Why this model, as a causal one, must be told `leaky = true`; None where it need not."""
+        if task == "classify" or self.over == "token" or self.leaky:
+            return None
+        seen = {"sequence": "its own future", "batch": "its neighbours in the batch"}[self.over]
+        return (
+            f"merge 'reweight' over a {self.over} lets a causal model see {seen}: "
+            "use over = 'token', or set leaky = true to study the leak."
+        )

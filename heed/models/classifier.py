@@ -1,0 +1,93 @@
+"""An encoder whose vectors are pooled into one and told apart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from heed.config import ModelConfig
+from heed.models.parts import Trace, build_stack, embedding_width
+from heed.nn.cache import Cache
+from heed.nn.flow import StackOutput, Tokens
+from heed.nn.layers import TokenEmbedding
+
+
+class Pooling(nn.Module):
+    """One vector a sentence from its real tokens: their mean, first, maximum, or a learned mix."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.score = nn.Linear(width, 1, bias=False) if kind == "attention" else None
+
+    def forward(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+        """[b, n, w] to [b, w]; a sentence with no real token gives zeros."""
+        if mask is None:
+            mask = torch.ones(x_bnw.shape[:2], dtype=torch.bool, device=x_bnw.device)
+        real = mask[..., None]
+        if self.kind == "max":
+            lowest = torch.finfo(x_bnw.dtype).min
+            highest = x_bnw.masked_fill(~real, lowest).amax(dim=1)
+            return highest.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
+        if self.kind == "first":
+            shares = (mask.cumsum(dim=1) == 1) & mask
+            return (x_bnw * shares[..., None]).sum(dim=1)
+        if self.score is not None:
+            scores = self.score(x_bnw).masked_fill(~real, torch.finfo(x_bnw.dtype).min)
+            return (x_bnw * (scores.softmax(dim=1) * real)).sum(dim=1)
+        return (x_bnw * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+
+
+class Classifier(nn.Module):
+    """Logits over classes for each row of ids."""
+
+    def __init__(self, config: ModelConfig, *, vocab: int, classes: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(vocab, embedding_width(config))
+        self.stack = build_stack(config, causal=False)
+        self.pool = Pooling(config.pooling, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        if config.classifier_hidden is None:
+            self.head: nn.Module = nn.Linear(config.width, classes)
+        else:
+            hidden = nn.Linear(config.width, config.classifier_hidden)
+            out = nn.Linear(config.classifier_hidden, classes)
+            self.head = nn.Sequential(hidden, nn.ReLU(), nn.Dropout(config.dropout), out)
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits [b, classes] for ids [b, n]."""
+        if cache is not None:
+            raise ValueError("A classifier reads a whole text at once: it takes no cache.")
+        out = self.states(ids, mask=mask, positions=positions, segments=segments)
+        return self._classify(out.x_bnw, mask)
+
+    def trace(self, ids: Tensor, *, mask: Tensor | None = None) -> Trace:
+        """The same logits, with every attention weight and every layer's vectors."""
+        out = self.states(ids, mask=mask, weights=True)
+        logits = self._classify(out.x_bnw, mask)
+        return Trace(logits, encoder=out.self_weights, hidden={"encoder": out.hidden})
+
+    def states(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        weights: bool = False,
+    ) -> StackOutput:
+        """The vectors before pooling."""
+        tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments)
+        return self.stack(self.embedding(ids), tokens, weights=weights)
+
+    def _classify(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+        return self.head(self.dropout(self.pool(x_bnw, mask)))

@@ -1,0 +1,63 @@
+"""A decoder that predicts the next token."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from heed.config import ModelConfig
+from heed.models.parts import Trace, VocabularyHead, build_stack, embedding_width
+from heed.nn.cache import Cache
+from heed.nn.flow import StackOutput, Tokens
+from heed.nn.layers import TokenEmbedding
+
+
+class LanguageModel(nn.Module):
+    """Token i's logits say what follows it, from tokens 0 … i alone."""
+
+    def __init__(self, config: ModelConfig, *, vocab: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(vocab, embedding_width(config))
+        self.stack = build_stack(config, causal=True)
+        self.head = VocabularyHead(config, vocab, self.embedding)
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits [b, n, vocab] for ids [b, n]; with a cache, ids are those after its own."""
+        out = self.states(ids, mask=mask, positions=positions, segments=segments, cache=cache)
+        return self.head(out.x_bnw)
+
+    def trace(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Trace:
+        """The same logits, with every attention weight and every layer's vectors."""
+        out = self.states(ids, mask=mask, positions=positions, segments=segments, weights=True)
+        hidden = {"decoder": out.hidden}
+        return Trace(self.head(out.x_bnw), decoder=out.self_weights, hidden=hidden)
+
+    def states(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        weights: bool = False,
+    ) -> StackOutput:
+        """The vectors before the head."""
+        before = cache.tokens if cache is not None else None
+        tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments, before=before)
+        return self.stack(self.embedding(ids), tokens, cache=cache, weights=weights)

@@ -1,0 +1,157 @@
+"""Attention, as a course writes it, and the multi-head layer around it.
+
+Shapes, in names: b batch, n queries, m keys, h query heads, g key and value heads (h is a multiple
+of g), d head width, w model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heed.nn import kernels
+from heed.nn.cache import LayerCache
+from heed.nn.layers import BranchOut
+from heed.nn.masks import Mask
+from heed.nn.merges import Merge
+from heed.nn.positions import LazyBias, Position
+
+
+def attend(
+    q_bhnd: Tensor,
+    k_bgmd: Tensor,
+    v_bgmd: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · scale + bias) v, and the weights (Vaswani et al. 2017, equation 1).
+
+    `mask` is True where a query may see a key; a query that may see nothing gets zeros. The weights
+    returned are those before dropout: what the model attends to, not what training hid of it.
+    """
+    scale = q_bhnd.shape[-1] ** -0.5 if scale is None else scale
+    k_bhmd, v_bhmd = (kernels.share_heads(x, q_bhnd.shape[1]) for x in (k_bgmd, v_bgmd))
+    scores_bhnm = (q_bhnd * scale) @ k_bhmd.mT
+    if bias is not None:
+        scores_bhnm = scores_bhnm + bias
+    if mask is not None:
+        scores_bhnm = scores_bhnm.masked_fill(~mask, torch.finfo(scores_bhnm.dtype).min)
+    weights_bhnm = scores_bhnm.softmax(dim=-1, dtype=torch.float32).to(v_bhmd.dtype)
+    if mask is not None:
+        weights_bhnm = weights_bhnm.masked_fill(~mask, 0.0)
+    return F.dropout(weights_bhnm, dropout, training=dropout > 0) @ v_bhmd, weights_bhnm
+
+
+@dataclass
+class Sight:
+    """What all layers of one forward pass share: who stands where, and who may see whom."""
+
+    q_positions: Tensor
+    k_positions: Tensor
+    """Of all keys, cached ones included."""
+    mask: Mask | None = None
+    real_bn: Tensor | None = None
+    """Which queries are tokens, not padding, for merges that look past one token."""
+    bias: LazyBias | None = None
+    """The position's bias where it is the same for every layer; else each layer makes its own."""
+    source_bmw: Tensor | None = None
+    """Whose keys and values to attend to, in cross-attention."""
+
+
+class MultiHeadAttention(nn.Module):
+    """Project to heads, let positions act, attend, merge the heads, project back.
+
+    With `source_width` the keys and values come from another sequence (cross-attention).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        source_width: int | None = None,
+        bias: bool = True,
+        qk_norm: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        merge: Merge | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads or heads
+        self.head_width = head_width or width // heads
+        self.scale = self.head_width**-0.5 if scale is None else scale
+        self.dropout = dropout
+        inner, shared = self.heads * self.head_width, self.kv_heads * self.head_width
+        if source_width is None:
+            self.qkv = nn.Linear(width, inner + 2 * shared, bias=bias)
+        else:
+            self.q = nn.Linear(width, inner, bias=bias)
+            self.kv = nn.Linear(source_width, 2 * shared, bias=bias)
+        self.crosses = source_width is not None
+        self.out = BranchOut(inner, width, bias=bias)
+        self.q_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
+        self.merge = merge or Merge()
+
+    def forward(
+        self,
+        x_bnw: Tensor,
+        sight: Sight,
+        position: Position,
+        *,
+        cache: LayerCache | None = None,
+        weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The attended vectors and, with `weights`, what they attended to (else None)."""
+        q_positions, k_positions, mask = sight.q_positions, sight.k_positions, sight.mask
+        q_bhnd, k_bgmd, v_bgmd = self._heads(x_bnw, sight, position, cache)
+        bias = sight.bias or LazyBias(
+            position, q_positions, k_positions, q_bhnd=q_bhnd, scale=self.scale
+        )
+        dropout = self.dropout if self.training else 0.0
+        if weights or position.needs_weights:
+            dense, added = mask.dense() if mask else None, bias.dense()
+            heads_bhnd, weights_bhnm = attend(
+                q_bhnd, k_bgmd, v_bgmd, mask=dense, bias=added, scale=self.scale, dropout=dropout
+            )
+            extra = position.values(weights_bhnm, q_positions, k_positions)
+            heads_bhnd = heads_bhnd if extra is None else heads_bhnd + extra
+        else:
+            weights_bhnm = None
+            heads_bhnd = kernels.fused(
+                q_bhnd, k_bgmd, v_bgmd, mask=mask, bias=bias, scale=self.scale, dropout=dropout
+            )
+        return self.out(self.merge(heads_bhnd, sight.real_bn)), weights_bhnm if weights else None
+
+    def _heads(
+        self, x_bnw: Tensor, sight: Sight, position: Position, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, normalised and rotated, the cached ones first."""
+        q_positions = sight.q_positions
+        if not self.crosses:
+            groups = (self.heads, self.kv_heads, self.kv_heads)
+            q, k, v = self._split(self.qkv(x_bnw)).split(groups, dim=1)
+            q, k = position.rotate(self.q_norm(q), self.k_norm(k), q_positions, q_positions)
+            return (q, k, v) if cache is None else (q, *cache.append(k, v))
+        q = self.q_norm(self._split(self.q(x_bnw)))
+        if cache is not None and cache.filled:
+            # The source was projected and rotated at the first step: only the query turns.
+            q, _ = position.rotate(q, q[:, :0], q_positions, q_positions)
+            return (q, *cache.read())
+        if sight.source_bmw is None:
+            raise ValueError("Cross-attention needs a source until its cache is filled.")
+        k, v = self._split(self.kv(sight.source_bmw)).chunk(2, dim=1)
+        q, k = position.rotate(q, self.k_norm(k), q_positions, sight.k_positions)
+        return (q, k, v) if cache is None else (q, *cache.append(k, v))
+
+    def _split(self, x_bnw: Tensor) -> Tensor:
+        """[b, n, heads · d] to [b, heads, n, d]."""
+        return x_bnw.unflatten(2, (-1, self.head_width)).transpose(1, 2)

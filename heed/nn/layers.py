@@ -1,0 +1,102 @@
+"""The small parts of a block, and how every weight begins.
+
+Shapes: b batch, n tokens, w model width, f feed-forward width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heed.config import ModelConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
+
+
+class Table(nn.Embedding):
+    """Learned vectors by number, with the spread they begin with."""
+
+    def __init__(self, rows: int, width: int, *, std: float | None = None) -> None:
+        self.std = width**-0.5 if std is None else std
+        super().__init__(rows, width)
+
+
+class BranchOut(nn.Linear):
+    """The last map of a residual branch: it begins smaller the more branches add up."""
+
+
+class TokenEmbedding(nn.Module):
+    """Vectors of about unit size for ids, from a table that can also serve as the output map."""
+
+    def __init__(self, vocab: int, width: int) -> None:
+        super().__init__()
+        self.table = Table(vocab, width)
+
+    def forward(self, ids_bn: Tensor) -> Tensor:
+        """table[id] · √w (Vaswani et al. 2017, section 3.4)."""
+        return self.table(ids_bn) * math.sqrt(self.table.embedding_dim)
+
+
+class FeedForward(nn.Module):
+    """Two maps with an activation between; `swiglu` multiplies by a gate (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden = config.feed_forward or 4 * config.width
+        self.gated = config.activation == "swiglu"
+        self.up = nn.Linear(config.width, hidden * (2 if self.gated else 1), bias=config.bias)
+        self.down = BranchOut(hidden, config.width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = nn.Dropout(config.feed_forward_dropout)
+
+    def forward(self, x_bnw: Tensor) -> Tensor:
+        """down(activation(up(x))), or down(silu(gate(x)) · up(x))."""
+        if self.gated:
+            gate_bnf, up_bnf = self.up(x_bnw).chunk(2, dim=-1)
+            hidden_bnf = self.activation(gate_bnf) * up_bnf
+        else:
+            hidden_bnf = self.activation(self.up(x_bnw))
+        return self.down(self.dropout(hidden_bnf))
+
+
+def build_norm(config: ModelConfig) -> nn.Module:
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019)."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_eps)
+    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, *, branches: int) -> None:
+    """Draw every weight of a model whose residual stream sums `branches` branches.
+
+    A map begins with variance 1 / fan-in, so that it keeps its input's size. The last map of each
+    residual branch is smaller by √branches, so that their sum, too, keeps the stream's size: it lets
+    a deep post-norm model learn at all (depth-scaled initialisation, Zhang et al. 2019).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            shrink = math.sqrt(branches) if isinstance(module, BranchOut) else 1.0
+            module.weight.normal_(std=module.in_features**-0.5 / shrink)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, Table):
+            module.weight.normal_(std=module.std)
+        elif isinstance(module, nn.LSTM):
+            for name, weight in module.named_parameters():
+                if "bias" in name:
+                    weight.zero_()
+                    if "bias_ih" in name:  # gates in the order i, f, g, o: begin by remembering
+                        weight[module.hidden_size : 2 * module.hidden_size] = 1.0
+                else:
+                    weight.uniform_(-(module.hidden_size**-0.5), module.hidden_size**-0.5)

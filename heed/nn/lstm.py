@@ -1,0 +1,168 @@
+"""The recurrent baseline, behind the stack's interface.
+
+An encoder is a bidirectional LSTM, a decoder a forward one; with a source it attends to it by one
+head after the recurrence (Luong et al. 2015). Padding on either side and packed segments change
+nothing: tokens are gathered into one dense row a text first, and put back after.
+
+Shapes: b batch, n tokens, m keys, r texts, t longest text, w width, e embedding width.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from heed.config import ModelConfig
+from heed.nn import kernels
+from heed.nn.attention import attend
+from heed.nn.cache import Cache
+from heed.nn.flow import StackOutput, Tokens
+from heed.nn.masks import Mask
+
+State = tuple[Tensor, Tensor]
+
+
+class LSTMStack(nn.Module):
+    """LSTM layers in a row, with dropout between them, and attention to a source after the last."""
+
+    def __init__(self, config: ModelConfig, *, layers: int, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.causal, self.width = causal, config.width
+        inputs = [config.embedding_width or config.width] + [config.width] * (layers - 1)
+        self.layers = nn.ModuleList(
+            nn.LSTM(size, config.width, batch_first=True, bidirectional=not causal)
+            for size in inputs
+        )
+        if not causal:  # both directions back to one width
+            self.joins = nn.ModuleList(nn.Linear(2 * config.width, config.width) for _ in inputs)
+        if cross:
+            self.starts = nn.ModuleList(nn.Linear(config.width, config.width) for _ in inputs)
+            self.query = nn.Linear(config.width, config.width, bias=False)
+            self.combine = nn.Linear(2 * config.width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x_bnw: Tensor,
+        tokens: Tokens,
+        *,
+        memory: Tensor | None = None,
+        memory_tokens: Tokens | None = None,
+        cache: Cache | None = None,
+        weights: bool = False,
+    ) -> StackOutput:
+        """Vectors for `x_bnw`. `tokens` tells of x; `memory` is the encoded source."""
+        rows = _Rows(x_bnw.shape[:2], tokens, x_bnw.device)
+        if cache is not None:
+            cache.extend(tokens)
+        x_bnw = self.dropout(x_bnw)
+        out = StackOutput(x_bnw, hidden=[x_bnw] if weights else [])
+        for i, layer in enumerate(self.layers):
+            state = cache.states.get(str(i)) if cache is not None else None
+            if state is None and memory is not None and memory_tokens is not None:
+                state = self._first_state(i, memory, memory_tokens, rows)
+            x_rte, last = _run(cast(nn.LSTM, layer), rows.gather(out.x_bnw), rows.lengths, state)
+            if cache is not None:
+                cache.states[str(i)] = last
+            if not self.causal:
+                x_rte = torch.tanh(self.joins[i](x_rte))
+            out.x_bnw = self.dropout(rows.scatter(x_rte))
+            if weights:
+                out.hidden.append(out.x_bnw)
+        if memory is not None and memory_tokens is not None:
+            self._look_across(out, tokens, memory, memory_tokens, weights=weights)
+        return out
+
+    def _first_state(self, i: int, memory: Tensor, memory_tokens: Tokens, rows: _Rows) -> State:
+        """Begin from the mean of the source (of each packed text its own)."""
+        real_bm = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
+        if memory_tokens.real_bn is not None:
+            real_bm = memory_tokens.real_bn
+        real_rm = real_bm[rows.batch_row]
+        if rows.segment is not None and memory_tokens.segments_bn is not None:
+            same = memory_tokens.segments_bn[rows.batch_row] == rows.segment[:, None]
+            real_rm = real_rm & same
+        total = (memory[rows.batch_row] * real_rm[..., None]).sum(dim=1)
+        mean_rw = total / real_rm.sum(dim=1, keepdim=True).clamp(min=1)
+        h = torch.tanh(self.starts[i](mean_rw))[None]
+        return h, torch.zeros_like(h)
+
+    def _look_across(
+        self, out: StackOutput, tokens: Tokens, memory: Tensor, told: Tokens, *, weights: bool
+    ) -> None:
+        """tanh(W [context; x]) with the context attended to in the source by one head."""
+        n, m = out.x_bnw.shape[1], memory.shape[1]
+        segments = tokens.segments_bn, told.segments_bn
+        mask = Mask(n, m, memory.device, False, told.real_bn, *segments)
+        q, kv = self.query(out.x_bnw)[:, None], memory[:, None]
+        if weights:
+            context, seen = attend(q, kv, kv, mask=mask.dense())
+            out.cross_weights.append(seen)
+        else:
+            context = kernels.fused(q, kv, kv, mask=mask)
+        out.x_bnw = torch.tanh(self.combine(torch.cat([context[:, 0], out.x_bnw], dim=-1)))
+
+
+class _Rows:
+    """Where each text's tokens are, so that recurrence runs over texts and never over padding."""
+
+    def __init__(self, shape: torch.Size, tokens: Tokens, device: torch.device) -> None:
+        self.shape = shape
+        self.lengths: Tensor | None = None
+        self.segment: Tensor | None = None
+        b, n = shape
+        self.batch_row = torch.arange(b, device=device)
+        if tokens.real_bn is None and tokens.segments_bn is None:
+            return
+        self.real_bn = torch.ones(shape, dtype=torch.bool, device=device)
+        if tokens.real_bn is not None:
+            self.real_bn = tokens.real_bn
+        row_bn = self.batch_row[:, None].expand(b, n)
+        if tokens.segments_bn is not None:
+            pairs = torch.stack([row_bn, tokens.segments_bn], dim=-1)
+            texts, row_bn = torch.unique(pairs.flatten(0, 1), dim=0, return_inverse=True)
+            self.batch_row, self.segment = texts.unbind(dim=1)
+            row_bn = row_bn.view(b, n)
+        self.row = row_bn[self.real_bn]
+        self.lengths = torch.bincount(self.row, minlength=len(self.batch_row))
+        starts = self.lengths.cumsum(0) - self.lengths
+        order = self.row.argsort(stable=True)
+        self.column = torch.empty_like(self.row)
+        self.column[order] = torch.arange(len(order), device=device) - starts[self.row[order]]
+
+    def gather(self, x_bnw: Tensor) -> Tensor:
+        """[b, n, w] to one row a text [r, t, w]."""
+        if self.lengths is None:
+            return x_bnw
+        longest = max(1, int(self.lengths.max()))
+        x_rtw = x_bnw.new_zeros(len(self.batch_row), longest, x_bnw.shape[-1])
+        return x_rtw.index_put((self.row, self.column), x_bnw[self.real_bn])
+
+    def scatter(self, x_rtw: Tensor) -> Tensor:
+        """Back to where the tokens were; zeros where there was padding."""
+        if self.lengths is None:
+            return x_rtw
+        x_bnw = x_rtw.new_zeros(*self.shape, x_rtw.shape[-1])
+        return x_bnw.index_put((self.real_bn,), x_rtw[self.row, self.column])
+
+
+def _run(
+    lstm: nn.LSTM, x_rtw: Tensor, lengths: Tensor | None, state: State | None
+) -> tuple[Tensor, State]:
+    """One layer over texts of different length, and its state after each text's last token."""
+    if lengths is None:
+        out, last = lstm(x_rtw, state)
+        return out, last
+    # Packing refuses empty texts: they take one step, and keep the state they had.
+    packed = pack_padded_sequence(
+        x_rtw, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
+    )
+    out, (h, c) = lstm(packed, state)
+    x_rtw, _ = pad_packed_sequence(out, batch_first=True, total_length=x_rtw.shape[1])
+    if state is None:
+        state = torch.zeros_like(h), torch.zeros_like(c)
+    empty = (lengths == 0)[None, :, None]
+    return x_rtw, (torch.where(empty, state[0], h), torch.where(empty, state[1], c))

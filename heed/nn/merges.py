@@ -1,0 +1,76 @@
+"""Four ways to make one vector of the heads.
+
+`concat` is the paper's. `shuffle` permutes the heads at random, `shift` rolls them by one, and
+`reweight` scales each head by its share of the norm. A norm over more than one token lets a token
+see others that attention hid from it: over a sequence its future, over a batch its neighbours.
+
+Shapes: b batch, h heads, n tokens, d head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from heed.config import ModelConfig
+
+NORM_AXES = {"token": (3,), "sequence": (2, 3), "batch": (0, 2, 3)}
+
+
+class Merge(nn.Module):
+    """`concat`: the heads side by side. The others say how heads change before that."""
+
+    def __init__(self, *, training_only: bool = False) -> None:
+        super().__init__()
+        self.training_only = training_only
+
+    def forward(self, heads_bhnd: Tensor, real_bn: Tensor | None = None) -> Tensor:
+        """One vector [b, n, h·d] a token. `real_bn` marks the tokens that are not padding."""
+        if self.training or not self.training_only:
+            heads_bhnd = self.change(heads_bhnd, real_bn)
+        return heads_bhnd.transpose(1, 2).flatten(2)
+
+    def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
+        """What this merge does to the heads; nothing, for `concat`."""
+        return heads_bhnd
+
+
+class Shuffle(Merge):
+    """A new random order of the heads at every call, the same for all tokens."""
+
+    def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
+        order = torch.rand(heads_bhnd.shape[1], device=heads_bhnd.device).argsort()
+        return heads_bhnd.index_select(1, order)
+
+
+class Shift(Merge):
+    """Each head takes the place of the next, the last that of the first."""
+
+    def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
+        return heads_bhnd.roll(1, dims=1)
+
+
+class Reweight(Merge):
+    """Each head times its share of the norm: head · ‖head‖ / Σ ‖heads‖."""
+
+    def __init__(self, *, over: str = "token", training_only: bool = False) -> None:
+        super().__init__(training_only=training_only)
+        self.axes = NORM_AXES[over]
+
+    def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
+        measured = heads_bhnd.float()
+        if real_bn is not None:  # padding must not count towards anyone's norm
+            measured = measured * real_bn[:, None, :, None]
+        # The floor keeps the gradient of the norm finite where a head is all zeros.
+        squares = measured.square().sum(self.axes, keepdim=True)
+        norms = squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
+        return heads_bhnd * (norms / norms.sum(1, keepdim=True)).to(heads_bhnd.dtype)
+
+
+def build_merge(config: ModelConfig) -> Merge:
+    """The merge a config names."""
+    training_only = config.merge_when == "training"
+    if config.merge == "reweight":
+        return Reweight(over=config.over, training_only=training_only)
+    kinds = {"concat": Merge, "shuffle": Shuffle, "shift": Shift}
+    return kinds[config.merge](training_only=training_only)

@@ -1,0 +1,185 @@
+"""One block, one stack. An encoder, a decoder and an encoder–decoder are this stack, set up.
+
+Shapes: b batch, n tokens, m keys, h heads, w model width.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from heed.config import ModelConfig
+from heed.nn.attention import MultiHeadAttention, Sight
+from heed.nn.cache import Cache
+from heed.nn.flow import StackOutput, Tokens
+from heed.nn.layers import FeedForward, build_norm
+from heed.nn.masks import Mask
+from heed.nn.merges import build_merge
+from heed.nn.positions import LazyBias, Position, build_position
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to a source, feed-forward: each a residual branch."""
+
+    def __init__(self, config: ModelConfig, *, cross: bool) -> None:
+        super().__init__()
+        self.pre = config.norm_place == "pre"
+        self.attention = _attention(config)
+        self.attention_norm = build_norm(config)
+        if cross:
+            self.cross = _attention(config, source_width=config.width)
+            self.cross_norm = build_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = build_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x_bnw: Tensor,
+        sight: Sight,
+        position: Position,
+        *,
+        cross: tuple[Sight, Position] | None = None,
+        cache: Cache | None = None,
+        name: str = "",
+        weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The new vectors, and the weights of self- and cross-attention where asked for."""
+        kept = cache.layer(f"{name}.self") if cache is not None else None
+        branch, seen = self.attention(
+            self._enter(x_bnw, self.attention_norm), sight, position, cache=kept, weights=weights
+        )
+        x_bnw = self._leave(x_bnw, branch, self.attention_norm)
+        cross_seen = None
+        if cross is not None:
+            kept = cache.layer(f"{name}.cross") if cache is not None else None
+            branch, cross_seen = self.cross(
+                self._enter(x_bnw, self.cross_norm), *cross, cache=kept, weights=weights
+            )
+            x_bnw = self._leave(x_bnw, branch, self.cross_norm)
+        branch = self.feed_forward(self._enter(x_bnw, self.feed_forward_norm))
+        return self._leave(x_bnw, branch, self.feed_forward_norm), seen, cross_seen
+
+    def _enter(self, x_bnw: Tensor, norm: nn.Module) -> Tensor:
+        """What a branch reads: pre-norm normalises the stream for it, post-norm already has."""
+        return norm(x_bnw) if self.pre else x_bnw
+
+    def _leave(self, x_bnw: Tensor, branch_bnw: Tensor, norm: nn.Module) -> Tensor:
+        """x + branch, and for post-norm the norm of that."""
+        summed = x_bnw + self.dropout(branch_bnw)
+        return summed if self.pre else norm(summed)
+
+
+def _attention(config: ModelConfig, source_width: int | None = None) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        source_width=source_width,
+        bias=config.bias,
+        qk_norm=config.qk_norm,
+        scale=config.scale,
+        dropout=config.attention_dropout,
+        merge=build_merge(config),
+    )
+
+
+class Stack(nn.Module):
+    """Blocks in a row: an encoder; with `causal` a decoder; with `cross` one with a source."""
+
+    def __init__(self, config: ModelConfig, *, layers: int, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.causal, self.crosses = causal, cross
+        self.position = build_position(config, causal=causal)
+        self.layer_positions = _layer_positions(self.position, config, layers, causal=causal)
+        if cross and config.cross_position:
+            self.cross_position = build_position(config, causal=False)
+            self.cross_layer_positions = _layer_positions(
+                self.cross_position, config, layers, causal=False
+            )
+        else:
+            self.cross_position = Position()
+            self.cross_layer_positions = nn.ModuleList()
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
+        self.norm = build_norm(config) if config.norm_place == "pre" else nn.Identity()
+
+    def forward(
+        self,
+        x_bnw: Tensor,
+        tokens: Tokens,
+        *,
+        memory: Tensor | None = None,
+        memory_tokens: Tokens | None = None,
+        cache: Cache | None = None,
+        weights: bool = False,
+    ) -> StackOutput:
+        """Vectors for `x_bnw`. `tokens` tells of x; `memory` is the encoded source."""
+        keys = cache.extend(tokens) if cache is not None else tokens
+        sight = self._sight(x_bnw, tokens, keys)
+        looks_across = None
+        if memory is not None and memory_tokens is not None:
+            looks_across = self._cross_sight(tokens, memory, memory_tokens)
+        x_bnw = self.dropout(self.position.embed(x_bnw, tokens.positions_bn))
+        out = StackOutput(x_bnw, hidden=[x_bnw] if weights else [])
+        for i, block in enumerate(self.blocks):
+            cross = None
+            if looks_across is not None:
+                cross = looks_across, _nth(self.cross_layer_positions, self.cross_position, i)
+            position = _nth(self.layer_positions, self.position, i)
+            out.x_bnw, seen, cross_seen = block(
+                out.x_bnw, sight, position, cross=cross, cache=cache, name=str(i), weights=weights
+            )
+            if weights:
+                out.hidden.append(out.x_bnw)
+                out.self_weights.append(seen)
+                if cross_seen is not None:
+                    out.cross_weights.append(cross_seen)
+        out.x_bnw = self.norm(out.x_bnw)
+        return out
+
+    def _sight(self, x_bnw: Tensor, tokens: Tokens, keys: Tokens) -> Sight:
+        mask = Mask(
+            x_bnw.shape[1],
+            keys.positions_bn.shape[1],
+            x_bnw.device,
+            causal=self.causal,
+            real_bm=keys.real_bn,
+            q_segments_bn=tokens.segments_bn if keys.segments_bn is not None else None,
+            k_segments_bm=keys.segments_bn,
+        )
+        bias = _shared_bias(self.position, tokens.positions_bn, keys.positions_bn)
+        return Sight(tokens.positions_bn, keys.positions_bn, mask, tokens.real_bn, bias)
+
+    def _cross_sight(self, tokens: Tokens, memory: Tensor, memory_tokens: Tokens) -> Sight:
+        mask = Mask(
+            tokens.positions_bn.shape[1],
+            memory.shape[1],
+            memory.device,
+            real_bm=memory_tokens.real_bn,
+            q_segments_bn=tokens.segments_bn,
+            k_segments_bm=memory_tokens.segments_bn,
+        )
+        q_positions, k_positions = tokens.positions_bn, memory_tokens.positions_bn
+        bias = _shared_bias(self.cross_position, q_positions, k_positions)
+        return Sight(q_positions, k_positions, mask, tokens.real_bn, bias, memory)
+
+
+def _layer_positions(
+    first: Position, config: ModelConfig, layers: int, *, causal: bool
+) -> nn.ModuleList:
+    """The encodings of layers 1, 2, …, where each layer has parameters of its own."""
+    own = range(1, layers) if first.per_layer else ()
+    return nn.ModuleList(build_position(config, causal=causal) for _ in own)
+
+
+def _nth(own: nn.ModuleList, first: Position, layer: int) -> Position:
+    return cast(Position, own[layer - 1]) if layer and len(own) else first
+
+
+def _shared_bias(position: Position, q_positions: Tensor, k_positions: Tensor) -> LazyBias | None:
+    if position.bias_uses_query:
+        return None
+    return LazyBias(position, q_positions, k_positions)
