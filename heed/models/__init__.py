@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heed.config import ModelConfig
+from heed.config import TASKS, ModelConfig
 from heed.errors import ConfigError, nearest
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
@@ -11,7 +11,6 @@ from heed.nn.layers import initialise
 from heed.nn.positions import ENCODINGS
 
 Model = Translator | Classifier | LanguageModel
-TASKS = ("translate", "classify", "generate")
 
 
 def build(

@@ -1,0 +1,26 @@
+"""Recipes: one TOML file that says everything about a run. Typed, strict, and free of torch.
+
+A recipe has the sections `data`, `tokenizer`, `model`, `train` and `decode`. Every key has a
+default, the text below a key is its help, an unknown key is an error that names the nearest known
+one, and all complaints about a recipe come at once.
+"""
+
+from heed.config.model import MERGES, ModelConfig, position_names
+from heed.config.recipe import SECTIONS, TASKS, Recipe, changed
+from heed.config.section import Section
+from heed.config.sections import DataConfig, DecodeConfig, TokenizerConfig, TrainConfig
+
+__all__ = [
+    "MERGES",
+    "SECTIONS",
+    "TASKS",
+    "DataConfig",
+    "DecodeConfig",
+    "ModelConfig",
+    "Recipe",
+    "Section",
+    "TokenizerConfig",
+    "TrainConfig",
+    "changed",
+    "position_names",
+]

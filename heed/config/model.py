@@ -1,0 +1,168 @@
+"""The shape of a model."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import Field
+
+from heed.config.section import Count, Rule, Section, Share
+from heed.errors import nearest
+
+Merge = Literal["concat", "shuffle", "shift", "reweight"]
+MERGES: tuple[str, ...] = get_args(Merge)
+
+
+@cache
+def position_names() -> tuple[str, ...]:
+    """The encodings that `nn/positions.py` defines, read off its text.
+
+    Importing it would load torch; listing the names here would make a new encoding two edits.
+    """
+    source = (Path(__file__).parents[1] / "nn" / "positions.py").read_text(encoding="utf-8")
+    named = re.findall(r'^    name(?:: ClassVar\[str\])? = "(\w+)"$', source, flags=re.MULTILINE)
+    return tuple(sorted(named))
+
+
+def _known_position(m: Any) -> str | None:
+    names = position_names()
+    if m.position in names:
+        return None
+    hint = nearest(m.position, names)
+    return f"position cannot be {m.position!r}: it is one of {', '.join(names)}.{hint}"
+
+
+def _heads_divide_width(m: Any) -> str | None:
+    if m.family == "lstm" or m.head_width is not None or m.width % m.heads == 0:
+        return None
+    return f"width {m.width} does not divide by heads {m.heads}: change one, or set head_width."
+
+
+def _groups_divide_heads(m: Any) -> str | None:
+    if m.kv_heads is None or m.heads % m.kv_heads == 0:
+        return None
+    return f"heads {m.heads} does not divide by kv_heads {m.kv_heads}: query heads share in groups."
+
+
+def _recurrent_merge(m: Any) -> str | None:
+    if m.family != "lstm" or m.merge == "concat":
+        return None
+    return f"merge {m.merge!r} needs heads, and family 'lstm' has none: use merge = 'concat'."
+
+
+def _over_what(m: Any) -> str | None:
+    if m.over == "token" or m.merge == "reweight":
+        return None
+    return f"over = {m.over!r} belongs to merge 'reweight', not to {m.merge!r}."
+
+
+def _embedding_width(m: Any) -> str | None:
+    if m.embedding_width in (None, m.width):
+        return None
+    if m.family != "lstm":
+        return "embedding_width belongs to family 'lstm': a Transformer's is its width."
+    if m.tie_embeddings:
+        return (
+            f"embedding_width {m.embedding_width} is not width {m.width}, so input and output "
+            "cannot share a table: set tie_embeddings = false."
+        )
+    return None
+
+
+class ModelConfig(Section):
+    """The shape of a model. One key swaps any part."""
+
+    family: Literal["transformer", "lstm"] = "transformer"
+    """What stands between the embedding and the head."""
+    layers: Count = 4
+    """Blocks in the stack (in each stack, for translation)."""
+    decoder_layers: Count | None = None
+    """Blocks in a translator's decoder, where it is not `layers`."""
+    width: Count = 256
+    """Size of a token's vector between blocks."""
+    heads: Count = 4
+    """Query heads."""
+    kv_heads: Count | None = None
+    """Key and value heads, shared by groups of query heads (grouped-query attention)."""
+    head_width: Count | None = None
+    """Size of one head; unset, width / heads."""
+    feed_forward: Count | None = None
+    """Hidden size of a feed-forward; unset, four times the width."""
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "gelu"
+    """What the feed-forward does between its matrices; `swiglu` adds a gate."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
+    norm_place: Literal["pre", "post"] = "pre"
+    """Normalise before each sublayer, or after its residual sum as the 2017 paper does."""
+    norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
+    """Added to the variance under the root."""
+    bias: bool = True
+    """Whether linear maps and norms have biases."""
+    qk_norm: bool = False
+    """RMS-normalise each query and key head, so that their product cannot blow up."""
+    scale: Annotated[float, Field(gt=0.0)] | None = None
+    """What multiplies the scores; unset, 1 / sqrt(head_width)."""
+
+    position: str = "rope"
+    """How order enters the model: sinusoidal, learned, shaw, t5, alibi, rope or none."""
+    cross_position: bool = False
+    """Whether cross-attention, too, uses the relative part of the position encoding."""
+    max_positions: Count = 1024
+    """Length of the `learned` table; no other encoding has a limit."""
+    rope_base: Annotated[float, Field(gt=1.0)] = 10000.0
+    """Base of the rotation wavelengths."""
+    shaw_clip: Count = 16
+    """Distance beyond which `shaw` no longer tells positions apart."""
+    shaw_values: bool = False
+    """Shaw's value term as well as its key term; runs on the plain path only."""
+    t5_buckets: Count = 32
+    """How many distances `t5` tells apart."""
+    t5_distance: Count = 128
+    """Distance beyond which all share the last bucket."""
+
+    merge: Merge = "concat"
+    """How the heads become one vector."""
+    merge_when: Literal["always", "training"] = "always"
+    """Whether the merge acts always, or in training only (then `concat` otherwise)."""
+    over: Literal["token", "sequence", "batch"] = "token"
+    """What the norm of `reweight` runs over."""
+    leaky: bool = False
+    """Let a causal model use an `over` that lets it see the future or its neighbours."""
+
+    tie_embeddings: bool = True
+    """One table for tokens in and tokens out."""
+    dropout: Share = 0.1
+    """On the embedding and on every residual branch."""
+    attention_dropout: Share = 0.0
+    """On attention weights."""
+    feed_forward_dropout: Share = 0.0
+    """Inside the feed-forward, after its activation."""
+
+    pooling: Literal["mean", "first", "max", "attention"] = "mean"
+    """How a classifier makes one vector of a sentence."""
+    classifier_hidden: Count | None = None
+    """Hidden size between pooling and classes; unset, none."""
+    embedding_width: Count | None = None
+    """Size of the LSTM's token vectors; unset, its width."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _known_position,
+        _heads_divide_width,
+        _groups_divide_heads,
+        _recurrent_merge,
+        _over_what,
+        _embedding_width,
+    )
+
+    def leak(self, task: str) -> str | None:
+        """Why this model, as a causal one, must be told `leaky = true`; None where it need not."""
+        if task == "classify" or self.over == "token" or self.leaky:
+            return None
+        seen = {"sequence": "its own future", "batch": "its neighbours in the batch"}[self.over]
+        return (
+            f"merge 'reweight' over a {self.over} lets a causal model see {seen}: "
+            "use over = 'token', or set leaky = true to study the leak."
+        )

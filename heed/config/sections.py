@@ -1,0 +1,134 @@
+"""Which text, which tokens, how to learn, how to write."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from heed.config.section import Count, Rule, Section, Share
+
+
+class DataConfig(Section):
+    """Which text. Two plain files are the two sides of a translation; tables hold both."""
+
+    train: list[str] = []
+    """Files to learn from."""
+    dev: list[str] = []
+    """Files to choose by; without any, a share of train is set aside."""
+    test: list[str] = []
+    """Files that only the final score looks at."""
+    world: Count | None = None
+    """Learn from this many sentences of the generated world instead of files."""
+    world_test: Count = 1000
+    """Sentences in the generated dev set, and as many in the test set."""
+    unit: Literal["line", "document", "file"] = "line"
+    """What one text of a plain file is, for language models."""
+    max_length: Count = 256
+    """Tokens a text may have; longer ones are cut, and counted."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        lambda d: (
+            "world and train are two sources of text: give one of them."
+            if d.world is not None and d.train
+            else None
+        ),
+    )
+
+
+class TokenizerConfig(Section):
+    """How text becomes ids."""
+
+    kind: Literal["bpe", "unigram", "word", "char", "byte"] = "bpe"
+    """Pieces learnt by merging, by likelihood, or fixed: words, characters, bytes."""
+    vocab_size: Count | None = None
+    """How many pieces; unset, 8,000 for `bpe` and `unigram`, all that occur for the others."""
+    min_count: Count = 1
+    """How often a word or character must occur to get an id of its own."""
+    lowercase: bool = False
+    """Fold case before anything else."""
+
+
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+def _one_budget(t: Any) -> str | None:
+    if t.batch_size is None or t.batch_tokens is None:
+        return None
+    return "batch_size and batch_tokens both say how large a batch is: set one of them."
+
+
+def _one_end(t: Any) -> str | None:
+    if t.steps is None or t.epochs is None:
+        return None
+    return "steps and epochs both say when training ends: set one of them."
+
+
+class TrainConfig(Section):
+    """How the model learns."""
+
+    steps: Count | None = None
+    """Updates to make."""
+    epochs: Count | None = None
+    """Passes over the training text; without this and `steps`, 20."""
+    batch_tokens: Count | None = None
+    """Tokens in a batch, padding included; unset with batch_size unset, 4,096."""
+    batch_size: Count | None = None
+    """Texts in a batch."""
+    accumulate: Count = 1
+    """Batches whose gradients add up to one update."""
+    optimizer: str = "adamw"
+    """adamw, adam, sgd, adagrad, adafactor, lion or muon."""
+    lr: Annotated[float, Field(gt=0.0)] = 1e-3
+    """The learning rate at its height."""
+    weight_decay: NonNegative = 0.01
+    """Pull of matrices towards zero; norms, biases and embeddings are left alone."""
+    betas: list[Share] | None = None
+    """The two averages of Adam, AdamW, Lion; unset, the rule's own."""
+    momentum: Share | None = None
+    """Of SGD and Muon; unset, the rule's own."""
+    muon_lr: Annotated[float, Field(gt=0.0)] | None = None
+    """Muon's rate for matrices; unset, lr."""
+    schedule: str = "inverse_sqrt"
+    """constant, inverse_sqrt, cosine, linear or wsd (warm-up, stable, decay)."""
+    warmup: Annotated[int, Field(ge=0)] = 400
+    """Updates over which the rate rises from zero."""
+    lr_floor: Share = 0.0
+    """Share of the rate that is left at the end of a falling schedule."""
+    clip: NonNegative = 1.0
+    """Largest norm of the gradient; 0 leaves it be."""
+    label_smoothing: Share = 0.0
+    """Share of the target spread over all classes or tokens."""
+    ema: Share = 0.0
+    """Decay of a running mean of the weights, which then is what is scored and kept; 0 is none."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Arithmetic of the forward pass; auto is bf16 where a GPU is fast at it."""
+    evaluate_every: Count | None = None
+    """Updates between evaluations; unset, an epoch."""
+    evaluate_batches: Count | None = None
+    """Look at no more than this many batches of each set."""
+    patience: Count | None = None
+    """Stop after this many evaluations without a better one."""
+    best: str = "dev/loss"
+    """The metric that picks the best checkpoint: lower for loss and perplexity, else higher."""
+    checkpoint_every: Count | None = None
+    """Updates between checkpoints; unset, at every evaluation."""
+    keep: Count = 2
+    """Checkpoints to keep beside the best."""
+    log_every: Count = 50
+    """Updates between lines of metrics."""
+    skip_limit: Annotated[int, Field(ge=0)] = 10
+    """Updates in a row that may be skipped because the loss was not finite."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_one_budget, _one_end)
+
+
+class DecodeConfig(Section):
+    """How a trained model writes."""
+
+    max_ratio: Annotated[float, Field(gt=0.0)] = 2.0
+    """Longest output, as a multiple of the source's tokens…"""
+    max_extra: Annotated[int, Field(ge=0)] = 10
+    """…plus this many."""
+    batch_size: Count = 128
+    """Sentences decoded side by side."""
