@@ -34,7 +34,8 @@ class Section(BaseModel):
                     bad.add(str(item["loc"][0]))
                     complaints.append(_sentence(item, list(type(self).model_fields)))
             # Rules that join several keys still speak when some other key is wrong.
-            known = {key: field.default for key, field in type(self).model_fields.items()}
+            fields = type(self).model_fields
+            known = {key: f.get_default(call_default_factory=True) for key, f in fields.items()}
             known |= values
             sound = SimpleNamespace(**{key: known[key] for key in known.keys() - bad})
             complaints.extend(_broken(self.rules, sound))

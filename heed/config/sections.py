@@ -12,11 +12,11 @@ from heed.config.section import Count, Rule, Section, Share
 class DataConfig(Section):
     """Which text. Two plain files are the two sides of a translation; tables hold both."""
 
-    train: list[str] = []
+    train: list[str] = Field(default_factory=list)
     """Files to learn from."""
-    dev: list[str] = []
+    dev: list[str] = Field(default_factory=list)
     """Files to choose by; without any, a share of train is set aside."""
-    test: list[str] = []
+    test: list[str] = Field(default_factory=list)
     """Files that only the final score looks at."""
     world: Count | None = None
     """Learn from this many sentences of the generated world instead of files."""

@@ -81,8 +81,8 @@ def initialise(model: nn.Module, *, branches: int) -> None:
     """Draw every weight of a model whose residual stream sums `branches` branches.
 
     A map begins with variance 1 / fan-in, so that it keeps its input's size. The last map of each
-    residual branch is smaller by √branches, so that their sum, too, keeps the stream's size: it lets
-    a deep post-norm model learn at all (depth-scaled initialisation, Zhang et al. 2019).
+    residual branch is smaller by √branches, so that their sum, too, keeps the stream's size: it
+    lets a deep post-norm model learn at all (depth-scaled initialisation, Zhang et al. 2019).
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
