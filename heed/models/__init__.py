@@ -12,6 +12,8 @@ from heed.nn.positions import ENCODINGS
 
 Model = Translator | Classifier | LanguageModel
 
+__all__ = ["Classifier", "LanguageModel", "Model", "Translator", "build"]
+
 
 def build(
     task: str,

@@ -1,0 +1,232 @@
+"""Readers: parallel, labelled and plain text, one record at a time.
+
+A `Corpus` is one split. It is opened once, which decides its format and columns from its first
+rows, and can be read any number of times. Reading holds one chunk and one record, whatever the
+size of the files. Iterating is strict: what cannot be read raises a `DataError` with file and
+line. `scan` is for the doctor: it yields such records too, with their fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from heed.data import hub
+from heed.data.columns import SAMPLE, Key, Layout, decide, guess_task, sample
+from heed.data.files import Fault, Place, fingerprint, printable
+from heed.data.records import Record, plain, table, two_sides
+from heed.data.rows import FORM_NAMES, form_of, rows
+from heed.data.splits import splits
+from heed.errors import DataError, nearest
+
+__all__ = [
+    "Corpus",
+    "Fault",
+    "Place",
+    "Record",
+    "class_order",
+    "drop_reason",
+    "infer_task",
+    "kept",
+    "open_corpus",
+    "splits",
+]
+
+TASKS = ("translate", "classify", "generate")
+UNITS = ("line", "document", "file")
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
+
+
+def drop_reason(record: Record) -> str | None:
+    """Why training must drop a record, or None to keep it: the one rule for all who read."""
+    if not all(map(str.strip, record.texts)):
+        return "empty"
+    if record.label is not None and not record.label:
+        return "unlabelled"
+    return None
+
+
+def kept(records: Iterable[Record], dropped: Counter[str] | None = None) -> Iterator[Record]:
+    """The records that training keeps; `dropped` counts the others by reason."""
+    for record in records:
+        reason = drop_reason(record)
+        if reason is None:
+            yield record
+        elif dropped is not None:
+            dropped[reason] += 1
+
+
+def class_order(labels: Iterable[str]) -> list[str]:
+    """Distinct labels in the order of the classes: by number if all are numbers, else by letter."""
+    distinct = set(labels)
+    if all(NUMBER.fullmatch(label) for label in distinct):
+        return sorted(distinct, key=lambda label: (float(label), label))
+    return sorted(distinct)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One split of a corpus; make it with `open_corpus`."""
+
+    task: str
+    paths: tuple[str, ...]
+    form: str  # one of FORM_NAMES
+    unit: str = "line"
+    layout: Layout | None = None  # of tables
+
+    @property
+    def decided(self) -> str:
+        """How the files are read, in words."""
+        if self.layout is not None:
+            name = "Hugging Face dataset" if self.form == "hf" else self.form.upper()
+            return f"{name}, {self.layout.why} ({self.layout.how})"
+        if self.task == "translate":
+            return "two files of lines, source and target"
+        return {
+            "line": "plain text, one record a line",
+            "document": "plain text, documents between blank lines",
+            "file": "plain text, one record a file",
+        }[self.unit]
+
+    def __iter__(self) -> Iterator[Record]:
+        for record in self._records():
+            if record.fault is not None:
+                fault, where = record.fault, str(record.place)
+                if fault.byte is not None:
+                    where += f":{fault.byte}"
+                raise DataError(fault.message, where=where, todo=fault.todo)
+            yield record
+
+    def scan(self) -> Iterator[Record]:
+        """Every record, those with a fault included. A file that breaks off ends with a fault."""
+        last = Place(self.paths[0], 0)
+        try:
+            for record in self._records():
+                last = record.place
+                yield record
+        except DataError as error:
+            path = error.where or last.path
+            line = last.line + 1 if path in (last.path, printable(last.path)) else 1
+            fault = Fault("unreadable", error.what, error.todo or "")
+            yield Record((), None, Place(path, line), fault)
+
+    def _records(self) -> Iterator[Record]:
+        if self.layout is None and self.task == "translate":
+            yield from two_sides(*self.paths)
+            return
+        for path in self.paths:
+            if self.layout is None:
+                yield from plain(path, self.unit)
+            else:
+                yield from table(path, self.form, self.layout)
+
+    def kept(self) -> Iterator[Record]:
+        """The records that training uses, read strictly."""
+        return kept(self)
+
+    def labels(self) -> list[str]:
+        """The labels in the order of the classes; reads the whole corpus."""
+        return class_order(record.label for record in self.kept() if record.label is not None)
+
+    def fingerprint(self) -> str:
+        """A hash of the raw bytes of all its files, the same wherever they lie."""
+        if self.form == "hf":
+            return ":".join(hub.hashed(path) for path in self.paths)
+        return fingerprint(self.paths)
+
+
+def open_corpus(
+    paths: Sequence[str | Path] | str | Path,
+    *,
+    task: str,
+    form: str | None = None,
+    columns: Sequence[Key] | None = None,
+    unit: str = "line",
+    like: Corpus | None = None,
+) -> Corpus:
+    """Open one split.
+
+    `paths`: two plain files are the two sides of a parallel corpus; otherwise files are read one
+    after another. `form`: "text", "tsv", "csv", "jsonl" or "hf"; by default what the names say.
+    `columns`: the columns of the texts in order, then of the label, by name or number from 1.
+    `unit`: what a record of plain text is: a "line", a "document" or a "file". `like`: a split
+    already open, whose layout this one shares.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    names = tuple(str(path) for path in given)
+    _check_word("task", task, TASKS)
+    _check_word("unit", unit, UNITS)
+    if not names:
+        raise DataError("no file is named.", todo="Name at least one.")
+    for name in names:
+        _check_path(name)
+    form = form or _common_form(names, task)
+    _check_word("form", form, FORM_NAMES)
+    if form == "text":
+        _check_plain(names, task)
+        return Corpus(task, names, form, unit)
+    shared = like.layout if like and (like.task, like.form) == (task, form) else None
+    if shared is not None and columns is None:
+        return Corpus(task, names, form, unit, replace(shared, how="as in the split before"))
+    where = printable(names[0])
+    head = sample(list(islice(rows(names[0], form), SAMPLE)), form, where)
+    return Corpus(task, names, form, unit, decide(head, task, columns, where=where))
+
+
+def infer_task(paths: Sequence[str | Path], form: str | None = None) -> str:
+    """The task these files of one split are for, from their names and first rows."""
+    names = [str(path) for path in paths]
+    form = form or form_of(names[0])
+    _check_word("form", form, FORM_NAMES)
+    if form == "text":
+        return "translate" if len(names) == 2 else "generate"
+    where = printable(names[0])
+    return guess_task(sample(list(islice(rows(names[0], form), SAMPLE)), form, where))
+
+
+def _common_form(names: Sequence[str], task: str) -> str:
+    forms = {form_of(name) for name in names}
+    if len(forms) > 1:
+        raise DataError(
+            f"these files are of different kinds: {', '.join(sorted(forms))}.",
+            where=", ".join(map(printable, names)),
+            todo="Give files of one kind.",
+        )
+    form = forms.pop()
+    # Labels beside text, or two texts in one file: only tabs can part them.
+    needs_columns = task == "classify" or (task == "translate" and len(names) == 1)
+    return "tsv" if form == "text" and needs_columns else form
+
+
+def _check_plain(names: Sequence[str], task: str) -> None:
+    if task == "classify" or (task == "translate" and len(names) != 2):
+        needs = "labels beside the text" if task == "classify" else "two files, one a side"
+        raise DataError(
+            f"{task} from plain text needs {needs}; {len(names)} given.",
+            where=", ".join(map(printable, names)),
+            todo="Give two plain files, or a TSV, CSV or JSONL file.",
+        )
+
+
+def _check_path(name: str) -> None:
+    path = Path(name)
+    if hub.is_dataset(name) or path.is_file():
+        return
+    if path.is_dir():
+        raise DataError(
+            "this is a folder, but not one that `save_to_disk` of `datasets` wrote.",
+            where=printable(name),
+            todo="Name the files in it.",
+        )
+    raise DataError("there is no such file.", where=printable(name), todo="Check its name.")
+
+
+def _check_word(what: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise DataError(
+            f"{word!r} is no {what}.{nearest(word, known)}", todo=f"Choose from {', '.join(known)}."
+        )

@@ -1,0 +1,1 @@
+"""Training: optimizers, schedules, checkpoints and the loop."""

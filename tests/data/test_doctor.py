@@ -1,0 +1,334 @@
+"""The doctor finds what was planted, and never passes what reading then trips on."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from heed.data.charts import WORD
+from heed.data.corpus import Corpus, Place, Record, open_corpus
+from heed.data.digests import as_digests, contradictions, digest, repeats
+from heed.data.doctor import Finding, Limits, Report, check, examine, overlap, render
+from heed.errors import HeedError
+
+quick = settings(
+    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    return path
+
+
+def find(report: Report, code: str, split: str = "train") -> Finding:
+    [found] = [one for one in report.findings if (one.code, one.split) == (code, split)]
+    return found
+
+
+def codes(report: Report) -> set[str]:
+    return {finding.code for finding in report.findings}
+
+
+def shared(folder: str, *names: str) -> Report:
+    paths = [SHARED / folder / name for name in names]
+    if not all(path.is_file() for path in paths):
+        pytest.skip(f"the corpus {folder} is not beside the repository")
+    report = check(paths)
+    assert report.ok
+    return report
+
+
+def test_speeches_show_their_overlap() -> None:
+    report = shared("speeches", "train_CLS.tsv", "test_CLS.tsv")
+    test = report.summary["test"]
+    assert (test.in_train, test.in_train_same_label, test.kept) == (551, 551, 750)
+    assert "551 of 750 lines" in find(report, "overlap", "test").message
+
+
+def test_sst2_shows_its_overlap() -> None:
+    report = shared("sst2", "train.tsv", "dev.tsv", "test.tsv")
+    test = report.summary["test"]
+    assert (test.in_train, test.kept) == (2, 1821)
+
+
+def test_ted_shows_its_overlap_and_its_tags() -> None:
+    sides = [f"{split}.{side}" for split in ("train", "dev", "test") for side in ("en", "fr")]
+    report = shared("ted-en-fr", *sides)
+    test = report.summary["test"]
+    assert (test.in_train, test.kept) == (18, 1305)
+    assert test.source_in_train is not None
+    assert test.source_in_train >= 18
+    assert "markup" in codes(report)
+
+
+def test_speeches_to_generate_from() -> None:
+    tests = [f"test_LM_{name}.txt" for name in ("hbush", "obama", "wbush")]
+    report = shared("speeches", "train_LM.txt", *tests)
+    assert report.task == "generate"
+    assert sum(one.in_train or 0 for one in report.summary.values()) == 4
+
+
+CLEAN = [(f"this is sentence {i} of ten", f"voici la phrase {i} sur dix") for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("code", "source", "target"),
+    [
+        ("empty", "", "quelque chose"),
+        ("empty", "something", " \t "),
+        ("control", "some\x00thing", "quelque chose"),
+        ("control", "something", "quelque\u2028chose"),
+        ("replacement", "caf\ufffd", "café"),
+        ("markup", "<talkid>1</talkid>", "<talkid>un</talkid>"),
+        ("over-long", "word " * 201, "mot " * 201),
+        ("ratio", "yes", "oui " * 6),
+        ("identical", "the same ", "the same"),
+        ("duplicate", *CLEAN[0]),
+    ],
+)
+def test_planted_trouble_is_found_at_its_line(
+    tmp_path: Path, code: str, source: str, target: str
+) -> None:
+    for line in (3, 10):
+        pairs = [*CLEAN[: line - 1], (source, target), *CLEAN[line - 1 :]]
+        sides = [
+            write(tmp_path / name, "".join(f"{pair[i]}\n" for pair in pairs))
+            for i, name in enumerate(("a.en", "a.fr"))
+        ]
+        report = check(sides)
+        found = find(report, code)
+        assert found.places == (Place(str(sides[0]), line),)
+        assert found.count == 1
+        assert report.ok, "none of these keeps a model from training"
+        assert codes(report) == {code}
+    clean = [
+        write(tmp_path / name, "".join(f"{pair[i]}\n" for pair in CLEAN))
+        for i, name in enumerate(("b.en", "b.fr"))
+    ]
+    assert check(clean).findings == ()
+
+
+def test_errors_are_found_at_their_line(tmp_path: Path) -> None:
+    longer = write(tmp_path / "a.en", "one\ntwo\nthree\n")
+    shorter = write(tmp_path / "a.fr", "un\nd\xe9ux\n".encode("latin-1"))
+    report = check([longer, shorter])
+    assert find(report, "sides-differ").places == (Place(str(longer), 3),)
+    assert find(report, "invalid-utf8").places == (Place(str(shorter), 2),)
+    assert not report.ok
+    assert report.exit_code == 1
+    assert {one.code for one in report.errors} == {"sides-differ", "invalid-utf8"}
+
+
+def test_limits_are_the_readers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one two three four\n" * 2 + "one\n")
+    assert "over-long" not in codes(check([path]))
+    assert find(check([path], limits=Limits(words=3)), "over-long").count == 2
+    assert find(check([path], limits=Limits(chars=3, places=1)), "over-long").places == (
+        Place(str(path), 1),
+    )
+    assert "over-long" not in codes(check([path], unit="document", limits=Limits(chars=3)))
+
+
+def labelled(path: Path, labels: Sequence[str], word: str = "text") -> Path:
+    return write(path, "".join(f"{label}\t{word} number {i}\n" for i, label in enumerate(labels)))
+
+
+def test_labels(tmp_path: Path) -> None:
+    train = labelled(tmp_path / "train.tsv", ["good", "bad"] * 100 + ["goood", "Bad"])
+    test = labelled(tmp_path / "test.tsv", ["good", "badd"])
+    report = check([train, test])
+    unseen = find(report, "unseen-label", "test")
+    assert unseen.severity == "error"
+    assert "Did you mean 'bad'?" in unseen.message
+    assert unseen.places == (Place(str(test), 2),)
+    slips = {one.message.split()[1] for one in report.findings if one.code == "misspelt-label"}
+    assert slips == {"'goood'", "'Bad'"}
+    assert find(report, "balance").severity == "warning"
+    assert report.summary["train"].labels == {"Bad": 1, "bad": 100, "good": 100, "goood": 1}
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    train = labelled(tmp_path / "train.tsv", ["1"] * 5)
+    assert find(check([train]), "one-class").severity == "error"
+    two = labelled(tmp_path / "train.tsv", ["1", "0"] * 5)
+    test = labelled(tmp_path / "test.tsv", ["1"] * 5)
+    assert find(check([two, test]), "one-class", "test").severity == "warning"
+
+
+def test_one_text_under_two_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.tsv", "0\ta b\n1\tc d\n1\ta b \n0\te f\n0\tc\n")
+    found = find(check([path]), "contradiction")
+    assert [place.line for place in found.places] == [1, 3]
+
+
+def test_what_cannot_be_opened_is_a_finding(tmp_path: Path) -> None:
+    for paths in ([tmp_path / "no.tsv"], [tmp_path], [write(tmp_path / "a.tsv", "")], []):
+        report = check(paths)
+        assert [one.code for one in report.errors] == ["unreadable"]
+        assert json.loads(report.to_json())["ok"] is False
+    assert "is no form" in check([tmp_path / "a.tsv"], form="xml").errors[0].message
+    empty = check([write(tmp_path / "a.txt", "\ufeff\n \n")])
+    assert [one.code for one in empty.errors] == ["nothing-left"]
+
+
+TEXT = st.text("ab ", max_size=3)
+
+
+def records(rows: Sequence[Sequence[str]]) -> list[Record]:
+    return [Record(tuple(row), None, Place("x", i)) for i, row in enumerate(rows, 1)]
+
+
+@given(st.lists(st.tuples(TEXT, TEXT)), st.lists(st.tuples(TEXT, TEXT)))
+def test_overlap_is_exact_text_after_strip(
+    train: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    pairs = {(a.strip(), b.strip()) for a, b in train}
+    sources = {a for a, _ in pairs}
+    found = overlap(records(train), records(other))
+    assert found == [(a.strip(), b.strip()) in pairs for a, b in other]
+    found = overlap(records(train), records(other), source_only=True)
+    assert found == [a.strip() in sources for a, _ in other]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("01"))))
+def test_repeats_and_contradictions_are_what_a_dictionary_says(rows: list[tuple[str, str]]) -> None:
+    texts = as_digests(array("Q", [digest([text]) for text, _ in rows]))
+    labels = as_digests(array("Q", [digest(row) for row in rows]))
+    seen = [text for text, _ in rows]
+    assert repeats(texts).tolist() == [i for i, text in enumerate(seen) if text in seen[:i]]
+    under = {text: {label for other, label in rows if other == text} for text in seen}
+    assert contradictions(texts, labels).tolist() == [
+        i for i, text in enumerate(seen) if len(under[text]) > 1
+    ]
+
+
+@quick
+@given(
+    st.lists(st.text("abc d", min_size=1).filter(str.strip), min_size=1),
+    st.lists(st.text("abc de", min_size=1).filter(str.strip), min_size=1),
+)
+def test_unknown_words_are_counted_as_they_run(
+    tmp_path: Path, train: list[str], test: list[str]
+) -> None:
+    paths = [
+        write(tmp_path / "train.txt", "\n".join(train)),
+        write(tmp_path / "test.txt", "\n".join(test)),
+    ]
+    seen = {word for text in train for word in text.split()}
+    running = [word for text in test for word in text.split()]
+    wanted = sum(word not in seen for word in running) / len(running)
+    assert check(paths).summary["test"].unknown_words == pytest.approx((wanted,))
+
+
+def test_words_of_scripts_without_spaces_count_one_by_one() -> None:
+    assert len(WORD.findall("今日は good day, café 2")) == 3 + 4
+
+
+MARKS = [b"\r", b"\n", b"\r\n", b"\t", b",", b'"', b"\x00", b"\xff", b"\xef\xbb\xbf", b" ", b"{"]
+WORDS = [b"0", b"1", b"label,text", b"en\tfr", b"a\tb", b"x" * 2000, "é\u2028\x85".encode()]
+# What each format should look like, its first piece first.
+SOUND = {
+    "tsv": [b"0\tgood film\n", b"1\tbad film\r\n", b"1\tno end\n", b"\n", b"0\t \n"],
+    "csv": [b"label,text\n", b"0,so\r\n", b'1,"so\nso"\n', b'1,"x ""y"""\n', b"\n", b",none\n"],
+    "jsonl": [b'{"text": "a", "label": 1}\n', b'{"text": "b", "label": 0}\n', b"\n", b"{}\n"],
+    "txt": [b"a line\r", b"b\r\n", b"\n", b"c\td e\n"],
+}
+SOUND["txt.gz"] = SOUND["en"] = SOUND["txt"]
+ODD = [b'{"text": "\\ud800", "label": 1}\n', b'{"text": 3}\n', b"[]\n"]
+PIECES = st.sampled_from([*MARKS, *WORDS, *ODD, *(one for some in SOUND.values() for one in some)])
+BROKEN = st.binary(max_size=40) | st.lists(PIECES, max_size=25).map(b"".join)
+
+
+def sound(suffix: str) -> st.SearchStrategy[bytes]:
+    first, *_ = pieces = SOUND[suffix]
+    bodies = st.lists(st.sampled_from(pieces[1:]), max_size=8).map(b"".join)
+    return bodies.map(lambda body: first + body)
+
+
+@quick
+@given(
+    st.data(),
+    st.sampled_from(list(SOUND)),
+    st.sampled_from([None, "translate", "classify", "generate"]),
+    st.sampled_from(["line", "document", "file"]),
+)
+def test_what_the_doctor_passes_can_be_read(
+    tmp_path: Path, data: st.DataObject, suffix: str, task: str | None, unit: str
+) -> None:
+    contents = data.draw(st.lists(sound(suffix) | BROKEN, min_size=1, max_size=3))
+    names = [f"{stem}.{suffix}" for stem in ("train", "dev", "other")]
+    if suffix == "en":
+        names = ["train.en", "train.fr", "train.de"]
+    paths = [
+        write(tmp_path / name, gzip.compress(content) if suffix.endswith("gz") else content)
+        for name, content in zip(names, contents, strict=False)
+    ]
+    report = check(paths, task=task, unit=unit)
+    json.loads(report.to_json())
+    Console(file=io.StringIO(), width=60).print(render(report))
+    if not report.ok:
+        return
+    assert report.task is not None
+    like: Corpus | None = None
+    for split in report.summary.values():
+        like = open_corpus(split.files, task=report.task, unit=unit, like=like)
+        read = list(like.kept())
+        assert len(read) == split.kept > 0
+        assert split.kept + sum(split.dropped.values()) == split.records
+        if report.task == "classify":
+            assert set(like.labels()) <= set(report.summary["train"].labels)
+
+
+@quick
+@given(
+    BROKEN,
+    st.sampled_from(["tsv", "csv", "jsonl", "txt", "txt.gz"]),
+    st.sampled_from(["translate", "classify", "generate"]),
+)
+def test_reading_breaks_only_with_an_error_to_mend(
+    tmp_path: Path, content: bytes, suffix: str, task: str
+) -> None:
+    path = write(tmp_path / f"a.{suffix}", content)
+    trouble: HeedError | None = None
+    faults = 0
+    try:
+        corpus = open_corpus([path], task=task)
+        faults = sum(record.fault is not None for record in corpus.scan())
+        list(corpus)
+    except HeedError as error:
+        trouble = error
+    assert str(path) in str(trouble) if trouble else not faults
+
+
+def test_examine_takes_open_splits(tmp_path: Path) -> None:
+    train = open_corpus([labelled(tmp_path / "a.tsv", ["0", "1"] * 3)], task="classify")
+    dev = open_corpus([labelled(tmp_path / "b.tsv", ["0", "1"])], task="classify", like=train)
+    report = examine({"train": train, "dev": dev})
+    assert report.summary["dev"].in_train == 2
+    assert Counter(one.severity for one in report.findings)["error"] == 0
+
+
+def test_a_person_and_a_program_can_read_the_report(tmp_path: Path) -> None:
+    sides = [write(tmp_path / "a.en", "[red]a\n\n\n"), write(tmp_path / "a.fr", "b\nc\n")]
+    report = check(sides)
+    page = io.StringIO()
+    Console(file=page, width=200).print(render(report))
+    assert "a.en:2" in page.getvalue()
+    assert "not fit to train on" in page.getvalue()
+    severities = [one.severity for one in report.findings]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    told = json.loads(report.to_json())
+    assert told["findings"][0]["places"][0] == {"path": str(sides[0]), "line": 3}
+    assert told["summary"]["train"]["dropped"] == {"empty": 1}
