@@ -31,6 +31,10 @@ class DataError(HeedError, ValueError):
     """Text, labels or ids that cannot be used as asked."""
 
 
+class StoppedError(HeedError):
+    """Work that was asked to stop, and has saved where it is. Exit code 130."""
+
+
 class RunError(HeedError):
     """A run folder that cannot be used as asked."""
 

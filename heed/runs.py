@@ -24,6 +24,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from heed.config import Recipe
 from heed.errors import RunError
 
@@ -79,6 +81,16 @@ class Run:
         """Whether training reached its end."""
         return self.weights_path.exists()
 
+    def require_weights(self) -> Path:
+        """The chosen weights, of a run that has them."""
+        if not self.finished:
+            raise RunError(
+                "this run has no weights yet: its training is not finished.",
+                where=str(self.folder),
+                todo=f"Go on with: heed resume {self.folder}",
+            )
+        return self.weights_path
+
     def recipe(self) -> Recipe:
         """What this run was told to do."""
         return Recipe.read(self.recipe_path)
@@ -128,6 +140,41 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+def index(folder: Path) -> list[dict[str, Any]]:
+    """Every run in a folder or below it: what it is, how far it came, its best dev scores."""
+    found = []
+    for path in sorted(folder.rglob("recipe.toml")):
+        run = Run(path.parent)
+        recipe, lines = run.recipe(), run.metrics()
+        scores = [line for line in lines if line["event"] == "evaluate"]
+        best = min(scores, key=lambda line: line["dev"]["loss"], default=None)
+        found.append(
+            {
+                "run": str(run.folder),
+                "task": recipe.task,
+                "model": f"{recipe.model.family} {recipe.model.layers}x{recipe.model.width} "
+                f"{recipe.model.position}",
+                "step": lines[-1]["step"] if lines else 0,
+                "finished": run.finished,
+                "dev": best["dev"] if best else None,
+            }
+        )
+    return found
+
+
+def table(runs: list[dict[str, Any]]) -> Table:
+    """The same for a person."""
+    shown = Table()
+    for name in ("run", "task", "model", "step", "dev loss", "dev accuracy", ""):
+        shown.add_column(name)
+    for run in runs:
+        dev = run["dev"]
+        scores = (f"{dev['loss']:.3f}", f"{dev['accuracy']:.1%}") if dev else ("–", "–")
+        state = "finished" if run["finished"] else "to resume"
+        shown.add_row(run["run"], run["task"], run["model"], str(run["step"]), *scores, state)
+    return shown
 
 
 def environment() -> dict[str, Any]:

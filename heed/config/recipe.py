@@ -89,12 +89,12 @@ class Recipe:
     def toml(self) -> str:
         """The same as a TOML file."""
         tables = self.tables()
-        lines = [f"{key} = {_toml(tables.pop(key))}" for key in ("task", "seed")]
+        lines = [f"{key} = {toml_value(tables.pop(key))}" for key in ("task", "seed")]
         for name, values in tables.items():
             lines += [
                 "",
                 f"[{name}]",
-                *(f"{key} = {_toml(value)}" for key, value in values.items()),
+                *(f"{key} = {toml_value(value)}" for key, value in values.items()),
             ]
         return "\n".join(lines) + "\n"
 
@@ -118,5 +118,6 @@ def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
     return fresh
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A plain value as TOML writes it."""
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

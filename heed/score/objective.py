@@ -1,4 +1,4 @@
-"""What training minimises: for a batch, the sum of its losses, their number, and how many are right.
+"""What training minimises: for a batch, the sum of its losses, their number, how many are right.
 
 Sums and counts are kept apart to the end, so that a mean over micro-batches, evaluation batches or
 machines is one division, not a mean of means.

@@ -1,1 +1,1 @@
-"""Training: optimizers, schedules, checkpoints and the loop."""
+"""Training: from a recipe to a run folder, exact and recoverable."""

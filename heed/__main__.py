@@ -1,0 +1,5 @@
+"""`python -m heed` is `heed`."""
+
+from heed.cli import main
+
+main()

@@ -1,0 +1,47 @@
+"""Ready recipes, found by name: `heed train NAME`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from heed.config import SECTIONS, Recipe
+from heed.config.recipe import toml_value
+from heed.errors import ConfigError, nearest
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Every shipped recipe."""
+    return sorted(
+        path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")
+    )
+
+
+def find(name: str) -> Path:
+    """The file of a recipe, by its path or by the name of a shipped one."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise ConfigError([f"There is no recipe file {name!r}."])
+        return path
+    if name not in names():
+        known = ", ".join(names())
+        raise ConfigError(
+            [f"There is no recipe {name!r}. Shipped: {known}.{nearest(name, names())}"]
+        )
+    return FOLDER / f"{name}.toml"
+
+
+def show(name: str) -> str:
+    """A recipe with every key, its value and what it means."""
+    recipe = Recipe.read(find(name))
+    lines = [f"# {name}", f"task = {toml_value(recipe.task)}", f"seed = {recipe.seed}"]
+    for section, kind in SECTIONS.items():
+        lines += ["", f"[{section}]  # {(kind.__doc__ or '').strip()}"]
+        values = getattr(recipe, section)
+        for key, field in kind.model_fields.items():
+            value = getattr(values, key)
+            text = f"# {key} is unset" if value is None else f"{key} = {toml_value(value)}"
+            lines += [f"# {' '.join((field.description or '').split())}", text]
+    return "\n".join(lines)

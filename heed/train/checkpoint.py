@@ -1,0 +1,167 @@
+"""Checkpoints: atomic, checksummed, exact.
+
+A checkpoint is a folder `step-N` with `tensors.safetensors` (weights, optimizer, generators) and
+`state.json` (plain numbers, and the checksum of the tensors). It is written under another name,
+flushed to the disk and renamed, so it is there whole or not at all; one that was damaged later
+is recognised, and the one before it serves.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from heed.errors import RunError
+
+DRAFT = ".draft-"
+
+
+def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+    """Write checkpoint `step-N`; returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clear_drafts(folder)
+    draft, final = folder / f"{DRAFT}{step:09d}", folder / f"step-{step:09d}"
+    draft.mkdir()
+    try:
+        write_tensors(draft / "tensors.safetensors", tensors)
+        facts = facts | {"step": step, "checksum": checksum(draft / "tensors.safetensors")}
+        _write_flushed(draft / "state.json", json.dumps(facts, indent=1).encode())
+        if final.exists():
+            shutil.rmtree(final)
+        draft.rename(final)
+        _flush_folder(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise disk_trouble(error, folder) from error
+    return final
+
+
+def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The newest checkpoint that is whole; nothing at all where there is none."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            if checksum(path / "tensors.safetensors") != facts["checksum"]:
+                raise ValueError("its checksum does not match")
+            return load_file(path / "tensors.safetensors"), facts
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            warn(f"Checkpoint {path.name} is damaged ({error}); trying the one before it.")
+    return {}, {}
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for path in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(path)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for path in folder.glob(f"{DRAFT}*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A safetensors file, whole or not at all, flushed to the disk."""
+    draft = path.with_name(f"{DRAFT}{path.name}")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _flush_folder(path.parent)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        raise disk_trouble(error, path) from error
+
+
+def checksum(path: Path) -> str:
+    """A hash of a file's bytes."""
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def disk_trouble(error: Exception, path: Path) -> RunError:
+    """What to do about a disk that cannot be written to."""
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    what = "the disk is full." if full else f"the disk cannot be written to: {error}."
+    return RunError(
+        what,
+        where=str(path),
+        todo="Free some space (older runs' checkpoints/ folders, say), then `heed resume` this "
+        "run: its last checkpoint is whole.",
+    )
+
+
+def _write_flushed(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ----------------------------------------------------------------- an optimizer, taken to pieces
+
+
+def optimizer_pieces(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors and plain numbers."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            kept = tensors if isinstance(value, Tensor) else numbers
+            kept[f"optimizer.{index}.{name}"] = value
+    groups = [
+        {key: value for key, value in group.items() if not isinstance(value, Tensor)}
+        for group in state["param_groups"]
+    ]
+    return tensors, {"numbers": numbers, "groups": groups}
+
+
+def restore_optimizer(
+    optimizer: Optimizer, tensors: dict[str, Tensor], facts: dict[str, Any]
+) -> None:
+    """Put the pieces back."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in _optimizer_items(tensors, facts["numbers"]):
+        _, index, key = name.split(".", 2)
+        state.setdefault(int(index), {})[key] = value
+    groups = optimizer.state_dict()["param_groups"]
+    for group, saved in zip(groups, facts["groups"], strict=True):
+        group.update(saved)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _optimizer_items(
+    tensors: dict[str, Tensor], numbers: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    yield from ((name, t) for name, t in tensors.items() if name.startswith("optimizer."))
+    yield from numbers.items()

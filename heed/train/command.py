@@ -1,0 +1,120 @@
+"""What `heed train` does first: put the recipe together, find a folder, or only estimate."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from heed.config import Recipe, changed
+from heed.data.corpus import infer_task
+from heed.errors import ConfigError
+from heed.recipes import find
+from heed.runs import Run
+from heed.train.engine import build_loop
+from heed.train.setup import choose_device, prepare
+
+TRIED = 5
+"""Updates timed for an estimate, after one to warm up."""
+
+
+def recipe(
+    name: str | None,
+    task: str | None,
+    train: Sequence[str] | None,
+    dev: Sequence[str] | None,
+    changes: Sequence[str] | None,
+    precision: str | None,
+) -> tuple[Recipe, str]:
+    """The recipe named, or an empty one, as the command line changes it; and its name."""
+    tables: dict[str, Any] = {}
+    where = None
+    if name is not None:
+        path = find(name)
+        where = str(path)
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError([f"This is not TOML: {error}."], where=where) from None
+    data = dict(tables.get("data", {}))
+    if train:
+        data.pop("world", None)
+        data |= {"train": list(train), "dev": list(dev or ())}
+    elif dev:
+        data |= {"dev": list(dev)}
+    if task or (train and "task" not in tables):
+        tables["task"] = task or infer_task(list(train or ()))
+    tables["data"] = data
+    extra = [f"train.precision={precision}"] if precision else []
+    resolved = Recipe.of(changed(tables, [*(changes or ()), *extra]), where=where)
+    return resolved, Path(name).stem if name else resolved.task
+
+
+def free_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2, …: the first that is not there yet."""
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def use_threads(threads: int | None) -> None:
+    """How many cores torch may use."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise ConfigError([f"threads cannot be {threads}: use 1 or more."])
+    torch.set_num_threads(threads)
+
+
+def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
+    """Parameters, memory and time, from a few real updates in a folder that is thrown away."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    chosen = choose_device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder) / "dry", recipe)
+        parts = prepare(recipe, run, device=chosen, say=say)
+        loop = build_loop(parts, run)
+        seconds = []
+        for batches in loop.feed.walk(0, min(TRIED + 1, loop.steps)):
+            began = time.perf_counter()
+            loop.update(batches)
+            if chosen.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+    weights = sum(p.numel() for p in parts.model.parameters())
+    each = sorted(seconds[1:] or seconds)[len(seconds[1:] or seconds) // 2]
+    say(f"parameters  {weights:,}")
+    say(f"vocabulary  {parts.tokenizer.vocab_size:,}")
+    say(
+        f"texts       {len(parts.train.rows):,} to learn from, "
+        f"{', '.join(f'{len(b.rows):,} in {name}' for name, b in parts.sets.items())}"
+    )
+    say(f"memory      {_memory(weights, chosen)}")
+    say(f"updates     {loop.steps:,}, {loop.feed.steps_per_epoch:,} an epoch")
+    say(
+        f"time        about {_span(each * loop.steps)} ({each * 1e3:.0f} ms an update), "
+        "evaluation apart"
+    )
+
+
+def _memory(weights: int, device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at its height"
+    return f"{weights * 16 / 2**20:.0f} MiB for weights, gradients and optimizer, activations apart"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,190 @@
+"""From a recipe to everything the loop needs: text, tokenizer, batches, model, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from heed.config import DataConfig, Recipe, TokenizerConfig
+from heed.data import world
+from heed.data.batches import Batches
+from heed.data.corpus import Corpus, open_corpus
+from heed.data.doctor import examine
+from heed.data.store import cache_root, open_store
+from heed.data.tokenizer import Tokenizer
+from heed.errors import ConfigError, DataError
+from heed.models import Model, build
+from heed.runs import Run
+
+Say = Callable[[str], None]
+DEV_SHARE, DEV_MOST = 0.05, 2000
+
+
+@dataclass
+class Parts:
+    """Everything a recipe stands for, made."""
+
+    recipe: Recipe
+    device: torch.device
+    bf16: bool
+    tokenizer: Tokenizer
+    classes: tuple[str, ...]
+    model: Model
+    train: Batches
+    sets: dict[str, Batches]
+    """The splits to evaluate on while training, by name."""
+    data_hashes: dict[str, str]
+
+
+def prepare(recipe: Recipe, run: Run, *, device: torch.device, say: Say) -> Parts:
+    """Read and check the text, make or load the tokenizer, build the model."""
+    corpora = open_corpora(recipe)
+    _see_the_doctor(corpora, say)
+    tokenizer = _tokenizer(recipe, run, corpora["train"], say)
+    classes = tuple(corpora["train"].labels()) if recipe.task == "classify" else ()
+    batches = _batches(recipe, corpora, tokenizer, classes)
+    for name, split in batches.items():
+        if split.cut:
+            say(
+                f"{name}: {split.cut:,} texts are longer than {recipe.data.max_length} tokens; cut."
+            )
+    torch.manual_seed(recipe.seed)
+    model = build(
+        recipe.task, recipe.model, vocab=tokenizer.vocab_size, classes=len(classes) or None
+    ).to(device)
+    train = batches.pop("train")
+    hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
+    bf16 = _bf16(recipe.train.precision, device)
+    return Parts(recipe, device, bf16, tokenizer, classes, model, train, batches, hashes)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError([f"There is no device {name!r}: use auto, cpu or cuda."]) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["device cuda was asked for, and torch sees no GPU here: use cpu."])
+    return device
+
+
+def _bf16(precision: str, device: torch.device) -> bool:
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return precision == "bf16"
+
+
+def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
+    """The splits a recipe names, those of the generated world written first if they are not."""
+    data = recipe.data
+    if data.world is not None:
+        named = _world_files(recipe.task, data, recipe.seed)
+    else:
+        named = {"train": data.train, "dev": data.dev}
+    if not named["train"]:
+        raise ConfigError(
+            ["There is no text to learn from: name files (--train FILE, data.train), or world."]
+        )
+    corpora: dict[str, Corpus] = {}
+    for name, paths in named.items():
+        if paths:
+            like = corpora.get("train")
+            corpora[name] = open_corpus(paths, task=recipe.task, unit=data.unit, like=like)
+    return corpora
+
+
+def _world_files(task: str, data: DataConfig, seed: int) -> dict[str, list[str]]:
+    size, held_out = data.world or 0, data.world_test
+    folder = cache_root() / "world" / f"{world.edition()}-{seed}-{size}-{held_out}"
+    if not (folder / "test.txt").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        world.write(folder, train=size, dev=held_out, test=held_out, seed=seed)
+    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[task]
+    return {
+        split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
+        for split in ("train", "dev")
+    }
+
+
+def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> None:
+    """Say what would hurt; refuse what cannot be read or makes no sense."""
+    report = examine(corpora)
+    if not report.ok:
+        first, more = report.errors[0], len(report.errors) - 1
+        where = str(first.places[0]) if first.places else None
+        raise DataError(
+            f"{first.message}{f' (and {more} more errors)' if more else ''}",
+            where=where,
+            todo="`heed check` on these files shows everything.",
+        )
+    for finding in report.findings:
+        if finding.severity == "warning":
+            say(f"{finding.split}: {finding.message}")
+
+
+def _tokenizer(recipe: Recipe, run: Run, corpus: Corpus, say: Say) -> Tokenizer:
+    """The run's own; else one learnt before from this very text; else one learnt now."""
+    if run.tokenizer_path.exists():
+        return Tokenizer.load(run.tokenizer_path)
+    settings = recipe.tokenizer
+    facts = f"{corpus.fingerprint()} {corpus.task} {corpus.unit} {settings.model_dump_json()}"
+    name = blake2b(facts.encode(), digest_size=16).hexdigest()
+    kept = cache_root() / "tokenizers" / f"{name}.json"
+    if kept.exists():
+        tokenizer = Tokenizer.load(kept)
+    else:
+        say(f"Learning a {settings.kind} tokenizer…")
+        tokenizer = _learn(settings, corpus)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(kept)
+    tokenizer.save(run.tokenizer_path)
+    return tokenizer
+
+
+def _learn(settings: TokenizerConfig, corpus: Corpus) -> Tokenizer:
+    def texts() -> Iterator[str]:
+        for record in corpus.kept():
+            yield from record.texts
+
+    return Tokenizer.train(
+        texts(),
+        kind=settings.kind,
+        vocab_size=settings.vocab_size,
+        min_count=settings.min_count,
+        lowercase=settings.lowercase,
+    )
+
+
+def _batches(
+    recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
+) -> dict[str, Batches]:
+    """Batches of every split; without a dev split, a share of train is set aside as one."""
+    settings = recipe.train
+    stores = {name: open_store(c, tokenizer, classes=classes) for name, c in corpora.items()}
+    rows: dict[str, np.ndarray[tuple[int], np.dtype[np.uint32]] | None] = dict.fromkeys(stores)
+    if "dev" not in stores:
+        stores["dev"] = stores["train"]
+        count = len(stores["train"])
+        mixed = np.random.Generator(np.random.PCG64(recipe.seed)).permutation(count)
+        held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
+        rows["dev"] = np.sort(mixed[:held_out]).astype(np.uint32)
+        rows["train"] = np.sort(mixed[held_out:]).astype(np.uint32)
+    return {
+        name: Batches(
+            store,
+            recipe.task,
+            max_length=recipe.data.max_length,
+            batch_tokens=settings.batch_tokens,
+            batch_size=settings.batch_size,
+            seed=recipe.seed,
+            rows=rows[name],
+        )
+        for name, store in stores.items()
+    }
