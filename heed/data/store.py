@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -62,6 +63,8 @@ class Store:
     classes: tuple[str, ...]
     dropped: dict[str, int]
     """Texts left out, by reason."""
+    vocab: int
+    """Ids are below this."""
 
     def __len__(self) -> int:
         return len(self.sides[0])
@@ -104,7 +107,7 @@ def _open(folder: Path) -> Store:
         for i in range(facts["sides"])
     )
     labels = _map(folder / "labels", "int32") if facts["classes"] else None
-    return Store(folder, sides, labels, tuple(facts["classes"]), facts["dropped"])
+    return Store(folder, sides, labels, tuple(facts["classes"]), facts["dropped"], facts["vocab"])
 
 
 def _map(path: Path, dtype: str) -> NDArray[Any]:
@@ -132,17 +135,17 @@ def _write(draft: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     dropped: Counter[str] = Counter()
     sides = 2 if corpus.task == "translate" else 1
-    writers = [_SideWriter(draft, i, dtype) for i in range(sides)]
     numbers = {name: i for i, name in enumerate(classes)}
-    with (draft / "labels").open("wb") as labels:
+    with ExitStack() as files:
+        writers = [files.enter_context(_SideWriter(draft, i, dtype)) for i in range(sides)]
+        labels = files.enter_context((draft / "labels").open("wb"))
         for chunk in _chunks(kept(corpus, dropped)):
             for i, writer in enumerate(writers):
                 writer.add(tokenizer.encode_batch([_side(record, i, sides) for record in chunk]))
             if classes:
                 labels.write(np.array([_number(r, numbers) for r in chunk], np.int32).tobytes())
-    for writer in writers:
-        writer.close()
     facts = {"sides": sides, "dtype": dtype.name, "classes": classes, "dropped": dict(dropped)}
+    facts["vocab"] = tokenizer.vocab_size
     (draft / "store.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
@@ -186,7 +189,9 @@ class _SideWriter:
         self.end = int(ends[-1])
         self.starts.write(ends.astype(np.uint64).tobytes())
 
-    def close(self) -> None:
-        """Flush both files."""
+    def __enter__(self) -> _SideWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.ids.close()
         self.starts.close()

@@ -43,7 +43,7 @@ def evaluate(
     count, plan = 0, batches.in_order()
     with evaluating(model):
         for i in range(len(plan) if at_most is None else min(at_most, len(plan))):
-            batch = batches.make(plan.rows(i)).to(device)
+            batch = batches.batch(plan, i).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 part = loss(model, batch)
             total += part.total

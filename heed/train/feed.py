@@ -38,7 +38,7 @@ class Feed:
         plan = self._plan[1]
         first = place * self.accumulate
         numbers = range(first, min(first + self.accumulate, len(plan)))
-        return [self.batches.make(plan.rows(i)).to(self.device) for i in numbers]
+        return [self.batches.batch(plan, i).to(self.device) for i in numbers]
 
     def walk(self, start: int, stop: int) -> Iterator[list[Batch]]:
         """The micro-batches of updates start … stop - 1."""

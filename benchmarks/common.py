@@ -1,0 +1,87 @@
+"""What every benchmark shares: honest timing, what the machine is, and where results go."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """The hardware and versions a figure hangs on."""
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+    if device == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name()
+    else:
+        facts["cpu"] = _cpu_name()
+        facts["threads"] = torch.get_num_threads()
+    return facts
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0].split(":", 1)[1].strip() if names else platform.machine()
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was told."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def side_by_side(
+    contenders: Mapping[str, Callable[[], object]], *, device: str, rounds: int, warmup: int = 2
+) -> dict[str, float]:
+    """Median seconds a call, the contenders taking turns so that noise falls on all alike."""
+    for run in contenders.values():
+        for _ in range(warmup):
+            run()
+    synchronize(device)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            run()
+            synchronize(device)
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> str:
+    """Plain text columns."""
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    lines = [title]
+    for row in [columns, *rows]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+def keep(name: str, text: str, figures: object, *, device: str, folder: Path | None = None) -> None:
+    """Print a result and keep it, for people and for programs."""
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = machine(device)
+    head = "\n".join(f"{key}: {value}" for key, value in facts.items())
+    (folder / f"{name}.txt").write_text(f"{head}\n\n{text}\n", encoding="utf-8")
+    document = {"machine": facts, "figures": figures}
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"{head}\n\n{text}", flush=True)

@@ -1,0 +1,92 @@
+"""The command line, run as a person runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def heed(
+    *arguments: str, cwd: Path | None = None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`python -m heed …` from a checkout that need not be installed."""
+    return subprocess.run(
+        [sys.executable, "-m", "heed", *arguments],
+        cwd=cwd or ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "sys.argv = ['heed', '--help']\n"
+        "from heed.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "demo" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "demo-translat"], "Did you mean 'demo-translate'?"),
+        (["train", "demo-translate", "--set", "model.widht=3"], "Did you mean 'width'?"),
+        (["train", "demo-translate", "--set", "model.heads=3"], "does not divide by heads 3"),
+        (["train", "demo-translate", "--device", "gpu"], "There is no device 'gpu'"),
+        (["train"], "There is no text to learn from"),
+        (["resume", "nowhere"], "there is no run here"),
+        (["translate", "nowhere", "Hello."], "there is no run here"),
+        (["recipes", "nothing"], "There is no recipe 'nothing'"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_code_2(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    extra = ["--run", str(folder)] if arguments[0] == "train" else []
+    answer = heed(*arguments, *extra)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert not folder.exists()
+
+
+def test_all_complaints_come_at_once(tmp_path: Path) -> None:
+    changes = ["model.widht=3", "model.layers=-1", "train.lr=0.0", "model.merge=shufle"]
+    flags = [part for change in changes for part in ("--set", change)]
+    answer = heed("train", "demo-translate", *flags, "--run", str(tmp_path / "run"))
+    assert answer.returncode == 2
+    for word in ("widht", "layers", "lr", "shufle"):
+        assert word in answer.stderr
+
+
+def test_every_shipped_recipe_can_be_shown() -> None:
+    for name in heed("recipes").stdout.split():
+        shown = heed("recipes", name)
+        assert shown.returncode == 0
+        assert "[model]" in shown.stdout
+
+
+def test_check_speaks_to_programs(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tone\nb\ttwo\na\tthree\nb\tfour\n")
+    (tmp_path / "test.tsv").write_text("a\tone\nb\tfive\n")
+    answer = heed("check", str(tmp_path / "train.tsv"), str(tmp_path / "test.tsv"), "--json")
+    assert answer.returncode == 0
+    assert "overlap" in {finding["code"] for finding in json.loads(answer.stdout)["findings"]}
