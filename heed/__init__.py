@@ -1,3 +1,21 @@
 """heed: train Transformers from scratch, see what they attend to, know which change was real."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from heed.api import Translator
+
+__all__ = ["Translator", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: `import heed` alone loads no torch."""
+    if name in __all__:
+        from heed import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'heed' has no attribute {name!r}")

@@ -129,9 +129,17 @@ def runs(
 def check(
     files: Annotated[list[Path], typer.Argument(help="Text to look at: splits, or two sides.")],
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Print one batch as training would see it.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """The data doctor: what would hurt training or flatter a score, by file and line."""
+    if batch:
+        from heed.data.doctor.batch import show_batch
+
+        _console().print(show_batch(files, task=task))
+        return
     from heed.data.doctor import check as examine
     from heed.data.doctor import render
 
@@ -162,6 +170,22 @@ def translate(
     lines = text if text else (line.rstrip("\r\n") for line in sys.stdin)
     for translated in Translator.load(run, device=device).stream(lines):
         typer.echo(translated)
+
+
+@app.command()
+def selfcheck(json: AsJson = False) -> None:
+    """Prove on this machine: fused = plain, cached = uncached, resumed = unbroken."""
+    from dataclasses import asdict
+
+    from heed import selfcheck as checks
+
+    console = _console(quiet=json)
+    done = checks.selfcheck(lambda text: console.print(text, highlight=False, markup=False))
+    if json:
+        _print_json([asdict(check) | {"holds": check.holds} for check in done])
+    else:
+        console.print(checks.table(done))
+    raise typer.Exit(0 if all(check.holds for check in done) else 1)
 
 
 def _console(*, quiet: bool = False) -> Console:

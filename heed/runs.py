@@ -42,6 +42,7 @@ class Run:
         self.tokenizer_path = folder / "tokenizer.json"
         self.weights_path = folder / "model.safetensors"
         self.checkpoints = folder / "checkpoints"
+        self.best_path = self.checkpoints / "best.safetensors"
         self.metrics_path = folder / "metrics.jsonl"
         self.environment_path = folder / "environment.json"
         self.figures = folder / "figures"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ def heed(
     return subprocess.run(
         [sys.executable, "-m", "heed", *arguments],
         cwd=cwd or ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         input=stdin,
         capture_output=True,
         text=True,

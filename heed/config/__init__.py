@@ -1,6 +1,6 @@
 """Recipes: one TOML file that says everything about a run. Typed, strict, and free of torch.
 
-A recipe has the sections `data`, `tokenizer`, `model`, `train` and `decode`. Every key has a
+A recipe has the sections `data`, `tokenizer`, `model`, `init`, `train`, `decode`. Every key has a
 default, the text below a key is its help, an unknown key is an error that names the nearest known
 one, and all complaints about a recipe come at once.
 """

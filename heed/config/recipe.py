@@ -11,7 +11,13 @@ from typing import Any
 
 from heed.config.model import ModelConfig
 from heed.config.section import Section
-from heed.config.sections import DataConfig, DecodeConfig, TokenizerConfig, TrainConfig
+from heed.config.sections import (
+    DataConfig,
+    DecodeConfig,
+    InitConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
 from heed.errors import ConfigError, nearest
 
 TASKS = ("translate", "classify", "generate")
@@ -20,6 +26,7 @@ SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "tokenizer": TokenizerConfig,
     "model": ModelConfig,
+    "init": InitConfig,
     "train": TrainConfig,
     "decode": DecodeConfig,
 }
@@ -34,6 +41,7 @@ class Recipe:
     data: DataConfig
     tokenizer: TokenizerConfig
     model: ModelConfig
+    init: InitConfig
     train: TrainConfig
     decode: DecodeConfig
 
@@ -82,8 +90,8 @@ class Recipe:
         """Every key with its value, as `of` takes them; what is unset is left out."""
         top: dict[str, Any] = {"task": self.task, "seed": self.seed}
         for name in SECTIONS:
-            values = getattr(self, name).model_dump()
-            top[name] = {key: value for key, value in values.items() if value is not None}
+            values = getattr(self, name).model_dump(by_alias=True)
+            top[name] = {key: value for key, value in values.items() if value not in (None, {})}
         return top
 
     def toml(self) -> str:
@@ -120,4 +128,9 @@ def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
 
 def toml_value(value: Any) -> str:
     """A plain value as TOML writes it."""
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    return json.dumps(value, ensure_ascii=False)

@@ -23,16 +23,21 @@ class Section(BaseModel):
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
+    @classmethod
+    def keys(cls) -> list[str]:
+        """The keys of this table, as a recipe writes them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
     if not TYPE_CHECKING:  # a type checker reads the constructor off the fields
 
-        def __init__(self, **values: Any) -> None:
+        def __init__(self, /, **values: Any) -> None:
             complaints, bad = [], set()
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 for item in error.errors():
                     bad.add(str(item["loc"][0]))
-                    complaints.append(_sentence(item, list(type(self).model_fields)))
+                    complaints.append(_sentence(item, type(self).keys()))
             # Rules that join several keys still speak when some other key is wrong.
             fields = type(self).model_fields
             known = {key: f.get_default(call_default_factory=True) for key, f in fields.items()}

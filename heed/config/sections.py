@@ -22,10 +22,14 @@ class DataConfig(Section):
     """Learn from this many sentences of the generated world instead of files."""
     world_test: Count = 1000
     """Sentences in the generated dev set, and as many in the test set."""
+    sets: dict[str, list[str]] = Field(default_factory=dict)
+    """Further named sets to evaluate on while training."""
     unit: Literal["line", "document", "file"] = "line"
     """What one text of a plain file is, for language models."""
     max_length: Count = 256
-    """Tokens a text may have; longer ones are cut, and counted."""
+    """Tokens a text may have; longer ones are cut, and counted (a language model's windowed)."""
+    pack: bool = False
+    """Fill a language model's training rows with several texts, which don't see each other."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         lambda d: (
@@ -58,17 +62,11 @@ def _one_budget(t: Any) -> str | None:
     return "batch_size and batch_tokens both say how large a batch is: set one of them."
 
 
-def _one_end(t: Any) -> str | None:
-    if t.steps is None or t.epochs is None:
-        return None
-    return "steps and epochs both say when training ends: set one of them."
-
-
 class TrainConfig(Section):
     """How the model learns."""
 
     steps: Count | None = None
-    """Updates to make."""
+    """Updates to make; with `epochs` as well, whichever comes first."""
     epochs: Count | None = None
     """Passes over the training text; without this and `steps`, 20."""
     batch_tokens: Count | None = None
@@ -97,6 +95,10 @@ class TrainConfig(Section):
     """Share of the rate that is left at the end of a falling schedule."""
     clip: NonNegative = 1.0
     """Largest norm of the gradient; 0 leaves it be."""
+    objective: Literal["next", "masked"] = "next"
+    """What `generate` learns: the next token, or hidden ones from both sides."""
+    mask_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of tokens the masked objective asks for."""
     label_smoothing: Share = 0.0
     """Share of the target spread over all classes or tokens."""
     ema: Share = 0.0
@@ -105,12 +107,16 @@ class TrainConfig(Section):
     """Arithmetic of the forward pass; auto is bf16 where a GPU is fast at it."""
     evaluate_every: Count | None = None
     """Updates between evaluations; unset, an epoch."""
+    evaluate_train: bool = False
+    """Evaluate on the training text too, by the same path."""
     evaluate_batches: Count | None = None
     """Look at no more than this many batches of each set."""
     patience: Count | None = None
     """Stop after this many evaluations without a better one."""
     best: str = "dev/loss"
     """The metric that picks the best checkpoint: lower for loss and perplexity, else higher."""
+    average: Count = 1
+    """At the end try the mean of the weights at this many last evaluations, and keep the better."""
     checkpoint_every: Count | None = None
     """Updates between checkpoints; unset, at every evaluation."""
     keep: Count = 2
@@ -120,7 +126,17 @@ class TrainConfig(Section):
     skip_limit: Annotated[int, Field(ge=0)] = 10
     """Updates in a row that may be skipped because the loss was not finite."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (_one_budget, _one_end)
+    track: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
+    """Where else to send metrics, as they are written."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_one_budget,)
+
+
+class InitConfig(Section):
+    """Where the weights begin."""
+
+    run: str | None = Field(default=None, alias="from")
+    """A finished run whose weights and tokenizer to begin from; unset, random weights."""
 
 
 class DecodeConfig(Section):

@@ -130,6 +130,19 @@ class Batches:
         self._steps = np.array(steps)
         self._step_of = np.searchsorted(self._steps, np.minimum(lengths, max_length)).astype("u1")
 
+    def only(self, rows: NDArray[Any]) -> Batches:
+        """The same, over some of the store's texts."""
+        return Batches(
+            self.store,
+            self.task,
+            max_length=self.max_length,
+            batch_tokens=self.batch_tokens,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            rows=rows.astype(np.uint32),
+            masked=self.masked,
+        )
+
     def plan(self, epoch: int) -> Plan:
         """A shuffled epoch: texts in random order, grouped by length, the groups mixed."""
         random = np.random.Generator(np.random.PCG64([self.seed, epoch]))

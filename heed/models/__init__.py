@@ -22,11 +22,12 @@ def build(
     vocab: int,
     classes: int | None = None,
     source_vocab: int | None = None,
+    causal: bool = True,
 ) -> Model:
     """A fresh model for `task`, its weights drawn from torch's generator.
 
     `source_vocab` is for translation with a vocabulary of its own on the source side; without it
-    both sides share one.
+    both sides share one. `causal=False` is for `generate` by masked language modelling.
     """
     complaints = [*_complaints(task, config, vocab, classes)]
     if complaints:
@@ -37,7 +38,7 @@ def build(
     elif task == "classify":
         model = Classifier(config, vocab=vocab, classes=classes or 0)
     else:
-        model = LanguageModel(config, vocab=vocab)
+        model = LanguageModel(config, vocab=vocab, causal=causal)
     initialise(model, branches=2 * config.layers)
     return model
 

@@ -1,4 +1,4 @@
-"""A decoder that predicts the next token."""
+"""A decoder that predicts the next token, or an encoder that predicts hidden ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from heed.nn.layers import TokenEmbedding
 
 
 class LanguageModel(nn.Module):
-    """Token i's logits say what follows it, from tokens 0 … i alone."""
+    """Token i's logits say what follows it, from tokens 0 … i alone.
 
-    def __init__(self, config: ModelConfig, *, vocab: int) -> None:
+    With `causal` false they say what stands at i, from all tokens: a masked language model.
+    """
+
+    def __init__(self, config: ModelConfig, *, vocab: int, causal: bool = True) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.causal = config, causal
         self.embedding = TokenEmbedding(vocab, embedding_width(config))
-        self.stack = build_stack(config, causal=True)
+        self.stack = build_stack(config, causal=causal)
         self.head = VocabularyHead(config, vocab, self.embedding)
 
     def forward(
@@ -58,6 +61,8 @@ class LanguageModel(nn.Module):
         weights: bool = False,
     ) -> StackOutput:
         """The vectors before the head."""
+        if cache is not None and not self.causal:
+            raise ValueError("A masked language model reads a whole text at once: no cache.")
         before = cache.tokens if cache is not None else None
         tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments, before=before)
         return self.stack(self.embedding(ids), tokens, cache=cache, weights=weights)

@@ -40,8 +40,8 @@ def show(name: str) -> str:
     for section, kind in SECTIONS.items():
         lines += ["", f"[{section}]  # {(kind.__doc__ or '').strip()}"]
         values = getattr(recipe, section)
-        for key, field in kind.model_fields.items():
-            value = getattr(values, key)
+        for name_in_python, field in kind.model_fields.items():
+            key, value = field.alias or name_in_python, getattr(values, name_in_python)
             text = f"# {key} is unset" if value is None else f"{key} = {toml_value(value)}"
             lines += [f"# {' '.join((field.description or '').split())}", text]
     return "\n".join(lines)

@@ -52,7 +52,8 @@ def answer(model: Model, batch: Batch) -> Tensor:
             target_positions=batch.positions,
         )
     if isinstance(model, LanguageModel):
-        return model(batch.ids, positions=batch.positions, segments=batch.segments)
+        mask = None if model.causal else batch.mask
+        return model(batch.ids, mask=mask, positions=batch.positions, segments=batch.segments)
     if isinstance(model, Classifier):
         return model(batch.ids, mask=batch.mask, positions=batch.positions)
     raise TypeError(f"no objective for {type(model).__name__}")

@@ -66,6 +66,24 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(path)
 
 
+def keep_recent(folder: Path, step: int, weights: dict[str, Tensor], keep: int) -> None:
+    """Keep these weights, and of those kept before the newest, to be averaged at the end."""
+    write_tensors(folder / f"recent-{step:09d}.safetensors", weights)
+    for path in sorted(folder.glob("recent-*.safetensors"))[:-keep]:
+        path.unlink()
+
+
+def mean_of_recent(folder: Path) -> dict[str, Tensor]:
+    """The mean of the weights kept, one after another so that two sets fit in memory."""
+    paths = sorted(folder.glob("recent-*.safetensors"))
+    mean = {name: weight.double() for name, weight in load_file(paths[0]).items()}
+    kinds = {name: weight.dtype for name, weight in load_file(paths[0]).items()}
+    for path in paths[1:]:
+        for name, weight in load_file(path).items():
+            mean[name] += weight
+    return {name: (total / len(paths)).to(kinds[name]) for name, total in mean.items()}
+
+
 def clear_drafts(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for path in folder.glob(f"{DRAFT}*"):

@@ -18,7 +18,7 @@ from heed.errors import ConfigError
 from heed.recipes import find
 from heed.runs import Run
 from heed.train.engine import build_loop
-from heed.train.setup import choose_device, prepare
+from heed.train.setup import choose_device, prepare, refuse_nonsense
 
 TRIED = 5
 """Updates timed for an estimate, after one to warm up."""
@@ -81,6 +81,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
         console.print(text, highlight=False, markup=False)
 
     chosen = choose_device(device)
+    refuse_nonsense(recipe)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say)

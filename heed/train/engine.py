@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,15 +12,17 @@ from safetensors.torch import load_file
 
 from heed import draw
 from heed.config import Recipe
+from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
-from heed.models import Model, build
+from heed.errors import HeedError
+from heed.models import Model
 from heed.runs import Run
 from heed.train import checkpoint
 from heed.train.feed import Feed
 from heed.train.loop import Loop
 from heed.train.optim import OptimizerSettings, build_optimizer
 from heed.train.schedules import schedule
-from heed.train.setup import Parts, choose_device, prepare
+from heed.train.setup import Parts, build_model, choose_device, prepare, refuse_nonsense
 from heed.train.state import State
 from heed.train.view import View
 
@@ -28,6 +32,7 @@ DEFAULT_EPOCHS = 20
 def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
     """Make a run folder and train in it to the end."""
     chosen = choose_device(device)
+    refuse_nonsense(recipe)
     run = Run.create(folder, recipe)
     with run.locked():
         _train(run, recipe, chosen, console)
@@ -58,15 +63,20 @@ def _train(run: Run, recipe: Recipe, device: torch.device, console: Console) -> 
     _keep_lines(run, loop.state.lines)
     run.write_environment({"data": parts.data_hashes, "device": str(device), "bf16": parts.bf16})
     with View(console, total=loop.steps, start=loop.state.step) as view:
-        loop.train(view)
-    _finish(run, parts)
+        with memory_guard(recipe):
+            loop.train(view)
+        weights = loop.ledger.choose(view)
+    draw_curves(run)
+    checkpoint.write_tensors(run.weights_path, weights)
 
 
 def build_loop(parts: Parts, run: Run) -> Loop:
     """The loop of a recipe, at step 0."""
     settings = parts.recipe.train
     feed = Feed(parts.train, accumulate=settings.accumulate, device=parts.device)
-    steps = settings.steps or (settings.epochs or DEFAULT_EPOCHS) * feed.steps_per_epoch
+    epochs = settings.epochs or (DEFAULT_EPOCHS if settings.steps is None else None)
+    ends = [settings.steps, epochs and epochs * feed.steps_per_epoch]
+    steps = min(end for end in ends if end)
     optimizer = build_optimizer(
         parts.model,
         OptimizerSettings(
@@ -95,28 +105,43 @@ def _keep_lines(run: Run, lines: int) -> None:
         run.metrics_path.write_bytes(b"".join(line + b"\n" for line in kept))
 
 
-def _finish(run: Run, parts: Parts) -> None:
-    """Draw the curves, then put the best weights where everyone looks for them."""
-    draw_curves(run)
-    best = load_file(run.checkpoints / "best.safetensors")
-    parts.model.load_state_dict(best)
-    checkpoint.write_tensors(run.weights_path, best)
+@contextmanager
+def memory_guard(recipe: Recipe) -> Iterator[None]:
+    """Running out of memory is a sentence with the setting to change."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        settings = recipe.train
+        if settings.batch_size is not None:
+            now, half = f"batch_size = {settings.batch_size}", settings.batch_size // 2
+            change = f"train.batch_size={max(1, half)}"
+        else:
+            tokens = settings.batch_tokens or DEFAULT_TOKENS
+            now, change = f"batch_tokens = {tokens}", f"train.batch_tokens={max(1, tokens // 2)}"
+        raise HeedError(
+            f"memory ran out with train.{now}.",
+            todo=f"Use --set {change} --set train.accumulate={2 * settings.accumulate}, which "
+            "makes the same updates in half the memory.",
+        ) from error
 
 
 def draw_curves(run: Run) -> None:
     """Loss by step, of training and of every set evaluated, the best marked."""
     lines = run.metrics()
     series: dict[str, list[tuple[float, float]]] = {
-        "train": [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
+        "while training": [
+            (line["step"], line["loss"]) for line in lines if line["event"] == "train"
+        ]
     }
     for line in lines:
         if line["event"] == "evaluate":
-            for name in line.keys() - {"event", "step", "epoch", "time", "train"}:
-                series.setdefault(name, []).append((line["step"], line[name]["loss"]))
+            for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
+                label = "train, evaluated" if name == "train" else name
+                series.setdefault(label, []).append((line["step"], line[name]["loss"]))
     best = {
         name: min(points, key=lambda point: point[1])[0]
         for name, points in series.items()
-        if name != "train" and points
+        if name != "while training" and points
     }
     figure = draw.curves(
         {name: points for name, points in series.items() if points},
@@ -134,6 +159,6 @@ def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recip
     recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
     weights = load_file(run.require_weights())
     classes = weights["head.bias"].shape[0] if "head.bias" in weights else None
-    model = build(recipe.task, recipe.model, vocab=tokenizer.vocab_size, classes=classes)
+    model = build_model(recipe, tokenizer, classes)
     model.load_state_dict(weights)
     return model.to(chosen).eval(), tokenizer, recipe

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from heed.data.batches import Batch, Batches, Plan
+from heed.data.packing import PackedBatches
 
 AHEAD = 4
 """Updates whose batches are made before they are needed."""
@@ -21,7 +22,9 @@ AHEAD = 4
 class Feed:
     """Update number to micro-batches."""
 
-    def __init__(self, batches: Batches, *, accumulate: int, device: torch.device) -> None:
+    def __init__(
+        self, batches: Batches | PackedBatches, *, accumulate: int, device: torch.device
+    ) -> None:
         self.batches, self.accumulate, self.device = batches, accumulate, device
         self._plan: tuple[int, Plan] = (0, batches.plan(0))
         self.steps_per_epoch = max(1, math.ceil(len(self._plan[1]) / accumulate))

@@ -6,6 +6,9 @@ import json
 import time
 from typing import Any
 
+from safetensors.torch import load_file
+from torch import Tensor
+
 from heed.errors import ConfigError, nearest
 from heed.runs import Run
 from heed.score.evaluation import evaluate
@@ -13,6 +16,7 @@ from heed.train import checkpoint
 from heed.train.feed import Feed
 from heed.train.setup import Parts
 from heed.train.state import State, Sums
+from heed.train.track import flat, open_trackers
 from heed.train.view import View
 
 FALLING = ("loss", "perplexity")
@@ -32,6 +36,7 @@ class Ledger:
             options = ", ".join(known)
             message = f"best cannot be {self.settings.best!r}: it is one of {options}.{hint}"
             raise ConfigError([f"[train] {message}"])
+        self.trackers = open_trackers(self.settings.track, run)
 
     def log(self, lr: float, view: View) -> None:
         """A line of metrics: the training loss since the last one."""
@@ -43,36 +48,59 @@ class Ledger:
     def evaluate(self, view: View) -> None:
         """Score every set with the weights that would be kept, and keep them if they are best."""
         state, parts = self.state, self.parts
-        train = state.epoch.means()
+        seen = state.epoch.means()
         state.epoch = Sums.zero(parts.device)
         with state.averaged():
-            sets = {
-                name: evaluate(
-                    parts.model,
-                    batches,
-                    device=parts.device,
-                    bf16=parts.bf16,
-                    at_most=self.settings.evaluate_batches,
-                )
-                for name, batches in parts.sets.items()
-            }
-        self._line("evaluate", {"train": train, **sets}, view)
-        view.evaluated(state.step, self.feed.epoch(state.step - 1) + 1, train, sets)
-        self._keep_best(sets)
+            sets = self._scores()
+        self._line("evaluate", {"seen": seen, **sets}, view)
+        view.evaluated(state.step, self.feed.epoch(state.step - 1) + 1, seen, sets)
+        self.run.checkpoints.mkdir(exist_ok=True)
+        if self._better(sets):
+            state.worse = 0
+            checkpoint.write_tensors(self.run.best_path, state.weights())
+        else:
+            state.worse += 1
+        if self.settings.average > 1:
+            checkpoint.keep_recent(
+                self.run.checkpoints, state.step, state.weights(), self.settings.average
+            )
 
-    def _keep_best(self, sets: dict[str, dict[str, float]]) -> None:
+    def _scores(self) -> dict[str, dict[str, float]]:
+        return {
+            name: evaluate(
+                self.parts.model,
+                batches,
+                device=self.parts.device,
+                bf16=self.parts.bf16,
+                at_most=self.settings.evaluate_batches,
+            )
+            for name, batches in self.parts.sets.items()
+        }
+
+    def _better(self, sets: dict[str, dict[str, float]]) -> bool:
+        """Whether these scores are the best yet; if so they are from now on."""
         state = self.state
         name, _, metric = self.settings.best.partition("/")
-        value = sets[name][metric]
-        better = state.best is None or (
-            value < state.best if metric in FALLING else value > state.best
-        )
-        if not better:
-            state.worse += 1
-            return
-        state.best, state.best_step, state.worse = value, state.step, 0
-        self.run.checkpoints.mkdir(exist_ok=True)
-        checkpoint.write_tensors(self.run.checkpoints / "best.safetensors", state.weights())
+        value, best = sets[name][metric], state.best
+        better = best is None or (value < best if metric in FALLING else value > best)
+        if better:
+            state.best, state.best_step = value, state.step
+        return better
+
+    def choose(self, view: View) -> dict[str, Tensor]:
+        """The weights to keep: the best ones, or the mean of the last where that is better."""
+        best = load_file(self.run.best_path)
+        if self.settings.average > 1:
+            mean = checkpoint.mean_of_recent(self.run.checkpoints)
+            self.parts.model.load_state_dict(mean)
+            sets = self._scores()
+            better = self._better(sets)
+            self._line("average", {"kept": better, **sets}, view)
+            view.say(f"The mean of the last weights is {'' if better else 'not '}better.")
+            best = mean if better else best
+        for tracker in self.trackers:
+            tracker.close()
+        return best
 
     def save(self) -> None:
         """A checkpoint of this very moment."""
@@ -87,3 +115,5 @@ class Ledger:
         with self.run.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | values | {"time": clock}) + "\n")
         state.lines += 1
+        for tracker in self.trackers:
+            tracker.log(state.step, flat(event, values))

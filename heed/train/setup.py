@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from heed.config import DataConfig, Recipe, TokenizerConfig
 from heed.data import world
-from heed.data.batches import Batches
+from heed.data.batches import Batches, Rows
 from heed.data.corpus import Corpus, open_corpus
-from heed.data.doctor import examine
+from heed.data.doctor import examine, overlap
+from heed.data.packing import PackedBatches
 from heed.data.store import cache_root, open_store
 from heed.data.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
 from heed.models import Model, build
+from heed.nn.positions import ENCODINGS
 from heed.runs import Run
 
 Say = Callable[[str], None]
@@ -34,7 +38,7 @@ class Parts:
     tokenizer: Tokenizer
     classes: tuple[str, ...]
     model: Model
-    train: Batches
+    train: Batches | PackedBatches
     sets: dict[str, Batches]
     """The splits to evaluate on while training, by name."""
     data_hashes: dict[str, str]
@@ -43,23 +47,79 @@ class Parts:
 def prepare(recipe: Recipe, run: Run, *, device: torch.device, say: Say) -> Parts:
     """Read and check the text, make or load the tokenizer, build the model."""
     corpora = open_corpora(recipe)
-    _see_the_doctor(corpora, say)
+    known = _see_the_doctor(corpora, say)
     tokenizer = _tokenizer(recipe, run, corpora["train"], say)
     classes = tuple(corpora["train"].labels()) if recipe.task == "classify" else ()
-    batches = _batches(recipe, corpora, tokenizer, classes)
-    for name, split in batches.items():
+    train, sets = _batches(recipe, corpora, tokenizer, classes)
+    for name in known:
+        sets |= _clean(name, sets[name], corpora)
+    for name, split in sets.items():
         if split.cut:
             say(
                 f"{name}: {split.cut:,} texts are longer than {recipe.data.max_length} tokens; cut."
             )
     torch.manual_seed(recipe.seed)
-    model = build(
-        recipe.task, recipe.model, vocab=tokenizer.vocab_size, classes=len(classes) or None
-    ).to(device)
-    train = batches.pop("train")
+    model = build_model(recipe, tokenizer, len(classes) or None).to(device)
+    if recipe.init.run is not None:
+        _begin_from(model, Run.open(Path(recipe.init.run)), say)
+    if not recipe.train.evaluate_train:
+        sets.pop("train")
     hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
     bf16 = _bf16(recipe.train.precision, device)
-    return Parts(recipe, device, bf16, tokenizer, classes, model, train, batches, hashes)
+    return Parts(recipe, device, bf16, tokenizer, classes, model, train, sets, hashes)
+
+
+def refuse_nonsense(recipe: Recipe) -> None:
+    """Before anything is written: keys that make no sense together, files that are not there."""
+    masked = recipe.train.objective == "masked"
+    complaints = []
+    if not recipe.data.train and recipe.data.world is None:
+        complaints.append(
+            "There is no text to learn from: name files (--train FILE, data.train), or data.world."
+        )
+    if recipe.data.pack and (recipe.task != "generate" or masked):
+        complaints.append("[data] pack is for language models that predict the next token.")
+    if masked and recipe.task != "generate":
+        complaints.append(
+            f"[train] objective 'masked' is for task 'generate', not {recipe.task!r}."
+        )
+    limit = ENCODINGS[recipe.model.position].limit(recipe.model)
+    if limit is not None and recipe.data.max_length > limit:
+        complaints.append(
+            f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
+            f"{recipe.model.position!r}: raise model.max_positions or lower data.max_length."
+        )
+    if complaints:
+        raise ConfigError(complaints)
+    if recipe.data.world is None:
+        open_corpora(recipe)
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:
+    """The model a recipe asks for, freshly drawn."""
+    return build(
+        recipe.task,
+        recipe.model,
+        vocab=tokenizer.vocab_size,
+        classes=classes,
+        causal=recipe.train.objective == "next",
+    )
+
+
+def _begin_from(model: Model, run: Run, say: Say) -> None:
+    """Take from a finished run every weight that fits; say which of this model's began anew."""
+    weights = load_file(run.require_weights())
+    own = model.state_dict()
+    fitting = {n: w for n, w in weights.items() if n in own and own[n].shape == w.shape}
+    if not fitting:
+        raise ConfigError(
+            [f"[init] no weight of {run.folder} fits this model: not one shape is the same."]
+        )
+    model.load_state_dict(own | fitting)
+    fresh = sorted(own.keys() - fitting.keys())
+    say(f"Beginning from {run.folder}: {len(fitting)} of {len(own)} weights.")
+    if fresh:
+        say(f"Begun anew: {', '.join(fresh)}.")
 
 
 def choose_device(name: str) -> torch.device:
@@ -87,11 +147,7 @@ def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
     if data.world is not None:
         named = _world_files(recipe.task, data, recipe.seed)
     else:
-        named = {"train": data.train, "dev": data.dev}
-    if not named["train"]:
-        raise ConfigError(
-            ["There is no text to learn from: name files (--train FILE, data.train), or world."]
-        )
+        named = {"train": data.train, "dev": data.dev, **data.sets}
     corpora: dict[str, Corpus] = {}
     for name, paths in named.items():
         if paths:
@@ -113,8 +169,8 @@ def _world_files(task: str, data: DataConfig, seed: int) -> dict[str, list[str]]
     }
 
 
-def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> None:
-    """Say what would hurt; refuse what cannot be read or makes no sense."""
+def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> list[str]:
+    """Say what would hurt; refuse what cannot be read. Returns the sets that train has part of."""
     report = examine(corpora)
     if not report.ok:
         first, more = report.errors[0], len(report.errors) - 1
@@ -127,12 +183,23 @@ def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> None:
     for finding in report.findings:
         if finding.severity == "warning":
             say(f"{finding.split}: {finding.message}")
+    return [finding.split for finding in report.findings if finding.code == "overlap"]
+
+
+def _clean(name: str, whole: Batches, corpora: dict[str, Corpus]) -> dict[str, Batches]:
+    """The part of a set that is not also in train, to be scored beside the whole."""
+    seen = np.array(overlap(corpora["train"].kept(), corpora[name].kept()))
+    return {f"{name}-clean": whole.only(np.flatnonzero(~seen))} if not seen.all() else {}
 
 
 def _tokenizer(recipe: Recipe, run: Run, corpus: Corpus, say: Say) -> Tokenizer:
     """The run's own; else one learnt before from this very text; else one learnt now."""
     if run.tokenizer_path.exists():
         return Tokenizer.load(run.tokenizer_path)
+    if recipe.init.run is not None:
+        tokenizer = Tokenizer.load(Run.open(Path(recipe.init.run)).tokenizer_path)
+        tokenizer.save(run.tokenizer_path)
+        return tokenizer
     settings = recipe.tokenizer
     facts = f"{corpus.fingerprint()} {corpus.task} {corpus.unit} {settings.model_dump_json()}"
     name = blake2b(facts.encode(), digest_size=16).hexdigest()
@@ -164,27 +231,39 @@ def _learn(settings: TokenizerConfig, corpus: Corpus) -> Tokenizer:
 
 def _batches(
     recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
-) -> dict[str, Batches]:
-    """Batches of every split; without a dev split, a share of train is set aside as one."""
-    settings = recipe.train
+) -> tuple[Batches | PackedBatches, dict[str, Batches]]:
+    """What to learn from, and every set to evaluate on, the training text under `train`."""
+    settings, data = recipe.train, recipe.data
     stores = {name: open_store(c, tokenizer, classes=classes) for name, c in corpora.items()}
-    rows: dict[str, np.ndarray[tuple[int], np.dtype[np.uint32]] | None] = dict.fromkeys(stores)
-    if "dev" not in stores:
+    rows: dict[str, Rows | None] = dict.fromkeys(stores)
+    if "dev" not in stores:  # a share of train is set aside
         stores["dev"] = stores["train"]
         count = len(stores["train"])
         mixed = np.random.Generator(np.random.PCG64(recipe.seed)).permutation(count)
         held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
         rows["dev"] = np.sort(mixed[:held_out]).astype(np.uint32)
         rows["train"] = np.sort(mixed[held_out:]).astype(np.uint32)
-    return {
+    sets = {
         name: Batches(
             store,
             recipe.task,
-            max_length=recipe.data.max_length,
+            max_length=data.max_length,
             batch_tokens=settings.batch_tokens,
             batch_size=settings.batch_size,
             seed=recipe.seed,
             rows=rows[name],
+            masked=settings.mask_share if settings.objective == "masked" else 0.0,
         )
         for name, store in stores.items()
     }
+    if not data.pack:
+        return sets["train"], sets
+    packed = PackedBatches(
+        stores["train"],
+        max_length=data.max_length,
+        batch_tokens=settings.batch_tokens,
+        batch_size=settings.batch_size,
+        seed=recipe.seed,
+        rows=rows["train"],
+    )
+    return packed, sets

@@ -73,8 +73,11 @@ class State:
         if not self.ema:
             return
         decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        weights = [p.detach() for _, p in self.model.named_parameters()]
-        torch._foreach_lerp_(list(self.ema.values()), weights, 1.0 - decay)
+        means, weights = [], []
+        for name, parameter in self.model.named_parameters():
+            means.append(self.ema[name])
+            weights.append(parameter.detach())
+        torch._foreach_lerp_(means, weights, 1.0 - decay)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from heed.data import files
 from heed.data.corpus import (
     Corpus,
     Place,
     Record,
     class_order,
     drop_reason,
+    files,
     kept,
     open_corpus,
     splits,

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from heed.data.charts import WORD
 from heed.data.corpus import Corpus, Place, Record, open_corpus
-from heed.data.digests import as_digests, contradictions, digest, repeats
 from heed.data.doctor import Finding, Limits, Report, check, examine, overlap, render
+from heed.data.doctor.charts import WORD
+from heed.data.doctor.digests import as_digests, contradictions, digest, repeats
 from heed.errors import HeedError
 
 quick = settings(

@@ -16,15 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from heed.data.charts import Chart, Limits, read
-from heed.data.columns import Key
 from heed.data.corpus import NUMBER, Corpus, class_order, infer_task, kept, open_corpus, splits
-from heed.data.digests import Flags, Indices, as_digests, contradictions, known, overlap, repeats
-from heed.data.files import Place
-from heed.data.findings import Finding, Report, Severity, SplitSummary, in_order, render
+from heed.data.corpus.columns import Key
+from heed.data.corpus.files import Place
+from heed.data.doctor.charts import Chart, Limits, read
+from heed.data.doctor.digests import (
+    Flags,
+    Indices,
+    as_digests,
+    contradictions,
+    known,
+    repeats,
+)
+from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, in_order
 from heed.errors import DataError, nearest
-
-__all__ = ["Finding", "Limits", "Report", "check", "examine", "overlap", "render"]
 
 SYMPTOMS: dict[str, tuple[Severity, str]] = {
     "empty": ("warning", "empty; training drops them"),

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from heed.data import hub
-from heed.data.files import COMPRESSED, Fault, encoding_fault, lines, shown
+from heed.data.corpus import hub
+from heed.data.corpus.files import COMPRESSED, Fault, encoding_fault, lines, shown
 
 Cells = list[str] | Mapping[str, object]
 FORMS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

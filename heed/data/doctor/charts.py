@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from heed.data.corpus import Corpus, Record, drop_reason
-from heed.data.digests import digest
-from heed.data.files import Place
+from heed.data.corpus.files import Place
+from heed.data.doctor.digests import digest
 
 # Tab, line feed and carriage return are white space; the rest of C0 and C1 is noise, and so are
 # the two Unicode line separators, at which other tools cut a line in two.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
 
-from heed.data.columns import Key, Layout
-from heed.data.files import Fault, Place, encoding_fault, invalid_at, lines, printable, shown
-from heed.data.rows import Row, rows
+from heed.data.corpus.columns import Key, Layout
+from heed.data.corpus.files import Fault, Place, encoding_fault, invalid_at, lines, printable, shown
+from heed.data.corpus.rows import Row, rows
 from heed.errors import DataError
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heed.data.rows import Row
+from heed.data.corpus.rows import Row
 from heed.errors import DataError
 
 SAMPLE = 1000  # rows looked at

@@ -15,26 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from heed.data import hub
-from heed.data.columns import SAMPLE, Key, Layout, decide, guess_task, sample
-from heed.data.files import Fault, Place, fingerprint, printable
-from heed.data.records import Record, plain, table, two_sides
-from heed.data.rows import FORM_NAMES, form_of, rows
-from heed.data.splits import splits
+from heed.data.corpus import hub
+from heed.data.corpus.columns import SAMPLE, Key, Layout, decide, guess_task, sample
+from heed.data.corpus.files import Fault, Place, fingerprint, printable
+from heed.data.corpus.records import Record, plain, table, two_sides
+from heed.data.corpus.rows import FORM_NAMES, form_of, rows
 from heed.errors import DataError, nearest
-
-__all__ = [
-    "Corpus",
-    "Fault",
-    "Place",
-    "Record",
-    "class_order",
-    "drop_reason",
-    "infer_task",
-    "kept",
-    "open_corpus",
-    "splits",
-]
 
 TASKS = ("translate", "classify", "generate")
 UNITS = ("line", "document", "file")

@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from heed.data.records import Record
+from heed.data.corpus.records import Record
 
 Digests = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]

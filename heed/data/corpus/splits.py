@@ -14,9 +14,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from heed.data import hub
-from heed.data.files import COMPRESSED, printable
-from heed.data.rows import form_of
+from heed.data.corpus import hub
+from heed.data.corpus.files import COMPRESSED, printable
+from heed.data.corpus.rows import form_of
 from heed.errors import DataError
 
 NAMES = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from heed.data.files import fingerprint, printable
+from heed.data.corpus.files import fingerprint, printable
 from heed.errors import DataError
 
 PREFIX = "hf:"

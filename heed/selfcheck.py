@@ -1,0 +1,195 @@
+"""`heed selfcheck`: proves on this machine what the rest of heed relies on.
+
+Fused attention equals plain, decoding with a cache equals decoding without, and a run that was
+killed and resumed ends with the same bits as one that was not. Each check says what it ran and the
+largest deviation it saw.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from heed.config import ModelConfig, Recipe, position_names
+from heed.models import LanguageModel, build
+from heed.nn.cache import Cache
+from heed.runs import Run
+
+VOCAB, LENGTH, ROWS = 50, 24, 3
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim, what was run to see it, and how far it was off."""
+
+    claim: str
+    ran: str
+    deviation: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the deviation is within what is allowed."""
+        return self.deviation <= self.allowed
+
+
+def selfcheck(say: Callable[[str], None]) -> list[Check]:
+    """Run every check on every device there is."""
+    for line in equipment():
+        say(line)
+    checks = []
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    for device in devices:
+        dtypes = [torch.float32, *([torch.bfloat16] if device == "cuda" else [])]
+        for dtype in dtypes:
+            say(f"fused and plain, with and without a cache: {device}, {_name(dtype)}…")
+            checks.append(_fused_is_plain(device, dtype))
+            checks.append(_cached_is_full(device, dtype))
+    say("a run killed and resumed, beside one left alone…")
+    checks.append(_resumed_is_unbroken())
+    return checks
+
+
+def equipment() -> Iterator[str]:
+    """What this machine has to run fast with, and what happens without it."""
+    compiler = os.environ.get("CXX") or next(
+        (name for name in ("c++", "g++", "clang++") if shutil.which(name)), None
+    )
+    yield f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
+    if compiler:
+        yield f"C++ compiler: {compiler}"
+    else:
+        yield "no C++ compiler: nothing is compiled; torch's own kernels serve"
+    if not torch.cuda.is_available():
+        yield "no GPU: everything runs on the CPU, in float32"
+        return
+    from torch.utils._triton import has_triton
+
+    yield f"GPU: {torch.cuda.get_device_name()}"
+    if not has_triton():
+        yield "no Triton: long biased attention runs on SDPA, with memory quadratic in length"
+
+
+def _model(position: str, device: str, dtype: torch.dtype) -> LanguageModel:
+    """A small language model with every parameter moved off its beginning."""
+    torch.manual_seed(0)
+    config = ModelConfig(layers=2, width=64, heads=4, position=position, dropout=0.0)
+    model = build("generate", config, vocab=VOCAB)
+    if not isinstance(model, LanguageModel):
+        raise TypeError("selfcheck looks at a language model")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.to(device, dtype)
+
+
+def _ids(device: str) -> tuple[Tensor, Tensor]:
+    """Random texts, some padded on the left and some on the right."""
+    ids = torch.randint(VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    mask[1, :5], mask[2, -7:] = False, False
+    return ids.to(device), mask.to(device)
+
+
+def _fused_is_plain(device: str, dtype: torch.dtype) -> Check:
+    worst, (ids, mask) = 0.0, _ids(device)
+    for position in position_names():
+        model = _model(position, device, dtype)
+        found = []
+        for logits in (model(ids, mask=mask), model.trace(ids, mask=mask).logits):
+            model.zero_grad()
+            logits[mask].float().square().mean().backward()
+            slopes = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            found.append((logits[mask].detach(), torch.cat(slopes)))
+        for fused, plain in zip(*found, strict=True):
+            worst = max(worst, _apart(fused, plain))
+    ran = f"{len(position_names())} positions, logits and gradients, {device} {_name(dtype)}"
+    return Check("fused = plain", ran, worst, TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def _cached_is_full(device: str, dtype: torch.dtype) -> Check:
+    worst, (ids, mask) = 0.0, _ids(device)
+    for position in position_names():
+        model, cache = _model(position, device, dtype).eval(), Cache()
+        steps = [
+            model(ids[:, i : i + 1], mask=mask[:, i : i + 1], cache=cache) for i in range(LENGTH)
+        ]
+        worst = max(worst, _apart(torch.cat(steps, dim=1)[mask], model(ids, mask=mask)[mask]))
+    ran = f"{len(position_names())} positions, {LENGTH} steps, {device} {_name(dtype)}"
+    return Check("cached = uncached", ran, worst, TOLERANCE[dtype])
+
+
+def _resumed_is_unbroken() -> Check:
+    """The real command, killed with SIGKILL once it has saved, and resumed."""
+    recipe = Recipe.of(
+        {
+            "data": {"world": 300, "world_test": 50, "max_length": 48},
+            "tokenizer": {"kind": "word"},
+            "model": {"layers": 1, "width": 32, "heads": 2},
+            "train": {"steps": 60, "batch_size": 16, "checkpoint_every": 5, "evaluate_every": 20},
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
+        train = ("train", str(path / "recipe.toml"), "--device", "cpu", "--run")
+        _command(*train, str(path / "whole")).wait()
+        process, saved = _command(*train, str(path / "broken")), path / "broken" / "checkpoints"
+        while process.poll() is None and not any(saved.glob("step-*")):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        _command("resume", str(path / "broken"), "--device", "cpu").wait()
+        same = _outcome(path / "whole") == _outcome(path / "broken")
+    ran = "60 updates, killed after a checkpoint; weights and metrics by the byte"
+    return Check("resumed = unbroken", ran, 0.0 if same else float("inf"), 0.0)
+
+
+def _command(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "heed", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def _outcome(folder: Path) -> object:
+    run = Run(folder)
+    lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
+    return run.weights_path.read_bytes() if run.finished else folder, lines
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def table(checks: list[Check]) -> Table:
+    """The checks for a person."""
+    shown = Table()
+    for name in ("claim", "what was run", "largest deviation", "allowed", ""):
+        shown.add_column(name)
+    for check in checks:
+        verdict = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
+        shown.add_row(
+            check.claim, check.ran, f"{check.deviation:.1e}", f"{check.allowed:.0e}", verdict
+        )
+    return shown

@@ -1,0 +1,63 @@
+"""Packed rows hold every token of every text once, in order, each told which text it is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.data.batches import IGNORED
+from heed.data.corpus import open_corpus
+from heed.data.packing import PackedBatches
+from heed.data.store import Store, open_store
+from heed.data.tokenizer import BOS, EOS, Tokenizer
+
+WORDS = [f"w{i}" for i in range(20)]
+
+
+def store_of(folder: Path, lengths: list[int]) -> Store:
+    random = np.random.default_rng(len(lengths))
+    lines = [" ".join(random.choice(WORDS, length)) for length in lengths]
+    (folder / "a.txt").write_text("\n".join(lines))
+    corpus = open_corpus([folder / "a.txt"], task="generate")
+    return open_store(corpus, Tokenizer.train(WORDS, kind="word"), root=folder / "cache")
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    size=st.integers(1, 20),
+    batch=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+)
+def test_every_token_is_asked_for_once(
+    lengths: list[int], size: int, batch: int, epoch: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        _check(store_of(Path(folder), lengths), size, batch, epoch)
+
+
+def _check(store: Store, size: int, batch: int, epoch: int) -> None:
+    batches = PackedBatches(store, max_length=size, batch_size=batch, seed=3)
+    plan = batches.plan(epoch)
+    asked: dict[int, list[tuple[int, int, int]]] = {row: [] for row in range(len(store))}
+    for number in range(len(plan)):
+        made = batches.batch(plan, number)
+        assert made.segments is not None
+        for item, read, said, segments, positions in zip(
+            plan.items(number), made.ids, made.targets, made.segments, made.positions, strict=True
+        ):
+            for column in np.flatnonzero(segments.numpy() >= 0):
+                row = made.rows[int(segments[column])]
+                place = int(item) * size + int(column)
+                asked[row].append((place, int(read[column]), int(said[column])))
+                new = column == 0 or segments[column] != segments[column - 1]
+                assert int(positions[column]) == (0 if new else int(positions[column - 1]) + 1)
+            assert bool((said[segments < 0] == IGNORED).all())
+    for row, tokens in asked.items():
+        text = store.sides[0][row].tolist()
+        tokens.sort()
+        assert [said for _, _, said in tokens] == [*text, EOS]
+        assert [read for _, read, _ in tokens] == [BOS, *text]

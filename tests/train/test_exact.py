@@ -1,0 +1,252 @@
+"""Training is exact: the same recipe gives the same bits, and so does a run killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from heed.config import Recipe
+from heed.data.batches import Batch
+from heed.errors import RunError
+from heed.runs import Run
+from heed.train import checkpoint, engine
+from heed.train.feed import Feed
+from heed.train.optim import OPTIMIZERS
+
+ROOT = Path(__file__).resolve().parents[2]
+QUIET = Console(quiet=True)
+
+
+class Killed(BaseException):
+    """Stands for the moment a process dies."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language pair whose second side is the first one backwards."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(0)
+    lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(120)]
+    (folder / "a.en").write_text("\n".join(lines))
+    (folder / "a.fr").write_text("\n".join(" ".join(reversed(line.split())) for line in lines))
+    return folder
+
+
+def recipe(corpus: Path, **train: Any) -> Recipe:
+    settings = {"steps": 9, "batch_size": 16, "warmup": 2, "log_every": 2} | train
+    return Recipe.of(
+        {
+            "task": "translate",
+            "data": {"train": [str(corpus / "a.en"), str(corpus / "a.fr")]},
+            "tokenizer": {"kind": "word"},
+            "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.2, "merge": "shuffle"},
+            "train": {"evaluate_every": 4, "checkpoint_every": 3} | settings,
+        }
+    )
+
+
+def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
+    """The weights' bytes, and what was measured, the clock apart."""
+    lines = Run(folder).metrics()
+    for line in lines:
+        line.pop("time")
+    return Run(folder).weights_path.read_bytes(), lines
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
+
+
+def dies_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training dies when it asks for this update's batches."""
+    walk = Feed.walk
+
+    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+        for number, batches in enumerate(walk(self, start, stop), start):
+            if number == step:
+                raise Killed
+            yield batches
+
+    monkeypatch.setattr(Feed, "walk", dying)
+
+
+def test_the_same_recipe_gives_the_same_bits(corpus: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        engine.start(recipe(corpus), tmp_path / name, device="cpu", console=QUIET)
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_resumed_equals_unbroken_for_every_optimizer(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    told = recipe(corpus, optimizer=name, lr=1e-3, ema=0.9, accumulate=2)
+    engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    with monkeypatch.context() as patch:
+        dies_at(5, patch)
+        with pytest.raises(Killed):
+            engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_resumed_equals_unbroken_from_every_step(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    with monkeypatch.context() as patch:
+        dies_at(step, patch)
+        with pytest.raises(Killed):
+            engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    with monkeypatch.context() as patch:
+        dies_at(8, patch)
+        with pytest.raises(Killed):
+            engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    newest = sorted((tmp_path / "broken" / "checkpoints").glob("step-*"))[-1]
+    weights = newest / "tensors.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0\0")
+    said: list[str] = []
+    _, facts = checkpoint.newest(newest.parent, said.append)
+    assert facts["step"] == 3
+    assert newest.name in said[0]
+    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    real = checkpoint.checksum
+
+    def dies(path: Path) -> str:
+        if "000000006" in str(path):
+            raise Killed
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "checksum", dies)
+        with pytest.raises(Killed):
+            engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(corpus: Path, tmp_path: Path) -> None:
+    engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    before = outcome(tmp_path / "run")
+    console = Console(record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    engine.resume(tmp_path / "run", device="cpu", console=console)
+    assert "finished" in console.export_text()
+    assert outcome(tmp_path / "run") == before
+    console.file.close()
+
+
+def test_a_folder_with_a_run_in_it_is_refused(corpus: Path, tmp_path: Path) -> None:
+    engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    before = outcome(tmp_path / "run")
+    with pytest.raises(RunError, match="a run here already"):
+        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "run") == before
+
+
+def test_a_second_process_is_refused(corpus: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe(corpus))
+    with run.locked(), pytest.raises(RunError, match="another process"):
+        engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+
+
+def command(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "heed", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> int:
+    process.communicate(timeout=120)
+    return process.returncode
+
+
+def test_killed_for_real_at_random_moments(corpus: Path, tmp_path: Path) -> None:
+    """`kill -9` on the real command, then `heed resume`, again and again to the end."""
+    told = recipe(corpus, steps=60, checkpoint_every=2, evaluate_every=10)
+    (tmp_path / "recipe.toml").write_text(told.toml())
+    whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
+    train = ("train", str(tmp_path / "recipe.toml"), "--device", "cpu", "--run")
+    assert finished(command(*train, whole)) == 0
+    draw, kills = random.Random(1), 0
+    action: tuple[str, ...] = (*train, broken)
+    for _ in range(5):
+        process = command(*action)
+        metrics = Path(broken) / "metrics.jsonl"
+        seen, wait = metrics.stat().st_size if metrics.exists() else 0, draw.uniform(0.0, 0.15)
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > seen):
+            time.sleep(0.005)
+        time.sleep(wait)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        action = ("resume", broken, "--device", "cpu")
+        if finished(process) == 0:
+            break
+    else:
+        assert finished(command(*action)) == 0
+    assert kills >= 3
+    assert outcome(Path(whole)) == outcome(Path(broken))
+
+
+def test_ctrl_c_saves_and_exits_130(corpus: Path, tmp_path: Path) -> None:
+    told = recipe(corpus, steps=100_000, checkpoint_every=100_000, evaluate_every=100_000)
+    (tmp_path / "recipe.toml").write_text(told.toml())
+    process = command(
+        "train", str(tmp_path / "recipe.toml"), "--device", "cpu", "--run", str(tmp_path / "run")
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not metrics.exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "nothing is lost" in out
+    _, facts = checkpoint.newest(tmp_path / "run" / "checkpoints", print)
+    assert facts["step"] > 0
+
+
+def test_the_environment_says_what_the_bits_hang_on(corpus: Path, tmp_path: Path) -> None:
+    engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    for key in ("format", "python", "platform", "packages", "cpu_threads", "data", "device"):
+        assert facts[key], key
+
+
+def test_a_run_can_be_moved(corpus: Path, tmp_path: Path) -> None:
+    engine.start(recipe(corpus), tmp_path / "here", device="cpu", console=QUIET)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    model, tokenizer, _ = engine.load(tmp_path / "there", device="cpu")
+    assert tokenizer.encode("a b")
+    assert not model.training
