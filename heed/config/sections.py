@@ -46,7 +46,7 @@ class TokenizerConfig(Section):
     kind: Literal["bpe", "unigram", "word", "char", "byte"] = "bpe"
     """Pieces learnt by merging, by likelihood, or fixed: words, characters, bytes."""
     vocab_size: Count | None = None
-    """How many pieces; unset, 8,000 for `bpe` and `unigram`, all that occur for the others."""
+    """How many pieces; unset, as many as the text can teach (up to 8,000 for bpe and unigram)."""
     min_count: Count = 1
     """How often a word or character must occur to get an id of its own."""
     lowercase: bool = False
@@ -89,8 +89,8 @@ class TrainConfig(Section):
     """Muon's rate for matrices; unset, lr."""
     schedule: str = "inverse_sqrt"
     """constant, inverse_sqrt, cosine, linear or wsd (warm-up, stable, decay)."""
-    warmup: Annotated[int, Field(ge=0)] = 400
-    """Updates over which the rate rises from zero."""
+    warmup: Annotated[int, Field(ge=0)] | None = None
+    """Updates over which the rate rises from zero; unset, a tenth of all, 400 at most."""
     lr_floor: Share = 0.0
     """Share of the rate that is left at the end of a falling schedule."""
     clip: NonNegative = 1.0

@@ -88,9 +88,10 @@ def build_loop(parts: Parts, run: Run) -> Loop:
             muon_lr=settings.muon_lr,
         ),
     )
+    warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
     factor = schedule(
         settings.schedule,
-        warmup=min(settings.warmup, steps),
+        warmup=warmup,
         steps=steps,
         floor=settings.lr_floor,
     )

@@ -26,6 +26,7 @@ from heed.runs import Run
 
 Say = Callable[[str], None]
 DEV_SHARE, DEV_MOST = 0.05, 2000
+FEWEST_PIECES, MOST_PIECES, CHARACTERS_A_PIECE = 400, 8000, 100
 
 
 @dataclass
@@ -220,10 +221,15 @@ def _learn(settings: TokenizerConfig, corpus: Corpus) -> Tokenizer:
         for record in corpus.kept():
             yield from record.texts
 
+    size = settings.vocab_size
+    if size is None and settings.kind in ("bpe", "unigram"):
+        # A piece must be met often enough to be learnt: a small corpus gets few.
+        characters = sum(map(len, texts()))
+        size = min(MOST_PIECES, max(FEWEST_PIECES, characters // CHARACTERS_A_PIECE))
     return Tokenizer.train(
         texts(),
         kind=settings.kind,
-        vocab_size=settings.vocab_size,
+        vocab_size=size,
         min_count=settings.min_count,
         lowercase=settings.lowercase,
     )

@@ -1,0 +1,283 @@
+"""What a recipe can ask of training, each through the engine on small real text."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from heed.config import Recipe
+from heed.data.batches import Batch
+from heed.errors import ConfigError, DataError, HeedError
+from heed.models import Model
+from heed.runs import Run
+from heed.score import evaluation, objective
+from heed.score.objective import Loss
+from heed.train import engine, loop
+from heed.train.setup import prepare
+
+QUIET = Console(quiet=True)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Labelled lines whose label says whether there is an "a" among their letters."""
+    draw = random.Random(0)
+    lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(160)]
+    labelled = [f"{'with' if 'a' in line else 'without'}\t{line}" for line in lines]
+    (tmp_path / "train.tsv").write_text("\n".join(labelled[:120]))
+    (tmp_path / "dev.tsv").write_text("\n".join(labelled[100:]))
+    (tmp_path / "train.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def recipe(text: Path, task: str = "classify", **tables: Any) -> Recipe:
+    names = {"classify": ["train.tsv"], "generate": ["train.txt"]}[task]
+    data = {"train": [str(text / name) for name in names]} | tables.pop("data", {})
+    train = {"steps": 6, "batch_size": 16, "warmup": 2} | tables.pop("train", {})
+    model = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.0} | tables.pop("model", {})
+    return Recipe.of(
+        {"task": task, "data": data, "train": train, "model": model, **tables}
+        | {"tokenizer": {"kind": "word"}}
+    )
+
+
+def trained(told: Recipe, folder: Path) -> Run:
+    return engine.start(told, folder, device="cpu", console=QUIET)
+
+
+def scores(run: Run, event: str = "evaluate") -> list[dict[str, Any]]:
+    return [line for line in run.metrics() if line["event"] == event]
+
+
+def test_a_classifier_learns_a_rule(text: Path) -> None:
+    told = recipe(
+        text,
+        data={"dev": [str(text / "dev.tsv")]},
+        train={"steps": 150, "lr": 5e-3, "best": "dev/accuracy"},
+    )
+    run = trained(told, text / "run")
+    assert max(line["dev"]["accuracy"] for line in scores(run)) > 0.9
+
+
+def test_what_train_has_too_is_scored_apart(text: Path) -> None:
+    run = trained(recipe(text, data={"dev": [str(text / "dev.tsv")]}), text / "run")
+    assert {"dev", "dev-clean"} <= scores(run)[-1].keys()
+
+
+def test_named_sets_and_train_are_scored_by_the_same_path(text: Path) -> None:
+    told = recipe(
+        text,
+        data={"dev": [str(text / "dev.tsv")], "sets": {"again": [str(text / "dev.tsv")]}},
+        train={"evaluate_train": True},
+    )
+    line = scores(trained(told, text / "run"))[-1]
+    assert line["again"] == line["dev"]
+    assert set(line["train"]) == set(line["dev"])
+
+
+def test_without_dev_a_share_of_train_is_set_aside(text: Path) -> None:
+    parts = prepare(recipe(text), _run(text), device=CPU, say=print)
+    train, dev = set(parts.train.rows.tolist()), set(parts.sets["dev"].rows.tolist())
+    assert train
+    assert dev
+    assert not train & dev
+    assert len(train | dev) == 120
+
+
+def _run(folder: Path) -> Run:
+    return Run.create(folder / "prepared", recipe(folder))
+
+
+def test_evaluation_leaves_no_trace(text: Path) -> None:
+    """No randomness drawn, no graph built, dropout off, the mode restored, the same twice."""
+    told = recipe(text, model={"dropout": 0.5})
+    parts = prepare(told, _run(text), device=CPU, say=print)
+    parts.model.train()
+    before = torch.get_rng_state()
+    first, second = (
+        evaluation.evaluate(parts.model, parts.sets["dev"], device=CPU) for _ in range(2)
+    )
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), before)
+    assert parts.model.training
+    assert all(p.grad is None for p in parts.model.parameters())
+
+
+@pytest.mark.parametrize("task", ["classify", "generate"])
+def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
+    """Two micro-batches make the update that both texts together make."""
+    weights = []
+    for size, accumulate in ((32, 1), (16, 2)):
+        train = {"batch_size": size, "accumulate": accumulate, "steps": 1, "optimizer": "sgd"}
+        told = recipe(text, task, train=train | {"lr": 0.1, "momentum": 0.0, "clip": 0.0})
+        run = Run.create(text / f"run-{size}", told)
+        parts = prepare(told, run, device=CPU, say=print)
+        made = engine.build_loop(parts, run)
+        plan = parts.train.plan(0)
+        whole = [parts.train.batch(plan, i) for i in range(accumulate)]
+        if accumulate == 1:
+            rows = whole[0]
+        else:
+            halves = [_rows(rows, slice(0, 16)), _rows(rows, slice(16, 32))]
+            whole = halves
+        made.update(whole)
+        weights.append(torch.cat([p.detach().flatten() for p in parts.model.parameters()]))
+    assert torch.allclose(*weights, atol=1e-6, rtol=0)
+
+
+def _rows(batch: Batch, part: slice) -> Batch:
+    from dataclasses import replace
+
+    targets = batch.targets[part]
+    return replace(
+        batch,
+        ids=batch.ids[part],
+        targets=targets,
+        mask=batch.mask[part],
+        count=int((targets != -100).sum()),
+        rows=batch.rows[part],
+    )
+
+
+def test_gradients_do_not_leak_between_steps(text: Path) -> None:
+    run = _run(text)
+    parts = prepare(recipe(text), run, device=CPU, say=print)
+    made = engine.build_loop(parts, run)
+    for batches in made.feed.walk(0, 2):
+        made.update(batches)
+        assert all(p.grad is None for p in parts.model.parameters())
+
+
+def test_early_stopping_stops(text: Path) -> None:
+    told = recipe(text, train={"steps": 500, "evaluate_every": 1, "patience": 2, "lr": 1e-9})
+    run = trained(told, text / "run")
+    assert len(scores(run)) < 100
+    assert run.finished
+
+
+def test_the_mean_of_the_last_weights_is_kept_only_if_better(text: Path) -> None:
+    told = recipe(text, train={"steps": 12, "evaluate_every": 3, "average": 3})
+    run = trained(told, text / "run")
+    (line,) = scores(run, "average")
+    best = min(scores(run), key=lambda line: line["dev"]["loss"])["dev"]["loss"]
+    assert line["kept"] == (line["dev"]["loss"] < best)
+    assert len(list(run.checkpoints.glob("recent-*"))) == 3
+
+
+def test_a_run_begins_from_another(text: Path) -> None:
+    first = trained(recipe(text, "generate"), text / "first")
+    told = recipe(text, init={"from": str(first.folder)}, train={"steps": 1, "lr": 1e-12})
+    second = trained(told, text / "second")
+    before, after = load_file(first.weights_path), load_file(second.weights_path)
+    name = "embedding.table.weight"
+    assert torch.allclose(before[name], after[name], atol=1e-6)
+    assert second.tokenizer_path.read_bytes() == first.tokenizer_path.read_bytes()
+
+
+def test_a_masked_language_model_learns_from_both_sides(text: Path) -> None:
+    told = recipe(text, "generate", train={"objective": "masked", "steps": 30, "lr": 5e-3})
+    lines = scores(trained(told, text / "run"))
+    assert lines[-1]["dev"]["loss"] < lines[0]["dev"]["loss"] + 0.1
+
+
+def test_packed_training_runs(text: Path) -> None:
+    told = recipe(text, "generate", data={"pack": True, "max_length": 32})
+    assert trained(told, text / "run").finished
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"data": {"pack": True}}, "pack is for language models"),
+        ({"train": {"objective": "masked"}}, "is for task 'generate'"),
+        ({"model": {"position": "learned", "max_positions": 8}}, "beyond the 8 positions"),
+        ({"train": {"best": "dev/los"}}, "Did you mean 'dev/loss'"),
+        ({"train": {"optimizer": "adamx"}}, "Did you mean 'adam"),
+        ({"train": {"schedule": "cosin"}}, "Did you mean 'cosine'"),
+    ],
+)
+def test_nonsense_is_refused(text: Path, tables: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, HeedError), match=said):
+        trained(recipe(text, **tables), text / "run")
+
+
+def test_a_missing_file_leaves_no_folder(text: Path) -> None:
+    told = recipe(text, data={"train": [str(text / "nothing.tsv")]})
+    with pytest.raises(DataError, match="nothing"):
+        trained(told, text / "run")
+    assert not (text / "run").exists()
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, from_call: int, to_call: int) -> None:
+    """Losses that are not finite from one call to another."""
+    calls = 0
+
+    def poisoned(model: Model, batch: Batch, *, label_smoothing: float = 0.0) -> Loss:
+        nonlocal calls
+        calls += 1
+        part = objective.loss(model, batch, label_smoothing=label_smoothing)
+        if from_call <= calls <= to_call:
+            part.total = part.total * torch.tensor(float("nan"))
+        return part
+
+    monkeypatch.setattr(loop, "loss", poisoned)
+
+
+def test_a_loss_that_is_not_finite_is_skipped(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, 2, 3)
+    run = trained(recipe(text, train={"log_every": 1}), text / "run")
+    lines = scores(run, "train")
+    assert [line["skipped"] for line in lines] == [0, 1, 2, 2, 2, 2]
+    weights: dict[str, Tensor] = load_file(run.weights_path)
+    assert all(bool(weight.isfinite().all()) for weight in weights.values())
+
+
+def test_too_many_of_them_stop_the_run_and_keep_the_batch(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, 1, 99)
+    told = recipe(text, train={"skip_limit": 2})
+    with pytest.raises(HeedError, match="not finite in 3 updates in a row"):
+        trained(told, text / "run")
+    assert list((text / "run").glob("batch-*.safetensors"))
+
+
+def test_running_out_of_memory_names_the_setting(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*arguments: object, **named: object) -> Loss:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(loop, "loss", exhausted)
+    with pytest.raises(HeedError, match=r"train\.batch_size=8 --set train\.accumulate=2"):
+        trained(recipe(text), text / "run")
+
+
+def test_a_full_disk_says_what_to_do(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("heed.train.checkpoint.save_file", full)
+    with pytest.raises(HeedError, match=r"the disk is full\. Free some space"):
+        trained(recipe(text), text / "run")
+    assert not list((text / "run" / "checkpoints").glob(".draft-*"))
+
+
+def test_metrics_keep_the_clock_apart(text: Path) -> None:
+    run = trained(recipe(text), text / "run")
+    for line in run.metrics_path.read_text().splitlines():
+        assert set(json.loads(line)["time"]) == {"unix", "tokens_per_second"}
