@@ -21,7 +21,7 @@ from heed.data.tokenizer import Tokenizer
 from heed.decode.greedy import translate
 from heed.errors import RunError
 from heed.models import Translator
-from heed.probe.maps import CrossMap, best_layer, cross_map
+from heed.probe.maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
 from heed.runs import Run, write_whole
 from heed.score.translation import alignment_error, bleu, exact_match
@@ -128,7 +128,7 @@ def _maps(
     model: Translator, tokenizer: Tokenizer, sentences: Sequence[world.Sentence]
 ) -> list[CrossMap]:
     """Attention while the reference is written, so that the gold alignment fits its words."""
-    return [cross_map(model, tokenizer, s.english, s.french) for s in sentences]
+    return cross_maps(model, tokenizer, [(s.english, s.french) for s in sentences])
 
 
 def _show(test: Sequence[world.Sentence], hypotheses: Sequence[str], console: Console) -> None:

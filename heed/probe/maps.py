@@ -5,19 +5,22 @@ Shapes: l layers, h heads, n target pieces, m source pieces; N target words, M s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heed.data.tokenizer import BOS, EOS, Tokenizer
+from heed.data.batches import padded
+from heed.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from heed.models import Translator
 from heed.score.evaluation import evaluating
 from heed.score.translation import Links, alignment_error
 
 Floats = NDArray[np.float64]
+TOGETHER = 64
+"""Sentences traced side by side."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +41,47 @@ class CrossMap:
         return {(int(row.argmax()), i) for i, row in enumerate(self.averaged(layer))}
 
 
-def cross_map(model: Translator, tokenizer: Tokenizer, source: str, target: str) -> CrossMap:
-    """Cross-attention while `target` is written, piece by piece, from `source`.
+def cross_maps(
+    model: Translator, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
+) -> list[CrossMap]:
+    """Cross-attention while each target is written, piece by piece, from its source.
 
     The row of a target piece is the one that predicted it: what the model looked at to write it,
     not what it looked at once it was written.
     """
-    device = model.embedding.table.weight.device
-    source_ids, target_ids = tokenizer.encode(source), tokenizer.encode(target)
-    read = torch.tensor([[*source_ids, EOS]], device=device)
-    written = torch.tensor([[BOS, *target_ids]], device=device)
+    maps: list[CrossMap] = []
     with evaluating(model):
-        trace = model.trace(read, written)
-    pieces = torch.stack([layer[0] for layer in trace.cross]).double().cpu().numpy()
-    pieces = pieces[:, :, : len(target_ids), : len(source_ids)]
-    columns = _by_word(tokenizer.words(source), len(source.split()))
-    rows = _by_word(tokenizer.words(target), len(target.split()))
-    # Pieces of a source word add up; pieces of a target word are averaged.
-    rows = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
-    return CrossMap(source.split(), target.split(), rows @ pieces @ columns.T)
+        for first in range(0, len(pairs), TOGETHER):
+            maps += _together(model, tokenizer, pairs[first : first + TOGETHER])
+    return maps
+
+
+def cross_map(model: Translator, tokenizer: Tokenizer, source: str, target: str) -> CrossMap:
+    """The same for one pair."""
+    return cross_maps(model, tokenizer, [(source, target)])[0]
+
+
+def _together(
+    model: Translator, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
+) -> Iterator[CrossMap]:
+    device = model.embedding.table.weight.device
+    sources = tokenizer.encode_batch([source for source, _ in pairs])
+    targets = tokenizer.encode_batch([target for _, target in pairs])
+    read, mask = padded([np.array([*ids, EOS]) for ids in sources], _longest(sources), PAD)
+    written, _ = padded([np.array([BOS, *ids]) for ids in targets], _longest(targets), PAD)
+    trace = model.trace(read.to(device), written.to(device), mask=mask.to(device))
+    weights_blhnm = torch.stack(trace.cross, dim=1).double().cpu().numpy()
+    for (source, target), weights, s, t in zip(pairs, weights_blhnm, sources, targets, strict=True):
+        columns = _by_word(tokenizer.words(source), len(source.split()))
+        rows = _by_word(tokenizer.words(target), len(target.split()))
+        # Pieces of a source word add up; pieces of a target word are averaged.
+        rows = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
+        pieces = weights[:, :, : len(t), : len(s)]
+        yield CrossMap(source.split(), target.split(), rows @ pieces @ columns.T)
+
+
+def _longest(texts: Sequence[Sequence[int]]) -> int:
+    return max(map(len, texts)) + 1
 
 
 def _by_word(word_of_piece: Sequence[int], words: int) -> Floats:

@@ -136,7 +136,7 @@ def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
             whole = halves
         made.update(whole)
         weights.append(torch.cat([p.detach().flatten() for p in parts.model.parameters()]))
-    assert torch.allclose(*weights, atol=1e-6, rtol=0)
+    assert torch.allclose(weights[0], weights[1], atol=1e-6, rtol=0)
 
 
 def _rows(batch: Batch, part: slice) -> Batch:
