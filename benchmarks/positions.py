@@ -1,10 +1,12 @@
 """What each position encoding costs beside `none`, and the plain path beside the fused one.
 
     python benchmarks/positions.py                   two lengths on this machine's CPU
-    python benchmarks/positions.py --device cuda     GPT-2's 124M shape in bfloat16, 1,024 tokens
+    python benchmarks/positions.py --device cuda     GPT-2's 124M shape in bfloat16
 
-Every figure is a ratio to `none` on the same path in the same run, over a causal language model's
-forward and backward pass and over a whole training step (forward, backward, clip, optimizer).
+All is measured in one run on a causal language model at 128 and at 1,024 tokens, the encodings
+taking turns: a forward pass, a forward and backward pass, and a whole training step (forward,
+backward, clip, optimizer). On a GPU the step is also measured as one captured graph, which leaves
+out what Python takes to launch it, and the longer one with its blocks compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +25,7 @@ from torch import Tensor, nn
 
 from heed.config import ModelConfig
 from heed.models import LanguageModel, build
+from heed.nn.stack import Stack
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
 
@@ -54,53 +59,119 @@ def make(shape: Shape, position: str, device: str) -> LanguageModel:
     return model.to(device)
 
 
-def loss_of(model: nn.Module, logits_of: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+def loss_of(logits_of: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     """Next-token loss in the precision of the device."""
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.device.type == "cuda"):
         logits = logits_of(ids)
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def passes(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
-    """A forward and backward pass by the plain, the fused or the compiled path."""
-    logits_of: Callable[[Tensor], Tensor] = model
-    if path == "plain":
-        logits_of = lambda ids: model.trace(ids).logits  # noqa: E731
-    elif path == "compiled":
-        logits_of = torch.compile(model, dynamic=False)
+def forward(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], Tensor]:
+    """A forward pass by the plain or the fused path, the latter perhaps with compiled blocks."""
+
+    def plainly(ids: Tensor) -> Tensor:
+        return model.trace(ids).logits
+
+    if path == "compiled":
+        for block in cast(Stack, model.stack).blocks:
+            block.compile(dynamic=False)
+    logits_of = plainly if path == "plain" else model
+    return lambda: loss_of(logits_of, ids)
+
+
+def both(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
+    """A forward and a backward pass."""
+    loss = forward(model, ids, path)
 
     def run() -> None:
         model.zero_grad(set_to_none=True)
-        loss_of(model, logits_of, ids).backward()
+        loss().backward()
 
     return run
 
 
 def step(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
-    """A whole training step by the fused or the compiled path."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    both = passes(model, ids, path)
+    """A whole training step."""
+    on_gpu = ids.device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True, capturable=on_gpu)
+    passes = both(model, ids, path)
 
     def run() -> None:
-        both()
+        passes()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return run
+    return captured(run) if path == "captured" else run
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """The same work, launched as one CUDA graph: what is left is the GPU's own time.
+
+    All graphs share a pool of memory, for they never run at the same time.
+    """
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool()):
+        run()
+    return graph.replay
+
+
+@cache
+def pool() -> tuple[int, int]:
+    """Memory for captured graphs."""
+    handle: tuple[int, int] = torch.cuda.graph_pool_handle()
+    return handle
+
+
+WHAT: dict[str, Callable[[LanguageModel, Tensor, str], Callable[[], object]]] = {
+    "forward": forward,
+    "both": both,
+    "step": step,
+}
+
+
+def plans(device: str, *, longest: bool) -> list[tuple[str, str]]:
+    """What to measure, by which path. Compiled blocks stay compiled, so they come last."""
+    everywhere = [("forward", "plain"), ("forward", "fused"), ("both", "plain"), ("both", "fused")]
+    everywhere += [("step", "fused")]
+    if device == "cpu":
+        return everywhere
+    return everywhere + [("step", "captured")] + [("step", "compiled")] * longest
 
 
 def measure(
-    shape: Shape,
-    what: Callable[[LanguageModel, Tensor, str], Callable[[], object]],
-    path: str,
-    device: str,
-    rounds: int,
+    models: dict[str, LanguageModel], ids: Tensor, plan: tuple[str, str], rounds: int
 ) -> dict[str, float]:
     """Seconds by encoding, all in one run."""
-    ids = torch.randint(shape.vocab, (shape.batch, shape.length), device=device)
-    models = {position: make(shape, position, device) for position in ENCODINGS}
-    runs = {position: what(model, ids, path) for position, model in models.items()}
-    return side_by_side(runs, device=device, rounds=rounds, warmup=3)
+    what, path = plan
+    runs = {position: WHAT[what](model, ids, path) for position, model in models.items()}
+    times = side_by_side(runs, device=ids.device.type, rounds=rounds, warmup=3)
+    for model in models.values():
+        model.zero_grad(set_to_none=True)
+    if ids.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return times
+
+
+def report(shape: Shape, seconds: dict[tuple[str, str], dict[str, float]]) -> str:
+    """One row an encoding: each plan relative to `none`, and the fused path to the plain one."""
+    columns = [", ".join(plan) for plan in seconds] + ["fused / plain"]
+    rows = []
+    for position in ENCODINGS:
+        ratios = [times[position] / times["none"] for times in seconds.values()]
+        gain = seconds["both", "fused"][position] / seconds["both", "plain"][position]
+        rows.append([position, *(f"{ratio:.2f}x" for ratio in [*ratios, gain])])
+    rows.append(["none, ms", *(f"{times['none'] * 1e3:.1f}" for times in seconds.values()), ""])
+    title = (
+        f"{shape.length:,} tokens, batch {shape.batch}, {shape.layers} layers, {shape.heads} heads,"
+        f" width {shape.width}: time relative to `none`; last, the fused pass to the plain one"
+    )
+    return table(title, ["position", *columns], rows)
 
 
 def main() -> None:
@@ -112,32 +183,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
     options = parser.parse_args()
     device, cuda = options.device, options.device == "cuda"
-    rounds = options.rounds or (15 if cuda else 5)
+    rounds = options.rounds or (10 if cuda else 5)
     if cuda:
-        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.set_float32_matmul_precision("high")
+        # One compilation an encoding is the point here, and there are as many as there are.
+        torch._dynamo.config.recompile_limit = 8 * len(ENCODINGS)
         shapes = [Shape(12, 12, 768, 50304, 64, 128), Shape(12, 12, 768, 50304, 16, 1024)]
     else:
         shapes = [Shape(2, 4, 256, 1000, 16, 128), Shape(2, 4, 256, 1000, 2, 1024)]
     if options.tiny:
         shapes, rounds = [Shape(1, 2, 32, 50, 2, 32), Shape(1, 2, 32, 50, 2, 64)], 2
-    plans = [("pass", passes, "plain"), ("pass", passes, "fused"), ("step", step, "fused")]
-    if cuda:
-        plans += [("step", step, "compiled")]
     texts, figures = [], []
     for shape in shapes:
-        columns = [f"{what}, {path}" for what, _, path in plans]
-        seconds = {
-            column: measure(shape, make_run, path, device, rounds)
-            for column, (_, make_run, path) in zip(columns, plans, strict=True)
-        }
-        figures.append({"shape": vars(shape), "seconds": seconds})
-        rows = [
-            [position, *(f"{s[position] / s['none']:.2f}x" for s in seconds.values())]
-            for position in ENCODINGS
-        ]
-        rows.append(["none, ms", *(f"{s['none'] * 1e3:.1f}" for s in seconds.values())])
-        title = f"Cost relative to `none`: {shape}"
-        texts.append(table(title, ["position", *columns], rows))
+        ids = torch.randint(shape.vocab, (shape.batch, shape.length), device=device)
+        models = {position: make(shape, position, device) for position in ENCODINGS}
+        wanted = plans(device, longest=shape is shapes[-1])
+        seconds = {plan: measure(models, ids, plan, rounds) for plan in wanted}
+        named = {", ".join(plan): times for plan, times in seconds.items()}
+        figures.append({"shape": vars(shape), "seconds": named})
+        texts.append(report(shape, seconds))
         print(texts[-1], flush=True)
     name = f"positions-{device}"
     keep(name, "\n\n".join(texts), figures, device=device, folder=options.out)

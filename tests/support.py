@@ -68,7 +68,7 @@ def tiny(**changes: Any) -> ModelConfig:
     return ModelConfig(**(small | changes))
 
 
-def perturb(model: nn.Module, *, by: float = 0.2, seed: int = 1) -> None:
+def perturb(model: nn.Module, *, by: float = 0.1, seed: int = 1) -> None:
     """Move every parameter by a random step."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

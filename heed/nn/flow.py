@@ -33,30 +33,34 @@ class Tokens:
     ) -> Tokens:
         """What a caller said of `ids_bn`, with positions counted where none were given.
 
-        Counting goes over real tokens, starts anew in each segment, and goes on from `before`.
+        Counting goes over real tokens and starts anew in each segment. Tokens after `before` go on
+        from its last position, and are of its last segment unless they are told otherwise.
         """
+        last = before.segments_bn[:, -1:] if before and before.segments_bn is not None else None
+        if segments is None and last is not None:
+            segments = last.expand(-1, ids_bn.shape[1])
         if positions is not None:
-            positions = positions.expand(ids_bn.shape) if positions.dim() == 1 else positions
-        elif segments is not None and before is None:
+            positions = positions[None] if positions.dim() == 1 else positions
+        elif segments is not None:
             positions = restart_positions(segments, mask)
+            if before is not None and last is not None:
+                positions = positions + (segments == last) * before.next_position()
         else:
-            past = torch.zeros(1, 1, dtype=torch.long, device=ids_bn.device)
-            if before is not None:
-                past = before.counted()[:, None]
             if mask is None:
-                positions = past + torch.arange(ids_bn.shape[1], device=ids_bn.device)[None]
+                positions = torch.arange(ids_bn.shape[1], device=ids_bn.device)[None]
             else:
-                positions = past + count_positions(mask)
+                positions = count_positions(mask)
+            positions = positions if before is None else positions + before.next_position()
         return cls(positions, mask, segments)
 
-    def counted(self) -> Tensor:
-        """How many real tokens each row has [b or 1]; with segments, how many its last one has."""
-        if self.real_bn is None and self.segments_bn is None:
-            return torch.tensor([self.positions_bn.shape[1]], device=self.positions_bn.device)
-        last = torch.ones_like(self.positions_bn, dtype=torch.bool)
+    def next_position(self) -> Tensor:
+        """Where the next token of each row's last segment stands [b or 1, 1]."""
+        taken_bn = self.positions_bn + 1
+        if self.real_bn is not None:
+            taken_bn = taken_bn * self.real_bn
         if self.segments_bn is not None:
-            last = self.segments_bn == self.segments_bn[:, -1:]
-        return (last if self.real_bn is None else last & self.real_bn).sum(dim=1)
+            taken_bn = taken_bn * (self.segments_bn == self.segments_bn[:, -1:])
+        return taken_bn.amax(dim=1, keepdim=True)
 
     def followed_by(self, new: Tokens) -> Tokens:
         """These tokens and then the new ones."""

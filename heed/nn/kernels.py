@@ -1,34 +1,34 @@
 """The fused formulas: what `attend` computes, without ever holding all the weights.
 
-`fused` takes what `attend` takes and returns the output alone. Behind it stand two kernels:
-torch's scaled_dot_product_attention (SDPA), and on a GPU FlexAttention, which computes a position's
-bias and a mask cell by cell, so that memory stays linear in length.
+`fused` takes what `attend` takes and returns the output alone. Behind it stand three kernels. Short
+sequences, dropout and machines without Triton go to torch's scaled_dot_product_attention (SDPA),
+with the bias as a tensor. Long ones on a GPU go to our own (`heed.nn.relative`), or, where only an
+encoding's `score_mod` knows the bias, to FlexAttention: there memory is linear in length.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, Protocol
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from heed.nn.masks import Mask
+from heed.nn.bias import LazyBias, Source
+from heed.nn.masks import Mask, hide, merged
+from heed.nn.relative import Relative, ScoreMod, attend_by_distance, plans
+from heed.nn.turning import turn
 
-FLEX_FROM_LENGTH = 512
-"""Shorter than this, a bias held as a tensor is cheaper than FlexAttention's bookkeeping."""
-
-
-class Bias(Protocol):
-    """A bias in either form a kernel may want."""
-
-    def dense(self) -> Tensor | None: ...
-
-    def score_mod(self) -> Any: ...
+LONG, LONG_BY_QUERY = 512, 128
+"""From how many tokens on a bias held as a tensor costs more than one made cell by cell: where all
+queries share it, and where each has its own."""
+WIDEST = 256
+"""Heads wider than this don't fit into the kernels' tiles; SDPA takes them."""
+HAS_TRITON = find_spec("triton") is not None
 
 
 def fused(
@@ -37,20 +37,22 @@ def fused(
     v_bgmd: Tensor,
     *,
     mask: Mask | Tensor | None = None,
-    bias: Bias | Tensor | None = None,
+    bias: LazyBias | Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q kᵀ · scale + bias) v, as `attend` has it, by the fastest kernel that can."""
-    if (
-        isinstance(mask, Mask)
-        and not isinstance(bias, Tensor)
-        and _flex_fits(q_bhnd, k_bgmd, dropout)
-    ):
-        score_mod = bias.score_mod() if bias is not None else None
-        if score_mod is not None or not (mask.only_causal or mask.sees_all):
-            return _flex(q_bhnd, k_bgmd, v_bgmd, mask, score_mod, scale)
+    if isinstance(mask, Mask) and isinstance(bias, LazyBias):
+        out = _long(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
+        if out is not None:
+            return out
     return _sdpa(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
+
+
+def prepare(mask: Mask, q_positions: Tensor, k_positions: Tensor, position: Source) -> None:
+    """Plan long attention before the first layer runs: to a compiler all layers then look alike."""
+    if _pays(mask, position) and (position.biased or not _simple(mask)):
+        plans(mask, q_positions, k_positions, position.reach)
 
 
 def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
@@ -59,28 +61,73 @@ def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
     return x_bgmd if groups == heads else x_bgmd.repeat_interleave(heads // groups, dim=1)
 
 
+def turned(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
+    """Tensors [b, heads, n, d], each pair (i, i + d/2) turned by position · frequency."""
+    if positions_bn.device.type == "cuda" and HAS_TRITON:
+        return turn(parts, positions_bn, frequencies)
+    angles = positions_bn[:, None, :, None].float() * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return [_turned(x, cos, sin) for x in parts]
+
+
+def _turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x, y = x_bhnd.chunk(2, dim=-1)
+    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
+
+
+def _simple(mask: Mask) -> bool:
+    """Whether SDPA needs no tensor to know this mask."""
+    return mask.sees_all or (mask.only_causal and mask.square)
+
+
+def _long(
+    q_bhnd: Tensor,
+    k_bgmd: Tensor,
+    v_bgmd: Tensor,
+    mask: Mask,
+    bias: LazyBias,
+    scale: float | None,
+    dropout: float,
+) -> Tensor | None:
+    """By a kernel for long sequences, where one can and pays. None of them has dropout."""
+    if dropout > 0.0 or q_bhnd.shape[-1] > WIDEST or not _pays(mask, bias.position):
+        return None
+    relative = bias.relative()
+    score_mod = bias.score_mod() if relative is None else None
+    if score_mod is not None:
+        return _flex(q_bhnd, k_bgmd, v_bgmd, mask, score_mod, scale)
+    if relative is None and not _simple(mask):
+        relative = Relative(bias.q_positions, bias.k_positions)
+    if relative is None or not relative.fits():
+        return None
+    return attend_by_distance(q_bhnd, k_bgmd, v_bgmd, mask, relative, scale)
+
+
+def _pays(mask: Mask, position: Source) -> bool:
+    """Whether they are there, and the text is long enough for them."""
+    long = LONG_BY_QUERY if position.bias_uses_query else LONG
+    return HAS_TRITON and mask.device.type == "cuda" and min(mask.queries, mask.keys) >= long
+
+
+# ------------------------------------------------------------------------------------------- SDPA
+
+
 def _sdpa(
     q_bhnd: Tensor,
     k_bgmd: Tensor,
     v_bgmd: Tensor,
     mask: Mask | Tensor | None,
-    bias: Bias | Tensor | None,
+    bias: LazyBias | Tensor | None,
     scale: float | None,
     dropout: float,
 ) -> Tensor:
-    added = bias if isinstance(bias, Tensor) or bias is None else bias.dense()
-    causal = False
-    if isinstance(mask, Mask):
-        causal = added is None and mask.only_causal and mask.queries == mask.keys
-        mask = None if causal else mask.dense()
-    if added is not None:
-        added = added.to(q_bhnd.dtype)
-        mask = added if mask is None else added.masked_fill(~mask, float("-inf"))
+    unbiased = bias is None or (not isinstance(bias, Tensor) and bias.dense() is None)
+    causal = unbiased and isinstance(mask, Mask) and mask.only_causal and mask.square
     return F.scaled_dot_product_attention(
         q_bhnd,
         k_bgmd,
         v_bgmd,
-        attn_mask=mask,
+        attn_mask=None if causal else _added(mask, None if unbiased else bias, q_bhnd),
         dropout_p=dropout,
         is_causal=causal,
         scale=scale,
@@ -88,35 +135,38 @@ def _sdpa(
     )
 
 
-# ------------------------------------------------------------------------------ FlexAttention
+def _added(
+    mask: Mask | Tensor | None, bias: LazyBias | Tensor | None, like: Tensor
+) -> Tensor | None:
+    """Mask and bias as the one tensor that SDPA takes."""
+    if bias is not None:
+        visible = mask.dense() if isinstance(mask, Mask) else mask
+        if isinstance(bias, Tensor):
+            return merged(bias, visible, like.dtype)
+        return bias.over(visible, like.dtype)
+    if like.device.type != "cuda":
+        return mask.dense() if isinstance(mask, Mask) else mask
+    # cuDNN gives garbage, and NaN for gradients, where a boolean mask hides a whole row. It gives
+    # zeros where numbers do.
+    if isinstance(mask, Mask):
+        return mask.added(like.dtype)
+    return None if mask is None else hide(mask, like.dtype)
 
 
-def _flex_fits(q_bhnd: Tensor, k_bgmd: Tensor, dropout: float) -> bool:
-    """Whether FlexAttention can take this call and is long enough to pay.
-
-    It has no dropout and, on a CPU, no backward; it needs Triton, and heads of 16 or more.
-    """
-    long = min(q_bhnd.shape[2], k_bgmd.shape[2]) >= FLEX_FROM_LENGTH
-    fits = q_bhnd.device.type == "cuda" and dropout == 0.0 and q_bhnd.shape[-1] >= 16
-    return fits and long and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    from torch.utils._triton import has_triton
-
-    return bool(has_triton())
-
-
-@cache
-def _compiled_flex() -> Any:
-    return torch.compile(flex_attention, dynamic=False)
+# ---------------------------------------------------------------------------------- FlexAttention
 
 
 def _flex(
-    q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor, mask: Mask, score_mod: Any, scale: float | None
+    q_bhnd: Tensor,
+    k_bgmd: Tensor,
+    v_bgmd: Tensor,
+    mask: Mask,
+    score_mod: ScoreMod,
+    scale: float | None,
 ) -> Tensor:
-    run = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    run: Any = flex_attention
+    if not torch.compiler.is_compiling():
+        run = torch.compile(flex_attention)
     out: Tensor = run(
         q_bhnd,
         k_bgmd,
@@ -131,28 +181,17 @@ def _flex(
 
 def block_mask(mask: Mask) -> BlockMask:
     """The mask by blocks, so that hidden ones are never computed."""
-    if mask.only_causal:
-        return _causal_block_mask(mask.queries, mask.keys, str(mask.device))
-    offset, causal = mask.keys - mask.queries, mask.causal
+    ahead, causal = mask.keys - mask.queries, mask.causal
     real, q_segments, k_segments = mask.real_bm, mask.q_segments_bn, mask.k_segments_bm
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        seen = (k <= q + offset) if causal else (k >= 0)
+        seen = (k <= q + ahead) if causal else (k >= 0)
         if real is not None:
             seen = seen & real[b, k]
         if q_segments is not None and k_segments is not None:
             seen = seen & (q_segments[b, q] == k_segments[b, k])
         return seen
 
-    rows = next(x.shape[0] for x in (real, q_segments, k_segments) if x is not None)
-    return create_block_mask(visible, rows, None, mask.queries, mask.keys, device=mask.device)
-
-
-@cache
-def _causal_block_mask(queries: int, keys: int, device: str) -> BlockMask:
-    offset = keys - queries
-
-    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return k <= q + offset
-
-    return create_block_mask(visible, None, None, queries, keys, device=device)
+    rows = [x.shape[0] for x in (real, q_segments, k_segments) if x is not None]
+    b = max(rows) if rows else None
+    return create_block_mask(visible, b, None, mask.queries, mask.keys, device=mask.device)

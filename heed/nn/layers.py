@@ -36,15 +36,21 @@ class BranchOut(nn.Linear):
 
 
 class TokenEmbedding(nn.Module):
-    """Vectors of about unit size for ids, from a table that can also serve as the output map."""
+    """Vectors of unit size for ids, from a table that can also serve as the output map.
+
+    The 2017 paper multiplies a table of size 1/√w by √w. A residual stream then brings a token's
+    own vector to the head and gives it a logit of √w: a fresh model repeats what it reads, and its
+    loss begins far above log(vocab). Powers of three quarters leave that logit at the fourth root.
+    """
 
     def __init__(self, vocab: int, width: int) -> None:
         super().__init__()
-        self.table = Table(vocab, width)
+        self.scale = width**0.75
+        self.table = Table(vocab, width, std=1 / self.scale)
 
     def forward(self, ids_bn: Tensor) -> Tensor:
-        """table[id] · √w (Vaswani et al. 2017, section 3.4)."""
-        return self.table(ids_bn) * math.sqrt(self.table.embedding_dim)
+        """table[id] · w^¾."""
+        return self.table(ids_bn) * self.scale
 
 
 class FeedForward(nn.Module):
@@ -81,8 +87,8 @@ def initialise(model: nn.Module, *, branches: int) -> None:
     """Draw every weight of a model whose residual stream sums `branches` branches.
 
     A map begins with variance 1 / fan-in, so that it keeps its input's size. The last map of each
-    residual branch is smaller by √branches, so that their sum, too, keeps the stream's size: it
-    lets a deep post-norm model learn at all (depth-scaled initialisation, Zhang et al. 2019).
+    residual branch is smaller by √branches, so that their sum, too, keeps the stream's size at any
+    depth (depth-scaled initialisation, Zhang et al. 2019).
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -55,9 +55,11 @@ class LSTMStack(nn.Module):
         weights: bool = False,
     ) -> StackOutput:
         """Vectors for `x_bnw`. `tokens` tells of x; `memory` is the encoded source."""
-        rows = _Rows(x_bnw.shape[:2], tokens, x_bnw.device)
         if cache is not None:
             cache.extend(tokens)
+            if tokens.segments_bn is not None:
+                raise ValueError("An LSTM's cache holds one state a row: it takes no segments.")
+        rows = _Rows(x_bnw.shape[:2], tokens, x_bnw.device)
         x_bnw = self.dropout(x_bnw)
         out = StackOutput(x_bnw, hidden=[x_bnw] if weights else [])
         for i, layer in enumerate(self.layers):

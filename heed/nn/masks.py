@@ -28,6 +28,11 @@ class Mask:
     k_segments_bm: Tensor | None = None
     """Which packed text a token belongs to; texts don't see each other."""
     _dense: Tensor | None = field(default=None, init=False, repr=False)
+    _added: Tensor | None = field(default=None, init=False, repr=False)
+    plans: dict[int | None, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """Which tiles kernels are to look at, by the reach of a bias: `heed.nn.relative` makes them."""
 
     @property
     def only_causal(self) -> bool:
@@ -40,11 +45,23 @@ class Mask:
         hides = self.real_bm is not None or self.k_segments_bm is not None
         return not hides and (not self.causal or self.queries == 1)
 
+    @property
+    def square(self) -> bool:
+        """Whether there are as many queries as keys."""
+        return self.queries == self.keys
+
     def dense(self) -> Tensor | None:
         """The mask as a boolean tensor [b or 1, 1, n, m]; None where everything may be seen."""
         if self._dense is None and not self.sees_all:
             self._dense = self._build()
         return self._dense
+
+    def added(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as numbers to add to scores, 0 or -inf; None where everything may be seen."""
+        if self._added is None or self._added.dtype != dtype:
+            visible = self.dense()
+            self._added = None if visible is None else hide(visible, dtype)
+        return self._added
 
     def _build(self) -> Tensor:
         mask_bnm = torch.ones(1, self.queries, self.keys, dtype=torch.bool, device=self.device)
@@ -57,6 +74,18 @@ class Mask:
         return mask_bnm[:, None]
 
 
+def hide(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where something may be seen, -inf where not."""
+    nothing = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, nothing, float("-inf"))
+
+
+def merged(bias: Tensor, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A bias on scores that also hides what may not be seen."""
+    bias = bias.to(dtype)
+    return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
+
+
 def count_positions(real_bn: Tensor) -> Tensor:
     """Positions that count real tokens from 0, whichever side the padding is on."""
     return (real_bn.long().cumsum(dim=1) - 1).clamp(min=0)
@@ -64,9 +93,9 @@ def count_positions(real_bn: Tensor) -> Tensor:
 
 def restart_positions(segments_bn: Tensor, real_bn: Tensor | None) -> Tensor:
     """Positions that count real tokens from 0 within each packed segment."""
-    real = torch.ones_like(segments_bn, dtype=torch.bool) if real_bn is None else real_bn
-    counted = count_positions(real)
-    changed = segments_bn[:, 1:] != segments_bn[:, :-1]
-    starts = torch.cat([torch.zeros_like(changed[:, :1]), changed], dim=1)
-    first = torch.where(starts, counted, 0).cummax(dim=1).values
-    return (counted - first).clamp(min=0)
+    real = torch.ones_like(segments_bn) if real_bn is None else real_bn.long()
+    before = real.cumsum(dim=1) - real
+    starts = segments_bn != segments_bn.roll(1, dims=1)
+    starts[:, :1] = True
+    first = torch.where(starts, before, 0).cummax(dim=1).values
+    return before - first

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
 from heed.errors import DataError
+from heed.nn import kernels
+from heed.nn.bias import LazyBias as LazyBias
 from heed.nn.layers import Table
-
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""FlexAttention's way to change one score: (score, batch, head, query, key) -> score."""
+from heed.nn.relative import ByBucket, Relative, ScoreMod
 
 
 class Position(nn.Module):
@@ -32,6 +33,8 @@ class Position(nn.Module):
     """Whether the bias differs between layers because it reads their queries."""
     needs_weights: bool = False
     """Whether the encoding must see the attention weights, which only the plain path has."""
+    reach: int | None = None
+    """Beyond which distance the bias no longer changes, if it ever stops."""
 
     def __init__(self, config: ModelConfig | None = None, *, causal: bool = False) -> None:
         super().__init__()
@@ -40,6 +43,16 @@ class Position(nn.Module):
     def complaint(cls, config: ModelConfig) -> str | None:
         """Why this encoding cannot be used in such a model, or None."""
         return None
+
+    @classmethod
+    def limit(cls, config: ModelConfig) -> int | None:
+        """How many positions there are; None where there is no end to them."""
+        return None
+
+    @property
+    def biased(self) -> bool:
+        """Whether the encoding has a bias that is a rule by distance."""
+        return type(self).relative is not Position.relative
 
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
         """Change the token vectors before the first layer."""
@@ -61,6 +74,15 @@ class Position(nn.Module):
         self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
     ) -> ScoreMod | None:
         """The same bias, one score at a time, for sequences too long to hold [n, m] numbers."""
+        return None
+
+    def relative(
+        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
+    ) -> Relative | None:
+        """The same bias as a rule by distance, where it is one: the fastest form on a GPU.
+
+        The query comes as it is, with the number that is to scale it.
+        """
         return None
 
     def values(
@@ -108,6 +130,11 @@ class Learned(Position):
         super().__init__(config, causal=causal)
         self.table = Table(config.max_positions, config.width, std=0.5)
 
+    @classmethod
+    def limit(cls, config: ModelConfig) -> int | None:
+        """The length of the table."""
+        return config.max_positions
+
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
         """x + table[position]."""
         self._check(positions_bn)
@@ -138,7 +165,7 @@ class Shaw(Position):
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
         head_width = config.head_width or config.width // config.heads
-        self.clip = config.shaw_clip
+        self.clip = self.reach = config.shaw_clip
         self.keys = Table(2 * self.clip + 1, head_width)
         self.value_vectors = Table(2 * self.clip + 1, head_width) if config.shaw_values else None
         self.needs_weights = config.shaw_values
@@ -172,6 +199,25 @@ class Shaw(Position):
 
         return add
 
+    def relative(
+        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
+    ) -> Relative:
+        """A table a query, q · a^K by distance; some idle columns make its rows quick to read."""
+        if q_bhnd is None:
+            raise ValueError("Shaw's bias reads the query.")
+        b, h, n, _ = q_bhnd.shape
+        vectors_cd = F.pad(self.keys.weight * scale, (0, 0, 0, -self.keys.num_embeddings % 8))
+        # One product a head: that reads the queries where they lie, without a copy.
+        q_hmd = q_bhnd.transpose(1, 2).flatten(0, 1).transpose(0, 1)
+        table = torch.bmm(q_hmd, vectors_cd.mT.to(q_bhnd.dtype).expand(h, -1, -1))
+        return Relative(
+            q_positions,
+            k_positions,
+            table_bhnc=table.unflatten(1, (b, n)).transpose(0, 1),
+            reach=self.reach,
+            classes=self.keys.num_embeddings,
+        )
+
     def values(
         self, weights_bhnm: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> Tensor | None:
@@ -204,11 +250,13 @@ class T5(Position):
         self.bidirectional, self.heads = not causal, config.heads
         self.buckets, self.distance = config.t5_buckets, config.t5_distance
         self.table = Table(self.buckets, config.heads, std=0.1)
+        self.reach = self.distance
+        self.by_bucket = ByBucket(self.bucket, self.reach)
 
     def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """table[bucket(key - query)] for each head."""
         distance = k_positions[:, None, :] - q_positions[:, :, None]
-        return self.table(self.bucket(distance)).permute(0, 3, 1, 2)
+        return self.table(self.by_bucket(distance)).permute(0, 3, 1, 2)
 
     def score_mod(
         self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
@@ -218,9 +266,15 @@ class T5(Position):
         q_at, k_at = _lookup(q_positions), _lookup(k_positions)
 
         def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return score + table_hk[h, self.bucket(k_at(b, k) - q_at(b, q))]
+            return score + table_hk[h, self.by_bucket(k_at(b, k) - q_at(b, q))]
 
         return add
+
+    def relative(
+        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
+    ) -> Relative:
+        """One table a head."""
+        return self.by_bucket.relative(self.table.weight, q_positions, k_positions)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Half the buckets hold one small distance each, the rest grow logarithmically.
@@ -272,6 +326,12 @@ class Alibi(Position):
 
         return add
 
+    def relative(
+        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
+    ) -> Relative:
+        """The slopes themselves."""
+        return Relative(q_positions, k_positions, slopes_h=self.slopes.float())
+
 
 def alibi_slopes(heads: int) -> list[float]:
     """2^(-8/h), its square, … for a power of two; else also every second slope of twice as many."""
@@ -300,26 +360,23 @@ class Rope(Position):
 
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
-        self.base = config.rope_base
+        width, self.base = config.head_width or config.width // config.heads, config.rope_base
+        frequencies = wavelengths(width, self.base, torch.device("cpu"))
+        # Kept as integers, which stay exact when a model is cast to fewer bits.
+        self.register_buffer("frequency_bits", frequencies.view(torch.int32), persistent=False)
+        self.frequency_bits: Tensor
 
     def rotate(
         self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Both turned by their own position; their product then knows only the difference."""
-        q_turn = self._turn(q_positions, q_bhnd.shape[-1])
-        k_turn = q_turn if k_positions is q_positions else self._turn(k_positions, k_bgmd.shape[-1])
-        return _turned(q_bhnd, *q_turn), _turned(k_bgmd, *k_turn)
-
-    def _turn(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        angles = positions[:, None, :, None].float() * wavelengths(
-            width, self.base, positions.device
-        )
-        return angles.cos(), angles.sin()
-
-
-def _turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    x, y = x_bhnd.chunk(2, dim=-1)
-    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
+        frequencies = self.frequency_bits.view(torch.float32)
+        if k_positions is q_positions:
+            q_bhnd, k_bgmd = kernels.turned([q_bhnd, k_bgmd], q_positions, frequencies)
+            return q_bhnd, k_bgmd
+        (q_bhnd,) = kernels.turned([q_bhnd], q_positions, frequencies)
+        (k_bgmd,) = kernels.turned([k_bgmd], k_positions, frequencies)
+        return q_bhnd, k_bgmd
 
 
 def _lookup(positions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -327,39 +384,6 @@ def _lookup(positions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     if positions.shape[0] == 1:
         return lambda b, i: positions[0, i]
     return lambda b, i: positions[b, i]
-
-
-class LazyBias:
-    """A position's bias, made only in the form and at the moment a kernel asks for it.
-
-    One object serves all layers when the bias does not depend on their queries.
-    """
-
-    def __init__(
-        self,
-        position: Position,
-        q_positions: Tensor,
-        k_positions: Tensor,
-        *,
-        q_bhnd: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        self.position, self.scale, self.q_bhnd = position, scale, q_bhnd
-        self.q_positions, self.k_positions = q_positions, k_positions
-        self._dense: Tensor | None = None
-
-    def dense(self) -> Tensor | None:
-        """As a tensor to add to the scores; None where the encoding has no bias."""
-        if self._dense is None:
-            self._dense = self.position.bias(self._query(), self.q_positions, self.k_positions)
-        return self._dense
-
-    def score_mod(self) -> ScoreMod | None:
-        """As a function of one score; None where the encoding has no bias."""
-        return self.position.score_mod(self._query(), self.q_positions, self.k_positions)
-
-    def _query(self) -> Tensor | None:
-        return None if self.q_bhnd is None else self.q_bhnd * self.scale
 
 
 ENCODINGS: dict[str, type[Position]] = {

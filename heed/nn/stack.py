@@ -10,6 +10,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
+from heed.nn import kernels
 from heed.nn.attention import MultiHeadAttention, Sight
 from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
@@ -94,7 +95,7 @@ class Stack(nn.Module):
         self.causal, self.crosses = causal, cross
         self.position = build_position(config, causal=causal)
         self.layer_positions = _layer_positions(self.position, config, layers, causal=causal)
-        if cross and config.cross_position:
+        if cross and config.cross_position and _acts_inside(self.position):
             self.cross_position = build_position(config, causal=False)
             self.cross_layer_positions = _layer_positions(
                 self.cross_position, config, layers, causal=False
@@ -151,6 +152,7 @@ class Stack(nn.Module):
             k_segments_bm=keys.segments_bn,
         )
         bias = _shared_bias(self.position, tokens.positions_bn, keys.positions_bn)
+        kernels.prepare(mask, tokens.positions_bn, keys.positions_bn, self.position)
         return Sight(tokens.positions_bn, keys.positions_bn, mask, tokens.real_bn, bias)
 
     def _cross_sight(self, tokens: Tokens, memory: Tensor, memory_tokens: Tokens) -> Sight:
@@ -164,6 +166,7 @@ class Stack(nn.Module):
         )
         q_positions, k_positions = tokens.positions_bn, memory_tokens.positions_bn
         bias = _shared_bias(self.cross_position, q_positions, k_positions)
+        kernels.prepare(mask, q_positions, k_positions, self.cross_position)
         return Sight(q_positions, k_positions, mask, tokens.real_bn, bias, memory)
 
 
@@ -173,6 +176,12 @@ def _layer_positions(
     """The encodings of layers 1, 2, …, where each layer has parameters of its own."""
     own = range(1, layers) if first.per_layer else ()
     return nn.ModuleList(build_position(config, causal=causal) for _ in own)
+
+
+def _acts_inside(position: Position) -> bool:
+    """Whether an encoding does anything inside attention, and so could across to a source."""
+    kind = type(position)
+    return kind.rotate is not Position.rotate or kind.bias is not Position.bias
 
 
 def _nth(own: nn.ModuleList, first: Position, layer: int) -> Position:

@@ -1,0 +1,201 @@
+"""The gradient of a table of biases: the gradients of scores, summed by class of distance.
+
+The gradients of a row's scores sum to zero, so class 0 gets what balances the others, and tiles
+that lie far before the block, most of a long causal text, are not looked at. Where positions are as
+far apart as tokens are (the plan calls such a block exact), there is a quick way; where they are
+not, each class of each tile is summed by itself. Shapes: b batch, n queries, h heads, c classes.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from heed.nn.gpu import kernel
+from heed.nn.gpu.attention import weighed
+from heed.nn.gpu.plans import planned
+from heed.nn.gpu.tiles import AFTER, EXACT, NEAR, clipped, distances, load, visible
+
+
+@kernel
+def _by_class(sums: tl.tensor, d_scores: tl.tensor, which: tl.tensor, each: tl.tensor) -> tl.tensor:
+    """Add a tile's gradients to sums [R, c] by class; class 0 is left out."""
+    highest = tl.max(tl.max(which, axis=1), axis=0)
+    lowest = tl.min(tl.min(tl.where(which > 0, which, 1 << 30), axis=1), axis=0)
+    for one in range(lowest, highest + 1):
+        part = tl.sum(tl.where(which == one, d_scores, 0.0), axis=1)
+        sums += tl.where(each[None, :] == one, part[:, None], 0.0)
+    return sums
+
+
+@kernel
+def _balanced(sums: tl.tensor, each: tl.tensor) -> tl.tensor:
+    """Class 0, so that each row sums to zero."""
+    return tl.where(each[None, :] == 0, -tl.sum(sums, axis=1)[:, None], sums)
+
+
+@kernel
+def _row_parts(
+    x: tl.tuple,
+    d_out: tl.tuple,
+    lse: tl.tensor,
+    delta: tl.tensor,
+    b: tl.tensor,
+    h: int,
+    row: int,
+    size: int,
+    R: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """What the backward pass reads of a block of queries, up to `size`."""
+    rows = row + tl.arange(0, R)
+    at = (b * tl.num_programs(1) + h) * x.n + rows
+    return (
+        load(x.q, x.shape, b, h, rows, size),
+        load(d_out, x.shape, b, h, rows, size),
+        tl.load(lse + at, mask=rows < size, other=float("inf")),
+        tl.load(delta + at, mask=rows < size, other=0.0),
+    )
+
+
+@kernel
+def any_kernel(
+    x: tl.tuple,
+    d_out: tl.tuple,
+    lse: tl.tensor,
+    delta: tl.tensor,
+    d_table: tl.tensor,
+    plan: tl.tensor,
+    plan_b: int,
+    PER_QUERY: tl.constexpr,
+    COUNT: tl.constexpr,
+    CLASSES: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """A block of queries that is not exact: like the table, or summed [b, h, blocks, c]."""
+    row, h, b = tl.program_id(0) * R, tl.program_id(1), tl.program_id(2)
+    rows, each = row + tl.arange(0, R), tl.arange(0, CLASSES)
+    _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+    size = x.n * (1 - exact)  # An exact block has nothing to do here, and reads nothing.
+    after = near + (after - near) * (1 - exact)
+    last = after + (last - after) * (1 - exact)
+    q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, size, R)
+    sums = tl.zeros([R, CLASSES], tl.float32)
+    for tile in range(near, after):
+        d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
+        keys = tile * C + tl.arange(0, C)[None, :]
+        which = clipped(distances(x, b, rows[:, None], keys), x.bias.reach)
+        if x.bias.class_of is not None:
+            which = tl.load(x.bias.class_of + which)
+        which = tl.where(visible(x, b, rows[:, None], keys, NEAR), which, 0)
+        sums = _by_class(sums, d_scores, which, each)
+    if not x.shape.CAUSAL:
+        for tile in range(after, last):
+            d_scores, _ = weighed(
+                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
+            )
+            part = tl.sum(d_scores, axis=1)
+            sums += tl.where(each[None, :] == x.bias.last, part[:, None], 0.0)
+    sums = _balanced(sums, each)
+    if PER_QUERY:
+        inside = (rows[:, None] < size) & (each[None, :] < COUNT)
+        put = d_table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows[:, None] * x.bias.n
+        tl.store(put + each[None, :], sums.to(d_table.dtype.element_ty), mask=inside)
+    else:
+        block = (b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(d_table + block * COUNT + each, tl.sum(sums, axis=0), mask=each < COUNT)
+
+
+@kernel
+def alone_kernel(
+    x: tl.tuple,
+    d_out: tl.tuple,
+    lse: tl.tensor,
+    delta: tl.tensor,
+    d_table: tl.tensor,
+    plan: tl.tensor,
+    plan_b: int,
+    COUNT: tl.constexpr,
+    CLASSES: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """An exact block whose queries have tables of their own; d_table lies as the table does.
+
+    Each of a query's keys is alone in its class, but for the first class and the last, and so its
+    gradient is simply put there.
+    """
+    row, h, b = tl.program_id(0) * R, tl.program_id(1), tl.program_id(2)
+    rows, each = row + tl.arange(0, R), tl.arange(0, CLASSES)
+    _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+    size = x.n * exact
+    after = near + (after - near) * exact
+    last = after + (last - after) * exact
+    put = d_table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows[:, None] * x.bias.n
+    inside = (rows[:, None] < size) & (each[None, :] < COUNT)
+    tl.store(put + each[None, :], tl.zeros([R, CLASSES], d_table.dtype.element_ty), mask=inside)
+    tl.debug_barrier()  # First zeros everywhere, then what is known better.
+    q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, size, R)
+    middle = tl.zeros([R], tl.float32)
+    outer = tl.zeros([R], tl.float32)
+    for tile in range(near, after):
+        d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
+        keys = tile * C + tl.arange(0, C)[None, :]
+        which = clipped(keys - x.ahead - rows[:, None], x.bias.reach)
+        seen = visible(x, b, rows[:, None], keys, NEAR) & (which > 0)
+        alone = seen & (which < x.bias.last)
+        tl.store(put + which, d_scores.to(d_table.dtype.element_ty), mask=alone)
+        middle += tl.sum(tl.where(alone, d_scores, 0.0), axis=1)
+        outer += tl.sum(tl.where(seen & (which == x.bias.last), d_scores, 0.0), axis=1)
+    if not x.shape.CAUSAL:
+        for tile in range(after, last):
+            d_scores, _ = weighed(
+                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
+            )
+            outer += tl.sum(d_scores, axis=1)
+    ends = tl.where(each[None, :] == 0, -(middle + outer)[:, None], outer[:, None])
+    at_end = (each[None, :] == 0) | (each[None, :] == x.bias.last)
+    tl.store(put + each[None, :], ends.to(d_table.dtype.element_ty), mask=inside & at_end)
+
+
+@kernel
+def offsets_kernel(
+    x: tl.tuple,
+    d_out: tl.tuple,
+    lse: tl.tensor,
+    delta: tl.tensor,
+    d_table: tl.tensor,
+    plan: tl.tensor,
+    plan_b: int,
+    COUNT: tl.constexpr,
+    CLASSES: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """All exact blocks of queries that share a table, one program an offset from block to tile.
+
+    Tiles at one offset have the same classes in the same cells, so they are added up first and
+    told apart by class once. The outermost offset also takes all tiles beyond: they are one class.
+    R and C are the same.
+    """
+    h, b = tl.program_id(1), tl.program_id(2)
+    each = tl.arange(0, CLASSES)
+    outermost = tl.program_id(0) == tl.num_programs(0) - 1
+    beside = (x.ahead + x.n * C) // C - x.n  # Rounded down, though `ahead` may be negative.
+    tiles = tl.program_id(0) - x.bias.edge // C + beside
+    cells = tl.zeros([R, C], tl.float32)
+    for block in range(0, tl.cdiv(x.n, R)):
+        row = block * R
+        _first, near, _after, last, exact = planned(plan, plan_b, b, row, C)
+        tile = block + tiles
+        end = tl.where(outermost, last, tl.minimum(tile + 1, last)) * exact
+        q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, x.n, R)
+        for one in range(tl.maximum(tile, near), end):
+            d_scores, _ = weighed(
+                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, one * C, EXACT, R, C
+            )
+            cells += d_scores
+    distance = tiles * C - x.ahead + tl.arange(0, C)[None, :] - tl.arange(0, R)[:, None]
+    which = tl.load(x.bias.class_of + clipped(distance, x.bias.reach))
+    sums = _balanced(_by_class(tl.zeros([R, CLASSES], tl.float32), cells, which, each), each)
+    put = ((b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * COUNT
+    tl.store(d_table + put + each, tl.sum(sums, axis=0), mask=each < COUNT)

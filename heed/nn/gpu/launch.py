@@ -1,0 +1,232 @@
+"""Run the kernels: shapes, sizes of tiles, and where results go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from heed.nn.gpu import attention, classes
+from heed.nn.gpu.plans import make_plan
+from heed.nn.gpu.tiles import Bias, Heads, Inputs, Shape, Side
+from heed.nn.relative import empty_heads
+
+
+class Call(NamedTuple):
+    """One call of attention, as `heed.nn.relative` hands it over."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    spread: Tensor | None
+    band: Tensor | None
+    class_of: Tensor | None
+    slopes: Tensor | None
+    rows: Tensor
+    columns: Tensor
+    """The plans, by queries and by keys."""
+    q_positions: Tensor
+    k_positions: Tensor
+    real: Tensor | None
+    q_segments: Tensor | None
+    k_segments: Tensor | None
+    reach: int
+    classes: int
+    causal: bool
+    scale: float
+
+
+class Tiling(NamedTuple):
+    """Queries and keys a tile, and how a GPU works on it."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+    def meta(self) -> dict[str, int]:
+        """As a kernel takes it."""
+        rows, columns, warps, stages, registers = self
+        sizes = {"R": rows, "C": columns, "num_warps": warps, "num_stages": stages}
+        return sizes if registers is None else sizes | {"maxnreg": registers}
+
+
+TILINGS = {
+    "forward": Tiling(64, 64, 4, 3, 168),
+    "queries": Tiling(64, 64, 4, 2),
+    "keys": Tiling(64, 64, 4, 2),
+    "any": Tiling(32, 32, 2, 2),
+    "alone": Tiling(64, 64, 4, 2),
+    "offsets": Tiling(64, 64, 4, 2),
+}
+"""What was fastest on an H200, for heads of 64 numbers of 16 bits."""
+
+
+def tiling(kernel: str, q: Tensor) -> Tiling:
+    """Sizes that fit: wider heads and float32 take more room."""
+    width = q.shape[-1]
+    if q.element_size() == 2 and width <= 128:
+        sizes = TILINGS[kernel]
+        return sizes if width <= 64 else sizes._replace(stages=2, registers=None)
+    return Tiling(32, 32, 4, 1) if width * q.element_size() <= 512 else Tiling(16, 16, 4, 1)
+
+
+def plans(
+    q_positions: Tensor,
+    k_positions: Tensor,
+    real: Tensor | None,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    reach: int | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """What each block of queries and each block of keys is to look at."""
+    sides = _side(q_positions, q_segments, None), _side(k_positions, k_segments, real)
+    told = (q_positions, k_positions, real, q_segments, k_segments)
+    b = max(x.shape[0] for x in told if x is not None)
+    sizes = b, q_positions.shape[1], k_positions.shape[1]
+    rows, columns = (
+        make_plan(*sides, sizes, reach=reach, causal=causal, of_keys=of_keys)
+        for of_keys in (False, True)
+    )
+    return rows, columns
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    """The output [b, h, n, d], and the logarithms [b, h, n] that the backward pass reads."""
+    b, h, n, _ = call.q.shape
+    out, lse = empty_heads(call.q), call.q.new_empty(b, h, n, dtype=torch.float32)
+    sizes = tiling("forward", call.q)
+    attention.forward_kernel[(triton.cdiv(n, sizes.rows), h, b)](
+        _inputs(call), _heads(out), lse, *_plan(call.rows), **sizes.meta()
+    )
+    return out, lse
+
+
+def backward(
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of q, k, v and of the table, if there is one."""
+    b, h, n, _ = call.q.shape
+    dq, dk, dv = (empty_heads(part) for part in (call.q, call.k, call.v))
+    x, given, delta = _inputs(call), _heads(d_out), torch.empty_like(lse)
+    sizes = tiling("queries", call.q)
+    attention.backward_q_kernel[(triton.cdiv(n, sizes.rows), h, b)](
+        x, _heads(out), given, lse, delta, _heads(dq), *_plan(call.rows), **sizes.meta()
+    )
+    sizes = tiling("keys", call.q)
+    attention.backward_kv_kernel[(triton.cdiv(x.m, sizes.columns), call.k.shape[1], b)](
+        x, given, lse, delta, _heads(dk), _heads(dv), *_plan(call.columns), **sizes.meta()
+    )
+    if call.table is None:
+        return dq, dk, dv, None
+    own = call.table.shape[2] > 1
+    by_table = _by_query if own else _by_head
+    return dq, dk, dv, by_table(call, call.table, (x, given, lse, delta))
+
+
+def _by_query(call: Call, table: Tensor, parts: tuple[object, ...]) -> Tensor:
+    """The gradient of a table a query."""
+    d_table = torch.empty_like(table)
+    b, h, n, count = table.shape
+    shape = {"COUNT": count, "CLASSES": triton.next_power_of_2(count)}
+    sizes = tiling("alone", call.q)
+    classes.alone_kernel[(triton.cdiv(n, sizes.rows), h, b)](
+        *parts, d_table, *_plan(call.rows), **shape, **sizes.meta()
+    )
+    sizes = tiling("any", call.q)
+    classes.any_kernel[(triton.cdiv(n, sizes.rows), h, b)](
+        *parts, d_table, *_plan(call.rows), PER_QUERY=True, **shape, **sizes.meta()
+    )
+    return d_table
+
+
+def _by_head(call: Call, table: Tensor, parts: tuple[object, ...]) -> Tensor:
+    """The gradient of a table a head: sums of parts, each part a block's or an offset's."""
+    b, h, n, _ = call.q.shape
+    count = table.shape[3]
+    shape = {"COUNT": count, "CLASSES": triton.next_power_of_2(count)}
+    sizes = tiling("any", call.q)
+    blocks = triton.cdiv(n, sizes.rows)
+    by_block = torch.empty(b, h, blocks, count, device=table.device)
+    classes.any_kernel[(blocks, h, b)](
+        *parts, by_block, *_plan(call.rows), PER_QUERY=False, **shape, **sizes.meta()
+    )
+    sizes = tiling("offsets", call.q)
+    sides = 1 if call.causal else 2
+    offsets = sides * (_edge(call) // sizes.columns) + 2
+    by_offset = torch.empty(b, h, offsets, count, device=table.device)
+    classes.offsets_kernel[(offsets, h, b)](
+        *parts, by_offset, *_plan(call.rows), **shape, **sizes.meta()
+    )
+    d_table = by_block.sum(dim=(0, 2), keepdim=True) + by_offset.sum(dim=(0, 2), keepdim=True)
+    return d_table.to(table.dtype)
+
+
+def _inputs(call: Call) -> Inputs:
+    n, m, width = call.q.shape[2], call.k.shape[2], call.q.shape[3]
+    exact = torch.get_float32_matmul_precision() == "highest"
+    constants = (
+        call.causal,
+        call.q.shape[1] // call.k.shape[1],
+        width,
+        max(16, triton.next_power_of_2(width)),
+        "ieee" if exact else "tf32",
+    )
+    return Inputs(
+        _heads(call.q),
+        _heads(call.k),
+        _heads(call.v),
+        _bias(call),
+        _side(call.q_positions, call.q_segments, None),
+        _side(call.k_positions, call.k_segments, call.real),
+        n,
+        m,
+        m - n,
+        call.scale,
+        Shape(*(tl.constexpr(value) for value in constants)),
+    )
+
+
+def _bias(call: Call) -> Bias:
+    table = call.table if call.spread is None else call.spread
+    if table is None:
+        return Bias(call.slopes, None, 0, 0, 0, None, 0, 0, None, 0)
+    steps = table.expand(*call.q.shape[:3], -1).stride()
+    return Bias(
+        None,
+        table,
+        steps[0],
+        steps[1],
+        steps[2],
+        call.band,
+        _edge(call),
+        call.reach,
+        call.class_of,
+        call.classes - 1,
+    )
+
+
+def _edge(call: Call) -> int:
+    return 0 if call.band is None else (call.band.shape[2] - call.band.shape[1]) // 2
+
+
+def _side(places: Tensor, segments: Tensor | None, real: Tensor | None) -> Side:
+    """Tensors [b or 1, size] without gaps, and steps of 0 where all rows of the batch share one."""
+    whole = [None if x is None else x.contiguous() for x in (segments, real)]
+    steps = [0 if x is None or x.shape[0] == 1 else x.shape[1] for x in (places, segments, real)]
+    return Side(places.contiguous(), steps[0], whole[0], steps[1], whole[1], steps[2])
+
+
+def _plan(plan: Tensor) -> tuple[Tensor, int]:
+    return plan, 0 if plan.shape[0] == 1 else plan.shape[1] * plan.shape[2]
+
+
+def _heads(x: Tensor) -> Heads:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return Heads(x, *x.stride()[:3])

@@ -1,0 +1,271 @@
+"""A bias by distance, described so that a kernel need never hold one number a cell.
+
+`Relative` says what is added to a score; `attend_by_distance` is attention with it on a GPU, as two
+operations that autograd and torch.compile know (the kernels themselves are in `heed.nn.gpu`).
+
+Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, c classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heed.nn.masks import Mask
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's way to change one score: (score, batch, head, query, key) -> score."""
+MOST_CLASSES = 128
+"""What a kernel can sum in its registers."""
+BLOCK = 64
+"""The kernels plan by blocks of so many tokens."""
+
+
+@dataclass
+class Relative:
+    """A slope a head times |distance|, or a table's entry for the distance's class, or nothing."""
+
+    q_positions: Tensor
+    k_positions: Tensor
+    slopes_h: Tensor | None = None
+    table_bhnc: Tensor | None = None
+    """[b or 1, h, n or 1, c or more]: by query, or one a head."""
+    reach: int | None = None
+    """Farther than this, in either direction, all distances are one class: the first, the last."""
+    classes: int = 0
+    class_of: Tensor | None = None
+    """[2 · reach + 1]: the class of distances -reach … reach, rising; None: each is its own."""
+    spread: Tensor | None = None
+    """A table a head again, by distance: [1, h, 1, 2 · reach + 1], without a gradient."""
+    band: Tensor | None = None
+    """And once more, laid out in rows: [h, BLOCK, columns]."""
+
+    def fits(self) -> bool:
+        """Whether the kernels can take it."""
+        return self.table_bhnc is None or self.table_bhnc.shape[-1] <= MOST_CLASSES
+
+
+class ByBucket(nn.Module):
+    """One table a head over buckets of distances, each a run of them, even beyond a reach.
+
+    Buckets are looked up, not computed, so that all devices round them alike.
+    """
+
+    def __init__(self, bucket: Callable[[Tensor], Tensor], reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+        buckets = bucket(torch.arange(-reach, reach + 1))
+        runs, run_of = torch.unique_consecutive(buckets, return_inverse=True)
+        self.register_buffer("buckets", buckets, persistent=False)
+        self.register_buffer("runs", runs, persistent=False)
+        self.register_buffer("run_of", run_of.int(), persistent=False)
+        self.register_buffer("band", bucket(_band_distances(reach)), persistent=False)
+        self.buckets: Tensor
+        self.runs: Tensor
+        self.run_of: Tensor
+        self.band: Tensor
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance."""
+        return self.buckets[distance.clamp(-self.reach, self.reach) + self.reach]
+
+    def relative(self, table_kh: Tensor, q_positions: Tensor, k_positions: Tensor) -> Relative:
+        """The bias of a table by bucket and head; its classes are the runs in their order."""
+        fixed_hk = table_kh.detach().mT
+        return Relative(
+            q_positions,
+            k_positions,
+            table_bhnc=table_kh.mT[:, self.runs][None, :, None],
+            reach=self.reach,
+            classes=len(self.runs),
+            class_of=self.run_of,
+            spread=fixed_hk[:, self.buckets][None, :, None],
+            band=fixed_hk[:, self.band],
+        )
+
+
+def _band_distances(reach: int) -> Tensor:
+    """Distances such that those of any tile of BLOCK rows are some columns of it.
+
+    At row r and column edge + x it has the distance x - r, clipped to the reach. At either edge all
+    of BLOCK columns are clipped.
+    """
+    edge = -(-(reach + BLOCK - 1) // BLOCK) * BLOCK
+    columns = torch.arange(-edge, edge + BLOCK)
+    return (columns - torch.arange(BLOCK)[:, None]).clamp(-reach, reach)
+
+
+def plans(
+    mask: Mask, q_positions: Tensor, k_positions: Tensor, reach: int | None
+) -> tuple[Tensor, Tensor]:
+    """Which tiles the kernels are to look at. The mask keeps them for all layers."""
+    if reach not in mask.plans:
+        mask.plans[reach] = _plans(
+            q_positions, k_positions, mask.real_bm, *_segments(mask), reach, mask.causal
+        )
+    return mask.plans[reach]
+
+
+def attend_by_distance(
+    q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor, mask: Mask, bias: Relative, scale: float | None
+) -> Tensor:
+    """softmax(q kᵀ · scale + bias) v."""
+    # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
+    run: Any = _forward if torch.compiler.is_compiling() else _Eagerly.apply
+    out: Tensor = run(
+        q_bhnd,
+        k_bgmd,
+        v_bgmd,
+        bias.table_bhnc,
+        bias.spread,
+        bias.band,
+        bias.class_of,
+        bias.slopes_h,
+        *plans(mask, bias.q_positions, bias.k_positions, bias.reach),
+        bias.q_positions,
+        bias.k_positions,
+        mask.real_bm,
+        *_segments(mask),
+        bias.reach or 0,
+        bias.classes,
+        mask.causal,
+        q_bhnd.shape[-1] ** -0.5 if scale is None else scale,
+    )[0]
+    return out
+
+
+def _segments(mask: Mask) -> tuple[Tensor | None, Tensor | None]:
+    packed = mask.q_segments_bn is not None and mask.k_segments_bm is not None
+    return (mask.q_segments_bn, mask.k_segments_bm) if packed else (None, None)
+
+
+# ------------------------------------------------------------------ operations, as torch knows them
+
+_TEXT = (
+    "Tensor q_positions, Tensor k_positions, Tensor? real, Tensor? q_segments, Tensor? k_segments"
+)
+_READ = (
+    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? spread, Tensor? band, Tensor? class_of, "
+    f"Tensor? slopes, Tensor rows, Tensor columns, {_TEXT}, "
+    "int reach, int classes, bool causal, float scale"
+)
+_DIFFERENTIABLE = 4
+"""q, k, v and the table come first."""
+
+
+@torch.library.custom_op(
+    "heed::relative_plans",
+    mutates_args=(),
+    schema=f"({_TEXT}, int? reach, bool causal) -> (Tensor, Tensor)",
+)
+def _plans(*told: Any) -> tuple[Tensor, Tensor]:
+    from heed.nn.gpu import launch
+
+    return launch.plans(*told)
+
+
+def _run(*call: Any) -> tuple[Tensor, Tensor]:
+    from heed.nn.gpu import launch
+
+    return launch.forward(launch.Call(*call))
+
+
+def _run_back(
+    d_out: Tensor, out: Tensor, lse: Tensor, *call: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from heed.nn.gpu import launch
+
+    dq, dk, dv, d_table = launch.backward(launch.Call(*call), out, lse, d_out)
+    return dq, dk, dv, dq.new_empty(0) if d_table is None else d_table
+
+
+_forward = torch.library.custom_op(
+    "heed::relative", _run, mutates_args=(), schema=f"({_READ}) -> (Tensor, Tensor)"
+)
+_backward = torch.library.custom_op(
+    "heed::relative_backward",
+    _run_back,
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor out, Tensor lse, {_READ}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@_plans.register_fake
+def _plans_shapes(
+    q_positions: Tensor,
+    k_positions: Tensor,
+    real: Tensor | None,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    told = (q_positions, k_positions, real, q_segments, k_segments)
+    b = max(x.shape[0] for x in told if x is not None)
+    rows, columns = (
+        x.new_empty(b, -(-x.shape[1] // BLOCK), 5, dtype=torch.int32)
+        for x in (q_positions, k_positions)
+    )
+    return rows, columns
+
+
+@_forward.register_fake
+def _forward_shapes(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@_backward.register_fake
+def _backward_shapes(
+    d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    table = rest[0]
+    d_table = q.new_empty(0) if table is None else torch.empty_like(table)
+    return empty_heads(q), empty_heads(k), empty_heads(v), d_table
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    ctx.save_for_backward(*output, *tensors)
+    ctx.others = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+
+
+def _differentiate(
+    ctx: Any, d_out: Tensor, run: Callable[..., tuple[Tensor, ...]]
+) -> tuple[Tensor | None, ...]:
+    out, lse, *tensors = ctx.saved_tensors
+    left = iter(tensors)
+    call = [next(left) if other is None else other[0] for other in ctx.others]
+    *grads, d_table = run(d_out, out, lse, *call)
+    given = [*grads, None if call[_DIFFERENTIABLE - 1] is None else d_table]
+    return *given, *[None] * (len(call) - _DIFFERENTIABLE)
+
+
+torch.library.register_autograd(
+    "heed::relative",
+    lambda ctx, d_out, d_lse: _differentiate(ctx, d_out, _backward),
+    setup_context=_remember,
+)
+
+
+class _Eagerly(torch.autograd.Function):
+    """The same two operations, called directly."""
+
+    @staticmethod
+    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor]:
+        output = _run(*call)
+        _remember(ctx, call, output)
+        ctx.mark_non_differentiable(output[1])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _differentiate(ctx, grads[0], _run_back)
+
+
+def empty_heads(like: Tensor) -> Tensor:
+    """A tensor of that shape, each token's heads side by side: what the next map wants to read."""
+    b, heads, n, d = like.shape
+    return like.new_empty(b, n, heads, d).transpose(1, 2)

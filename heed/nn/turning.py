@@ -1,0 +1,70 @@
+"""RoPE's turn on a GPU, in a form that autograd and torch.compile know.
+
+Shapes: b batch, n tokens, d head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heed.nn.relative import empty_heads
+
+
+def turn(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
+    """One or two tensors [b, heads, n, d], pairs (i, i + d/2) turned by position · frequency."""
+    if torch.compiler.is_compiling():
+        turned: list[Tensor] = _turn(parts, positions_bn, frequencies, 1.0)
+        return turned
+    # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
+    run: Any = _Eagerly.apply
+    return list(run(positions_bn, frequencies, *parts))
+
+
+def _run(*told: Any) -> list[Tensor]:
+    from heed.nn.gpu.turn import turned
+
+    return turned(*told)
+
+
+_turn = torch.library.custom_op(
+    "heed::turn",
+    _run,
+    mutates_args=(),
+    schema="(Tensor[] parts, Tensor positions, Tensor frequencies, float direction) -> Tensor[]",
+)
+
+
+@_turn.register_fake
+def _turn_shapes(parts: list[Tensor], *rest: Any) -> list[Tensor]:
+    return [empty_heads(x) for x in parts]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _, positions, frequencies, ctx.direction = inputs
+    ctx.save_for_backward(positions, frequencies)
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor], None, None, None]:
+    """The gradient of a turn is the turn back."""
+    return _turn(grads, *ctx.saved_tensors, -ctx.direction), None, None, None
+
+
+torch.library.register_autograd("heed::turn", _differentiate, setup_context=_remember)
+
+
+class _Eagerly(torch.autograd.Function):
+    """The same, called directly."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, positions: Tensor, frequencies: Tensor, *parts: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(positions, frequencies)
+        return tuple(_run(list(parts), positions, frequencies, 1.0))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_run(list(grads), *ctx.saved_tensors, -1.0)
