@@ -54,9 +54,6 @@ class LazyBias:
         self._dense: Tensor | None = None
         self._merged: tuple[Tensor | None, Tensor] | None = None
         self._relative: Relative | None = None
-        if q_bhnd is None and q_positions.device.type == "cuda":
-            # Made before the first layer runs, so that to a compiler all layers look alike.
-            self._relative = position.relative(None, scale, q_positions, k_positions)
 
     def dense(self) -> Tensor | None:
         """As a tensor to add to the scores; None where the encoding has no bias."""

@@ -49,10 +49,18 @@ def fused(
     return _sdpa(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
 
 
-def prepare(mask: Mask, q_positions: Tensor, k_positions: Tensor, position: Source) -> None:
-    """Plan long attention before the first layer runs: to a compiler all layers then look alike."""
+def prepare(
+    mask: Mask,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    position: Source,
+    shared: LazyBias | None = None,
+) -> None:
+    """Make what all layers share before the first one runs: to a compiler they then look alike."""
     if _pays(mask, position) and (position.biased or not _simple(mask)):
         plans(mask, q_positions, k_positions, position.reach)
+        if shared is not None:
+            shared.relative()
 
 
 def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
@@ -96,7 +104,7 @@ def _long(
     score_mod = bias.score_mod() if relative is None else None
     if score_mod is not None:
         return _flex(q_bhnd, k_bgmd, v_bgmd, mask, score_mod, scale)
-    if relative is None and not _simple(mask):
+    if relative is None and not _simple(mask) and bias.dense() is None:
         relative = Relative(bias.q_positions, bias.k_positions)
     if relative is None or not relative.fits():
         return None

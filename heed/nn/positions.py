@@ -202,20 +202,14 @@ class Shaw(Position):
     def relative(
         self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
     ) -> Relative:
-        """A table a query, q · a^K by distance; some idle columns make its rows quick to read."""
-        if q_bhnd is None:
-            raise ValueError("Shaw's bias reads the query.")
-        b, h, n, _ = q_bhnd.shape
-        vectors_cd = F.pad(self.keys.weight * scale, (0, 0, 0, -self.keys.num_embeddings % 8))
-        # One product a head: that reads the queries where they lie, without a copy.
-        q_hmd = q_bhnd.transpose(1, 2).flatten(0, 1).transpose(0, 1)
-        table = torch.bmm(q_hmd, vectors_cd.mT.to(q_bhnd.dtype).expand(h, -1, -1))
+        """q · a^K by distance; some idle rows make the table quick to read."""
+        rows = self.keys.num_embeddings
         return Relative(
             q_positions,
             k_positions,
-            table_bhnc=table.unflatten(1, (b, n)).transpose(0, 1),
+            vectors_cd=F.pad(self.keys.weight * scale, (0, 0, 0, -rows % 8)),
             reach=self.reach,
-            classes=self.keys.num_embeddings,
+            classes=rows,
         )
 
     def values(

@@ -32,8 +32,10 @@ class Relative:
     q_positions: Tensor
     k_positions: Tensor
     slopes_h: Tensor | None = None
-    table_bhnc: Tensor | None = None
-    """[b or 1, h, n or 1, c or more]: by query, or one a head."""
+    vectors_cd: Tensor | None = None
+    """Learned vectors, c or more: their products with a query (not scaled) are its own table."""
+    table_1h1c: Tensor | None = None
+    """A learned table a head."""
     reach: int | None = None
     """Farther than this, in either direction, all distances are one class: the first, the last."""
     classes: int = 0
@@ -46,7 +48,7 @@ class Relative:
 
     def fits(self) -> bool:
         """Whether the kernels can take it."""
-        return self.table_bhnc is None or self.table_bhnc.shape[-1] <= MOST_CLASSES
+        return self.classes <= MOST_CLASSES
 
 
 class ByBucket(nn.Module):
@@ -79,7 +81,7 @@ class ByBucket(nn.Module):
         return Relative(
             q_positions,
             k_positions,
-            table_bhnc=table_kh.mT[:, self.runs][None, :, None],
+            table_1h1c=table_kh.mT[:, self.runs][None, :, None],
             reach=self.reach,
             classes=len(self.runs),
             class_of=self.run_of,
@@ -120,7 +122,7 @@ def attend_by_distance(
         q_bhnd,
         k_bgmd,
         v_bgmd,
-        bias.table_bhnc,
+        bias.table_1h1c if bias.vectors_cd is None else bias.vectors_cd,
         bias.spread,
         bias.band,
         bias.class_of,
@@ -149,12 +151,12 @@ _TEXT = (
     "Tensor q_positions, Tensor k_positions, Tensor? real, Tensor? q_segments, Tensor? k_segments"
 )
 _READ = (
-    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? spread, Tensor? band, Tensor? class_of, "
-    f"Tensor? slopes, Tensor rows, Tensor columns, {_TEXT}, "
+    "Tensor q, Tensor k, Tensor v, Tensor? learned, Tensor? spread, Tensor? band, "
+    f"Tensor? class_of, Tensor? slopes, Tensor rows, Tensor columns, {_TEXT}, "
     "int reach, int classes, bool causal, float scale"
 )
 _DIFFERENTIABLE = 4
-"""q, k, v and the table come first."""
+"""q, k, v and what is learned come first."""
 
 
 @torch.library.custom_op(
@@ -168,29 +170,30 @@ def _plans(*told: Any) -> tuple[Tensor, Tensor]:
     return launch.plans(*told)
 
 
-def _run(*call: Any) -> tuple[Tensor, Tensor]:
+def _run(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
     from heed.nn.gpu import launch
 
     return launch.forward(launch.Call(*call))
 
 
 def _run_back(
-    d_out: Tensor, out: Tensor, lse: Tensor, *call: Any
+    d_out: Tensor, out: Tensor, lse: Tensor, tables: Tensor, *call: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from heed.nn.gpu import launch
 
-    dq, dk, dv, d_table = launch.backward(launch.Call(*call), out, lse, d_out)
-    return dq, dk, dv, dq.new_empty(0) if d_table is None else d_table
+    dq, dk, dv, learned = launch.backward(launch.Call(*call), out, lse, tables, d_out)
+    return dq, dk, dv, dq.new_empty(0) if learned is None else learned
 
 
 _forward = torch.library.custom_op(
-    "heed::relative", _run, mutates_args=(), schema=f"({_READ}) -> (Tensor, Tensor)"
+    "heed::relative", _run, mutates_args=(), schema=f"({_READ}) -> (Tensor, Tensor, Tensor)"
 )
 _backward = torch.library.custom_op(
     "heed::relative_backward",
     _run_back,
     mutates_args=(),
-    schema=f"(Tensor d_out, Tensor out, Tensor lse, {_READ}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor d_out, Tensor out, Tensor lse, Tensor tables, {_READ}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -213,20 +216,19 @@ def _plans_shapes(
 
 
 @_forward.register_fake
-def _forward_shapes(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, learned: Tensor | None, *rest: Any) -> Any:
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_heads(q), lse, empty_tables(q, learned)
 
 
 @_backward.register_fake
-def _backward_shapes(
-    d_out: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    table = rest[0]
-    d_table = q.new_empty(0) if table is None else torch.empty_like(table)
-    return empty_heads(q), empty_heads(k), empty_heads(v), d_table
+def _backward_shapes(d_out: Tensor, out: Tensor, lse: Tensor, tables: Tensor, *call: Any) -> Any:
+    q, k, v, learned = call[:_DIFFERENTIABLE]
+    d_learned = q.new_empty(0) if learned is None else learned.new_empty(learned.shape)
+    return empty_heads(q), empty_heads(k), empty_heads(v), d_learned
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     ctx.save_for_backward(*output, *tensors)
     ctx.others = [None if isinstance(x, Tensor) else (x,) for x in inputs]
@@ -235,17 +237,17 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 def _differentiate(
     ctx: Any, d_out: Tensor, run: Callable[..., tuple[Tensor, ...]]
 ) -> tuple[Tensor | None, ...]:
-    out, lse, *tensors = ctx.saved_tensors
+    out, lse, tables, *tensors = ctx.saved_tensors
     left = iter(tensors)
     call = [next(left) if other is None else other[0] for other in ctx.others]
-    *grads, d_table = run(d_out, out, lse, *call)
-    given = [*grads, None if call[_DIFFERENTIABLE - 1] is None else d_table]
+    *grads, d_learned = run(d_out, out, lse, tables, *call)
+    given = [*grads, None if call[_DIFFERENTIABLE - 1] is None else d_learned]
     return *given, *[None] * (len(call) - _DIFFERENTIABLE)
 
 
 torch.library.register_autograd(
     "heed::relative",
-    lambda ctx, d_out, d_lse: _differentiate(ctx, d_out, _backward),
+    lambda ctx, d_out, *others: _differentiate(ctx, d_out, _backward),
     setup_context=_remember,
 )
 
@@ -254,10 +256,10 @@ class _Eagerly(torch.autograd.Function):
     """The same two operations, called directly."""
 
     @staticmethod
-    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
         output = _run(*call)
         _remember(ctx, call, output)
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(*output[1:])
         return output
 
     @staticmethod
@@ -269,3 +271,11 @@ def empty_heads(like: Tensor) -> Tensor:
     """A tensor of that shape, each token's heads side by side: what the next map wants to read."""
     b, heads, n, d = like.shape
     return like.new_empty(b, n, heads, d).transpose(1, 2)
+
+
+def empty_tables(q_bhnd: Tensor, learned: Tensor | None) -> Tensor:
+    """Room for a table a query [b, h, n, c], where vectors are learned; by head in memory."""
+    if learned is None or learned.dim() != 2:
+        return q_bhnd.new_empty(0)
+    b, h, n, _ = q_bhnd.shape
+    return q_bhnd.new_empty(h, b, n, learned.shape[0]).transpose(0, 1)

@@ -152,7 +152,7 @@ class Stack(nn.Module):
             k_segments_bm=keys.segments_bn,
         )
         bias = _shared_bias(self.position, tokens.positions_bn, keys.positions_bn)
-        kernels.prepare(mask, tokens.positions_bn, keys.positions_bn, self.position)
+        kernels.prepare(mask, tokens.positions_bn, keys.positions_bn, self.position, bias)
         return Sight(tokens.positions_bn, keys.positions_bn, mask, tokens.real_bn, bias)
 
     def _cross_sight(self, tokens: Tokens, memory: Tensor, memory_tokens: Tokens) -> Sight:
@@ -166,7 +166,7 @@ class Stack(nn.Module):
         )
         q_positions, k_positions = tokens.positions_bn, memory_tokens.positions_bn
         bias = _shared_bias(self.cross_position, q_positions, k_positions)
-        kernels.prepare(mask, q_positions, k_positions, self.cross_position)
+        kernels.prepare(mask, q_positions, k_positions, self.cross_position, bias)
         return Sight(q_positions, k_positions, mask, tokens.real_bn, bias, memory)
 
 

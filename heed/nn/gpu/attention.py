@@ -14,6 +14,7 @@ import triton.language as tl
 
 from heed.nn.gpu import kernel
 from heed.nn.gpu.plans import planned
+from heed.nn.gpu.tables import clear_tables, put_alone, through_tables, write_tables
 from heed.nn.gpu.tiles import AFTER, BEFORE, EXACT, HIDDEN, NEAR, load, scored, store
 
 # ---------------------------------------------------------------------------------------- forward
@@ -66,6 +67,8 @@ def forward_kernel(
     best = tl.full([R], HIDDEN, tl.float32)
     total = tl.zeros([R], tl.float32)
     mixed = tl.zeros([R, x.shape.D], tl.float32)
+    if x.bias.vectors is not None:
+        write_tables(q_rd, x, b, h, rows)
     first, near, after, last, exact = planned(plan, plan_b, b, row, C)
     for tile in range(first, near):
         best, total, mixed = _absorb(best, total, mixed, q_rd, x, b, h, row, tile * C, BEFORE, R, C)
@@ -121,26 +124,6 @@ def weighed(
 
 
 @kernel
-def _toward_q(
-    dq_rd: tl.tensor,
-    q_rd: tl.tensor,
-    d_out_rd: tl.tensor,
-    lse_r: tl.tensor,
-    delta_r: tl.tensor,
-    x: tl.tuple,
-    b: tl.tensor,
-    h: int,
-    row: int,
-    column: int,
-    KIND: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-) -> tl.tensor:
-    d_scores, k_cd = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, column, KIND, R, C)
-    return tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
-
-
-@kernel
 def backward_q_kernel(
     x: tl.tuple,
     out: tl.tuple,
@@ -148,12 +131,16 @@ def backward_q_kernel(
     lse: tl.tensor,
     delta: tl.tensor,
     dq: tl.tuple,
+    d_table: tl.tensor,
     plan: tl.tensor,
     plan_b: int,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """A block of queries: their gradient, and delta = Σ out · d_out, which other kernels read."""
+    """A block of queries: their gradient, and delta = Σ out · d_out, which other kernels read.
+
+    Where queries have tables of their own and the block is exact, also the gradients of these.
+    """
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * R
     h, b = tl.program_id(1), tl.program_id(2)
     rows = row + tl.arange(0, R)
@@ -167,23 +154,45 @@ def backward_q_kernel(
     dq_rd = tl.zeros([R, x.shape.D], tl.float32)
     first, near, after, last, exact = planned(plan, plan_b, b, row, C)
     for tile in range(first, near):
-        dq_rd = _toward_q(
-            dq_rd, q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, BEFORE, R, C
+        d_scores, k_cd = weighed(
+            q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, BEFORE, R, C
         )
+        dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
+    looked = near
     if x.bias.band is not None:
-        for tile in range(near, near + (after - near) * exact):
-            dq_rd = _toward_q(
-                dq_rd, q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, EXACT, R, C
+        looked = near + (after - near) * exact
+        for tile in range(near, looked):
+            d_scores, k_cd = weighed(
+                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, EXACT, R, C
             )
-        near = near + (after - near) * exact
-    for tile in range(near, after):
-        dq_rd = _toward_q(dq_rd, q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
+            dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
+    if x.bias.vectors is not None:
+        clear_tables(d_table, x, b, h, rows, x.n * exact)
+        middle, outer = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
+        looked = near + (after - near) * exact
+        for tile in range(near, looked):
+            d_scores, k_cd = weighed(
+                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C
+            )
+            dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
+            more_middle, more_outer = put_alone(d_scores, x, d_table, b, h, row, tile * C, R, C)
+            middle += more_middle
+            outer += more_outer
+    for tile in range(looked, after):
+        d_scores, k_cd = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
+        dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
     if not x.shape.CAUSAL:
         for tile in range(after, last):
-            dq_rd = _toward_q(
-                dq_rd, q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
+            d_scores, k_cd = weighed(
+                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
             )
-    store(dq_rd * x.scale, dq, x.shape, b, h, rows, x.n)
+            dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
+            if x.bias.vectors is not None:
+                outer += tl.sum(d_scores, axis=1)
+    dq_rd = dq_rd * x.scale
+    if x.bias.vectors is not None:
+        dq_rd += through_tables(middle, outer, x, d_table, b, h, rows, x.n * exact)
+    store(dq_rd, dq, x.shape, b, h, rows, x.n)
 
 
 # ------------------------------------------------------------------------------ backward, by keys

@@ -2,7 +2,7 @@
 
 The gradients of a row's scores sum to zero, so class 0 gets what balances the others, and tiles
 that lie far before the block, most of a long causal text, are not looked at. Where positions are as
-far apart as tokens are (the plan calls such a block exact), there is a quick way; where they are
+far apart as tokens are (the plan calls such a block exact), there are quicker ways; where they are
 not, each class of each tile is summed by itself. Shapes: b batch, n queries, h heads, c classes.
 """
 
@@ -13,7 +13,8 @@ import triton.language as tl
 from heed.nn.gpu import kernel
 from heed.nn.gpu.attention import weighed
 from heed.nn.gpu.plans import planned
-from heed.nn.gpu.tiles import AFTER, EXACT, NEAR, clipped, distances, load, visible
+from heed.nn.gpu.tables import own_tables, vectors_of
+from heed.nn.gpu.tiles import AFTER, EXACT, NEAR, clipped, distances, load, store, visible
 
 
 @kernel
@@ -62,25 +63,30 @@ def any_kernel(
     d_out: tl.tuple,
     lse: tl.tensor,
     delta: tl.tensor,
+    dq: tl.tuple,
     d_table: tl.tensor,
     plan: tl.tensor,
     plan_b: int,
-    PER_QUERY: tl.constexpr,
-    COUNT: tl.constexpr,
-    CLASSES: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """A block of queries that is not exact: like the table, or summed [b, h, blocks, c]."""
+    """A block of queries whatever its positions, if no quicker way has dealt with it.
+
+    Where queries have tables of their own, d_table lies as these do, and the queries' gradient
+    grows by what goes through them. Else d_table is [b, h, blocks, c], a sum a block.
+    """
     row, h, b = tl.program_id(0) * R, tl.program_id(1), tl.program_id(2)
-    rows, each = row + tl.arange(0, R), tl.arange(0, CLASSES)
+    rows, each = row + tl.arange(0, R), tl.arange(0, x.shape.CLASSES)
     _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
-    size = x.n * (1 - exact)  # An exact block has nothing to do here, and reads nothing.
-    after = near + (after - near) * (1 - exact)
-    last = after + (last - after) * (1 - exact)
+    size = x.n * (1 - exact)  # Of an exact block nothing is read.
+    end = near + (after - near) * (1 - exact)
+    if x.bias.vectors is not None:
+        last = after + (last - after) * (1 - exact)
+    elif not x.shape.CAUSAL:
+        size = x.n  # But where queries share a table, keys far after them are counted here.
     q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, size, R)
-    sums = tl.zeros([R, CLASSES], tl.float32)
-    for tile in range(near, after):
+    sums = tl.zeros([R, x.shape.CLASSES], tl.float32)
+    for tile in range(near, end):
         d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
         keys = tile * C + tl.arange(0, C)[None, :]
         which = clipped(distances(x, b, rows[:, None], keys), x.bias.reach)
@@ -96,65 +102,17 @@ def any_kernel(
             part = tl.sum(d_scores, axis=1)
             sums += tl.where(each[None, :] == x.bias.last, part[:, None], 0.0)
     sums = _balanced(sums, each)
-    if PER_QUERY:
-        inside = (rows[:, None] < size) & (each[None, :] < COUNT)
-        put = d_table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows[:, None] * x.bias.n
-        tl.store(put + each[None, :], sums.to(d_table.dtype.element_ty), mask=inside)
+    if x.bias.vectors is not None:
+        inside = (rows[:, None] < size) & (each[None, :] < x.shape.COUNT)
+        d_tables = sums.to(d_table.dtype.element_ty)
+        tl.store(own_tables(d_table, x, b, h, rows) + each[None, :], d_tables, mask=inside)
+        through = tl.dot(d_tables, vectors_of(x), input_precision=x.shape.PRECISION)
+        dq_rd = load(dq, x.shape, b, h, rows, size).to(tl.float32) + through
+        store(dq_rd, dq, x.shape, b, h, rows, size)
     else:
         block = (b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)
-        tl.store(d_table + block * COUNT + each, tl.sum(sums, axis=0), mask=each < COUNT)
-
-
-@kernel
-def alone_kernel(
-    x: tl.tuple,
-    d_out: tl.tuple,
-    lse: tl.tensor,
-    delta: tl.tensor,
-    d_table: tl.tensor,
-    plan: tl.tensor,
-    plan_b: int,
-    COUNT: tl.constexpr,
-    CLASSES: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-) -> None:
-    """An exact block whose queries have tables of their own; d_table lies as the table does.
-
-    Each of a query's keys is alone in its class, but for the first class and the last, and so its
-    gradient is simply put there.
-    """
-    row, h, b = tl.program_id(0) * R, tl.program_id(1), tl.program_id(2)
-    rows, each = row + tl.arange(0, R), tl.arange(0, CLASSES)
-    _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
-    size = x.n * exact
-    after = near + (after - near) * exact
-    last = after + (last - after) * exact
-    put = d_table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows[:, None] * x.bias.n
-    inside = (rows[:, None] < size) & (each[None, :] < COUNT)
-    tl.store(put + each[None, :], tl.zeros([R, CLASSES], d_table.dtype.element_ty), mask=inside)
-    tl.debug_barrier()  # First zeros everywhere, then what is known better.
-    q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, size, R)
-    middle = tl.zeros([R], tl.float32)
-    outer = tl.zeros([R], tl.float32)
-    for tile in range(near, after):
-        d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
-        keys = tile * C + tl.arange(0, C)[None, :]
-        which = clipped(keys - x.ahead - rows[:, None], x.bias.reach)
-        seen = visible(x, b, rows[:, None], keys, NEAR) & (which > 0)
-        alone = seen & (which < x.bias.last)
-        tl.store(put + which, d_scores.to(d_table.dtype.element_ty), mask=alone)
-        middle += tl.sum(tl.where(alone, d_scores, 0.0), axis=1)
-        outer += tl.sum(tl.where(seen & (which == x.bias.last), d_scores, 0.0), axis=1)
-    if not x.shape.CAUSAL:
-        for tile in range(after, last):
-            d_scores, _ = weighed(
-                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
-            )
-            outer += tl.sum(d_scores, axis=1)
-    ends = tl.where(each[None, :] == 0, -(middle + outer)[:, None], outer[:, None])
-    at_end = (each[None, :] == 0) | (each[None, :] == x.bias.last)
-    tl.store(put + each[None, :], ends.to(d_table.dtype.element_ty), mask=inside & at_end)
+        put = d_table + block * x.shape.COUNT + each
+        tl.store(put, tl.sum(sums, axis=0), mask=each < x.shape.COUNT)
 
 
 @kernel
@@ -166,36 +124,30 @@ def offsets_kernel(
     d_table: tl.tensor,
     plan: tl.tensor,
     plan_b: int,
-    COUNT: tl.constexpr,
-    CLASSES: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
     """All exact blocks of queries that share a table, one program an offset from block to tile.
 
     Tiles at one offset have the same classes in the same cells, so they are added up first and
-    told apart by class once. The outermost offset also takes all tiles beyond: they are one class.
-    R and C are the same.
+    told apart by class once: d_table [b, h, offsets, c]. R and C are the same.
     """
     h, b = tl.program_id(1), tl.program_id(2)
-    each = tl.arange(0, CLASSES)
-    outermost = tl.program_id(0) == tl.num_programs(0) - 1
+    each = tl.arange(0, x.shape.CLASSES)
     beside = (x.ahead + x.n * C) // C - x.n  # Rounded down, though `ahead` may be negative.
     tiles = tl.program_id(0) - x.bias.edge // C + beside
     cells = tl.zeros([R, C], tl.float32)
     for block in range(0, tl.cdiv(x.n, R)):
-        row = block * R
-        _first, near, _after, last, exact = planned(plan, plan_b, b, row, C)
-        tile = block + tiles
-        end = tl.where(outermost, last, tl.minimum(tile + 1, last)) * exact
+        row, tile = block * R, block + tiles
+        _first, near, after, _last, exact = planned(plan, plan_b, b, row, C)
+        meant = (exact != 0) & (tile >= near) & (tile < after)
+        column = tl.where(meant, tile, 0) * C
         q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, x.n, R)
-        for one in range(tl.maximum(tile, near), end):
-            d_scores, _ = weighed(
-                q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, one * C, EXACT, R, C
-            )
-            cells += d_scores
+        d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, column, EXACT, R, C)
+        cells += tl.where(meant, d_scores, 0.0)
     distance = tiles * C - x.ahead + tl.arange(0, C)[None, :] - tl.arange(0, R)[:, None]
     which = tl.load(x.bias.class_of + clipped(distance, x.bias.reach))
-    sums = _balanced(_by_class(tl.zeros([R, CLASSES], tl.float32), cells, which, each), each)
-    put = ((b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * COUNT
-    tl.store(d_table + put + each, tl.sum(sums, axis=0), mask=each < COUNT)
+    sums = tl.zeros([R, x.shape.CLASSES], tl.float32)
+    sums = _balanced(_by_class(sums, cells, which, each), each)
+    put = ((b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * x.shape.COUNT
+    tl.store(d_table + put + each, tl.sum(sums, axis=0), mask=each < x.shape.COUNT)

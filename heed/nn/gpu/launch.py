@@ -12,7 +12,7 @@ from torch import Tensor
 from heed.nn.gpu import attention, classes
 from heed.nn.gpu.plans import make_plan
 from heed.nn.gpu.tiles import Bias, Heads, Inputs, Shape, Side
-from heed.nn.relative import empty_heads
+from heed.nn.relative import empty_heads, empty_tables
 
 
 class Call(NamedTuple):
@@ -21,7 +21,8 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    table: Tensor | None
+    learned: Tensor | None
+    """Vectors [c, d], whose products with a query are its table, or a table a head [1, h, 1, c]."""
     spread: Tensor | None
     band: Tensor | None
     class_of: Tensor | None
@@ -38,6 +39,11 @@ class Call(NamedTuple):
     classes: int
     causal: bool
     scale: float
+
+    @property
+    def by_query(self) -> bool:
+        """Whether each query has a table of its own."""
+        return self.learned is not None and self.learned.dim() == 2
 
 
 class Tiling(NamedTuple):
@@ -57,11 +63,10 @@ class Tiling(NamedTuple):
 
 
 TILINGS = {
-    "forward": Tiling(64, 64, 4, 3, 168),
-    "queries": Tiling(64, 64, 4, 2),
+    "forward": Tiling(64, 64, 4, 2, 128),
+    "queries": Tiling(64, 32, 4, 3),
     "keys": Tiling(64, 64, 4, 2),
     "any": Tiling(32, 32, 2, 2),
-    "alone": Tiling(64, 64, 4, 2),
     "offsets": Tiling(64, 64, 4, 2),
 }
 """What was fastest on an H200, for heads of 64 numbers of 16 bits."""
@@ -97,92 +102,92 @@ def plans(
     return rows, columns
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """The output [b, h, n, d], and the logarithms [b, h, n] that the backward pass reads."""
+def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """The output [b, h, n, d], and what the backward pass reads: logarithms, queries' tables."""
     b, h, n, _ = call.q.shape
     out, lse = empty_heads(call.q), call.q.new_empty(b, h, n, dtype=torch.float32)
+    tables = empty_tables(call.q, call.learned)
     sizes = tiling("forward", call.q)
     attention.forward_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        _inputs(call), _heads(out), lse, *_plan(call.rows), **sizes.meta()
+        _inputs(call, tables), _heads(out), lse, *_plan(call.rows), **sizes.meta()
     )
-    return out, lse
+    return out, lse, tables
 
 
 def backward(
-    call: Call, out: Tensor, lse: Tensor, d_out: Tensor
+    call: Call, out: Tensor, lse: Tensor, tables: Tensor, d_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of q, k, v and of the table, if there is one."""
+    """The gradients of q, k, v and of what is learned, if there is such."""
     b, h, n, _ = call.q.shape
     dq, dk, dv = (empty_heads(part) for part in (call.q, call.k, call.v))
-    x, given, delta = _inputs(call), _heads(d_out), torch.empty_like(lse)
-    sizes = tiling("queries", call.q)
+    x, given, delta = _inputs(call, tables), _heads(d_out), torch.empty_like(lse)
+    d_tables = torch.empty_like(tables)
+    sizes, rows = tiling("queries", call.q), _plan(call.rows)
     attention.backward_q_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        x, _heads(out), given, lse, delta, _heads(dq), *_plan(call.rows), **sizes.meta()
+        x, _heads(out), given, lse, delta, _heads(dq), d_tables, *rows, **sizes.meta()
     )
     sizes = tiling("keys", call.q)
     attention.backward_kv_kernel[(triton.cdiv(x.m, sizes.columns), call.k.shape[1], b)](
         x, given, lse, delta, _heads(dk), _heads(dv), *_plan(call.columns), **sizes.meta()
     )
-    if call.table is None:
+    if call.learned is None:
         return dq, dk, dv, None
-    own = call.table.shape[2] > 1
-    by_table = _by_query if own else _by_head
-    return dq, dk, dv, by_table(call, call.table, (x, given, lse, delta))
+    parts = (x, given, lse, delta, _heads(dq))
+    if call.by_query:
+        _any(call, parts, d_tables)
+        return dq, dk, dv, _by_vectors(call.q, d_tables).to(call.learned.dtype)
+    return dq, dk, dv, _by_head(call, parts, call.learned.shape[3]).to(call.learned.dtype)
 
 
-def _by_query(call: Call, table: Tensor, parts: tuple[object, ...]) -> Tensor:
-    """The gradient of a table a query."""
-    d_table = torch.empty_like(table)
-    b, h, n, count = table.shape
-    shape = {"COUNT": count, "CLASSES": triton.next_power_of_2(count)}
-    sizes = tiling("alone", call.q)
-    classes.alone_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        *parts, d_table, *_plan(call.rows), **shape, **sizes.meta()
-    )
+def _any(call: Call, parts: tuple[object, ...], d_table: Tensor) -> None:
+    b, h, n, _ = call.q.shape
     sizes = tiling("any", call.q)
     classes.any_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        *parts, d_table, *_plan(call.rows), PER_QUERY=True, **shape, **sizes.meta()
+        *parts, d_table, *_plan(call.rows), **sizes.meta()
     )
-    return d_table
 
 
-def _by_head(call: Call, table: Tensor, parts: tuple[object, ...]) -> Tensor:
+def _by_vectors(q: Tensor, d_tables: Tensor) -> Tensor:
+    """The gradient of vectors [c, d] whose products with queries are tables [b, h, n, c]."""
+    # One product a head reads both where they lie, without a copy.
+    q_hmd, d_hmc = (x.transpose(0, 1).flatten(1, 2) for x in (q, d_tables))
+    return torch.bmm(d_hmc.mT, q_hmd).sum(dim=0, dtype=torch.float32)
+
+
+def _by_head(call: Call, parts: tuple[object, ...], count: int) -> Tensor:
     """The gradient of a table a head: sums of parts, each part a block's or an offset's."""
     b, h, n, _ = call.q.shape
-    count = table.shape[3]
-    shape = {"COUNT": count, "CLASSES": triton.next_power_of_2(count)}
-    sizes = tiling("any", call.q)
-    blocks = triton.cdiv(n, sizes.rows)
-    by_block = torch.empty(b, h, blocks, count, device=table.device)
-    classes.any_kernel[(blocks, h, b)](
-        *parts, by_block, *_plan(call.rows), PER_QUERY=False, **shape, **sizes.meta()
+    by_block = torch.empty(
+        b, h, triton.cdiv(n, tiling("any", call.q).rows), count, device=call.q.device
     )
+    _any(call, parts, by_block)
     sizes = tiling("offsets", call.q)
-    sides = 1 if call.causal else 2
-    offsets = sides * (_edge(call) // sizes.columns) + 2
-    by_offset = torch.empty(b, h, offsets, count, device=table.device)
+    offsets = (1 if call.causal else 2) * (_edge(call) // sizes.columns) + 2
+    by_offset = torch.empty(b, h, offsets, count, device=call.q.device)
     classes.offsets_kernel[(offsets, h, b)](
-        *parts, by_offset, *_plan(call.rows), **shape, **sizes.meta()
+        *parts[:4], by_offset, *_plan(call.rows), **sizes.meta()
     )
-    d_table = by_block.sum(dim=(0, 2), keepdim=True) + by_offset.sum(dim=(0, 2), keepdim=True)
-    return d_table.to(table.dtype)
+    return by_block.sum(dim=(0, 2), keepdim=True) + by_offset.sum(dim=(0, 2), keepdim=True)
 
 
-def _inputs(call: Call) -> Inputs:
+def _inputs(call: Call, tables: Tensor) -> Inputs:
     n, m, width = call.q.shape[2], call.k.shape[2], call.q.shape[3]
     exact = torch.get_float32_matmul_precision() == "highest"
+    count = 0 if call.learned is None else call.learned.shape[0 if call.by_query else 3]
     constants = (
         call.causal,
         call.q.shape[1] // call.k.shape[1],
         width,
         max(16, triton.next_power_of_2(width)),
         "ieee" if exact else "tf32",
+        count,
+        max(16, triton.next_power_of_2(count)),
     )
     return Inputs(
         _heads(call.q),
         _heads(call.k),
         _heads(call.v),
-        _bias(call),
+        _bias(call, tables),
         _side(call.q_positions, call.q_segments, None),
         _side(call.k_positions, call.k_segments, call.real),
         n,
@@ -193,13 +198,15 @@ def _inputs(call: Call) -> Inputs:
     )
 
 
-def _bias(call: Call) -> Bias:
-    table = call.table if call.spread is None else call.spread
-    if table is None:
-        return Bias(call.slopes, None, 0, 0, 0, None, 0, 0, None, 0)
+def _bias(call: Call, tables: Tensor) -> Bias:
+    if call.learned is None:
+        return Bias(call.slopes, None, None, 0, 0, 0, None, 0, 0, None, 0)
+    vectors = call.learned.to(call.q.dtype).contiguous() if call.by_query else None
+    table = tables if call.spread is None else call.spread
     steps = table.expand(*call.q.shape[:3], -1).stride()
     return Bias(
         None,
+        vectors,
         table,
         steps[0],
         steps[1],

@@ -54,6 +54,9 @@ class Bias(NamedTuple):
     """A slope a head, or a table by clipped distance, or neither."""
 
     slopes: Tensor | None
+    vectors: Tensor | None
+    """[c, d]: their products with a query are the query's own table, which the forward pass
+    writes; else queries share a table."""
     table: Tensor | None
     """[b, h, n, 2 · reach + 1 or more], with steps between its parts that may be 0."""
     b: int
@@ -81,6 +84,9 @@ class Shape(NamedTuple):
     """The head width, and the power of two that holds it."""
     PRECISION: tl.constexpr
     """Of products of float32: "ieee" or "tf32"."""
+    COUNT: tl.constexpr
+    CLASSES: tl.constexpr
+    """How many columns a learned table has, and the power of two that holds them."""
 
 
 class Inputs(NamedTuple):
