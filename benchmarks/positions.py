@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from heed.nn.stack import Stack
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
 BEFORE_BLOCKS = ("sinusoidal", "learned")
-"""These act before the first block; their blocks are those of `none`, and compile to the same."""
+"""These act before the first block: compiled or captured, their blocks are those of `none`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ def make(shape: Shape, position: str, device: str) -> LanguageModel:
         width=shape.width,
         position=position,
         dropout=0.0,
-        max_positions=shape.length,
     )
     model = build("generate", config, vocab=shape.vocab)
     if not isinstance(model, LanguageModel):
@@ -96,37 +95,44 @@ def step(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
     """A whole training step."""
     on_gpu = ids.device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True, capturable=on_gpu)
-    passes = both(model, ids, path)
+    loss = forward(model, ids, path)
 
     def run() -> None:
-        passes()
+        loss().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return captured(run) if path == "captured" else run
+    def clear() -> None:
+        optimizer.zero_grad(set_to_none=True)
+
+    def cleanly() -> None:
+        clear()
+        run()
+
+    return captured(run, clear) if path == "captured" else cleanly
 
 
-def captured(run: Callable[[], object]) -> Callable[[], object]:
+def captured(run: Callable[[], object], clear: Callable[[], object]) -> Callable[[], object]:
     """The same work, launched as one CUDA graph: what is left is the GPU's own time.
 
-    All graphs share a pool of memory, for they never run at the same time.
+    Gradients are cleared before the capture, so that a replay writes them anew.
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):
+            clear()
             run()
     torch.cuda.current_stream().wait_stream(aside)
+    clear()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool()):
+    with torch.cuda.graph(graph):
         run()
-    return graph.replay
 
+    def replay(graph: torch.cuda.CUDAGraph = graph, run: object = run) -> None:
+        graph.replay()  # It reads memory that belongs to `run`, which is kept for that.
 
-@cache
-def pool() -> Any:
-    """Memory for captured graphs."""
-    return torch.cuda.graph_pool_handle()
+    return replay
 
 
 WHAT: dict[str, Callable[[LanguageModel, Tensor, str], Callable[[], object]]] = {
@@ -134,26 +140,22 @@ WHAT: dict[str, Callable[[LanguageModel, Tensor, str], Callable[[], object]]] = 
     "both": both,
     "step": step,
 }
-
-
-def plans(device: str, *, longest: bool) -> list[tuple[str, str]]:
-    """What to measure, by which path. Compiled blocks stay compiled, so they come last."""
-    everywhere = [("forward", "plain"), ("forward", "fused"), ("both", "plain"), ("both", "fused")]
-    everywhere += [("step", "fused")]
-    if device == "cpu":
-        return everywhere
-    return everywhere + [("step", "captured")] + [("step", "compiled")] * longest
+Plan = tuple[str, str]
+Results = dict[Shape, dict[Plan, dict[str, float]]]
+PATHS = ("plain", "fused", "captured", "compiled")
+PLANS: list[Plan] = [(what, path) for path in PATHS[:2] for what in ("forward", "both")]
+PLANS += [("step", path) for path in PATHS[1:]]
 
 
 def measure(
-    models: dict[str, LanguageModel], ids: Tensor, plan: tuple[str, str], rounds: int
+    models: dict[str, LanguageModel], ids: Tensor, plan: Plan, rounds: int
 ) -> dict[str, float]:
     """Seconds by encoding, all in one run."""
     what, path = plan
     runs = {
         position: WHAT[what](model, ids, path)
         for position, model in models.items()
-        if path != "compiled" or position not in BEFORE_BLOCKS
+        if path in ("plain", "fused") or position not in BEFORE_BLOCKS
     }
     times = side_by_side(runs, device=ids.device.type, rounds=rounds, warmup=3)
     for model in models.values():
@@ -163,22 +165,26 @@ def measure(
     return times
 
 
-def report(shape: Shape, seconds: dict[tuple[str, str], dict[str, float]]) -> str:
-    """One row an encoding: each plan relative to `none`, and the fused path to the plain one."""
-    columns = [", ".join(plan) for plan in seconds] + ["fused / plain"]
+def report(shape: Shape, seconds: dict[Plan, dict[str, float]]) -> str:
+    """One row an encoding: each plan relative to `none`, and the fused pass to the plain one."""
+    compare = ("both", "plain") in seconds and ("both", "fused") in seconds
     rows = []
     for position in ENCODINGS:
         ratios = [
-            f"{times[position] / times['none']:.2f}x" if position in times else ""
+            f"{times[position] / times['none']:.3f}x" if position in times else ""
             for times in seconds.values()
         ]
-        gain = seconds["both", "fused"][position] / seconds["both", "plain"][position]
-        rows.append([position, *ratios, f"{gain:.2f}x"])
-    rows.append(["none, ms", *(f"{times['none'] * 1e3:.1f}" for times in seconds.values()), ""])
+        if compare:
+            gain = seconds["both", "fused"][position] / seconds["both", "plain"][position]
+            ratios.append(f"{gain:.3f}x")
+        rows.append([position, *ratios])
+    rows.append(["none, ms", *(f"{times['none'] * 1e3:.1f}" for times in seconds.values())])
+    rows[-1] += [""] * compare
     title = (
         f"{shape.length:,} tokens, batch {shape.batch}, {shape.layers} layers, {shape.heads} heads,"
-        f" width {shape.width}: time relative to `none`; last, the fused pass to the plain one"
+        f" width {shape.width}: time relative to `none`"
     )
+    columns = [", ".join(plan) for plan in seconds] + ["fused / plain"] * compare
     return table(title, ["position", *columns], rows)
 
 
@@ -187,6 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=0, help="0: as many as the device allows")
+    parser.add_argument("--paths", nargs="+", choices=PATHS, help="all that the device has")
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
     options = parser.parse_args()
@@ -201,18 +208,21 @@ def main() -> None:
         shapes = [Shape(2, 4, 256, 1000, 16, 128), Shape(2, 4, 256, 1000, 2, 1024)]
     if options.tiny:
         shapes, rounds = [Shape(1, 2, 32, 50, 2, 32), Shape(1, 2, 32, 50, 2, 64)], 2
-    texts, figures = [], []
-    for shape in shapes:
-        ids = torch.randint(shape.vocab, (shape.batch, shape.length), device=device)
-        models = {position: make(shape, position, device) for position in ENCODINGS}
-        wanted = plans(device, longest=shape is shapes[-1])
-        seconds = {plan: measure(models, ids, plan, rounds) for plan in wanted}
-        named = {", ".join(plan): times for plan, times in seconds.items()}
-        figures.append({"shape": vars(shape), "seconds": named})
-        texts.append(report(shape, seconds))
-        print(texts[-1], flush=True)
-    name = f"positions-{device}"
-    keep(name, "\n\n".join(texts), figures, device=device, folder=options.out)
+    models = {position: make(shapes[0], position, device) for position in ENCODINGS}
+    results: Results = {}
+    for path in options.paths or (PATHS if cuda else PATHS[:2]):
+        for shape, plan in product(shapes, PLANS):
+            # Only the longest is worth a compilation; compiled blocks stay so, and come last.
+            if plan[1] == path and (path != "compiled" or shape is shapes[-1]):
+                ids = torch.randint(shape.vocab, (shape.batch, shape.length), device=device)
+                results.setdefault(shape, {})[plan] = measure(models, ids, plan, rounds)
+        texts = [report(shape, seconds) for shape, seconds in results.items()]
+        figures = [
+            {"shape": vars(shape), "seconds": {", ".join(plan): s for plan, s in seconds.items()}}
+            for shape, seconds in results.items()
+        ]
+        name = f"positions-{device}"
+        keep(name, "\n\n".join(texts), figures, device=device, folder=options.out)
 
 
 if __name__ == "__main__":

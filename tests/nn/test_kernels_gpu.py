@@ -166,11 +166,11 @@ def test_an_encoding_that_knows_only_scores_goes_through_flex_attention() -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_turning_on_a_gpu_is_turning(dtype: torch.dtype) -> None:
-    rope = Rope(tiny(head_width=WIDTH))
+    rope, on_gpu = Rope(tiny(head_width=WIDTH)), Rope(tiny(head_width=WIDTH)).to("cuda")
     x = heads(200, HEADS, dtype, 0)
     places = torch.randint(1000, (B, 200), generator=torch.Generator().manual_seed(1))
     for told in (places, places[:1]):
-        turned, _ = rope.rotate(x, x[:, :0], told.to("cuda"), told.to("cuda"))
+        turned, _ = on_gpu.rotate(x, x[:, :0], told.to("cuda"), told.to("cuda"))
         cpu = x.detach().cpu().double().requires_grad_()
         expected, _ = rope.rotate(cpu, cpu[:, :0], told, told)
         # Angles are float32 on both sides: at place 1,000 they are right to about 1e-4.

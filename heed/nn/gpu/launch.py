@@ -64,7 +64,7 @@ class Tiling(NamedTuple):
 
 TILINGS = {
     "forward": Tiling(64, 64, 4, 2, 128),
-    "queries": Tiling(64, 32, 4, 3),
+    "queries": Tiling(64, 32, 4, 3, 168),
     "keys": Tiling(64, 64, 4, 2),
     "any": Tiling(32, 32, 2, 2),
     "offsets": Tiling(64, 64, 4, 2),
