@@ -80,11 +80,7 @@ class Recipe:
     @classmethod
     def read(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
         """The recipe in a TOML file, with `section.key=value` changes."""
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError([f"This is not TOML: {error}."], where=str(path)) from None
-        return cls.of(changed(tables, changes), where=str(path))
+        return cls.of(changed(read_tables(path), changes), where=str(path))
 
     def tables(self) -> dict[str, Any]:
         """Every key with its value, as `of` takes them; what is unset is left out."""
@@ -105,6 +101,14 @@ class Recipe:
                 *(f"{key} = {toml_value(value)}" for key, value in values.items()),
             ]
         return "\n".join(lines) + "\n"
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"This is not TOML: {error}."], where=str(path)) from None
 
 
 def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from heed.config import Recipe, changed
+from heed.config import Recipe, changed, read_tables
 from heed.data.corpus import infer_task
 from heed.errors import ConfigError
 from heed.recipes import find
@@ -37,11 +36,7 @@ def recipe(
     where = None
     if name is not None:
         path = find(name)
-        where = str(path)
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError([f"This is not TOML: {error}."], where=where) from None
+        tables, where = read_tables(path), str(path)
     data = dict(tables.get("data", {}))
     if train:
         data.pop("world", None)
