@@ -15,12 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from heed import draw
+from heed.api import Translator
 from heed.config import Recipe
 from heed.data import world
-from heed.data.tokenizer import Tokenizer
-from heed.decode.greedy import translate
 from heed.errors import RunError
-from heed.models import Translator
 from heed.probe.maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
 from heed.runs import Run, write_whole
@@ -56,17 +54,15 @@ def demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = N
     _make_room(folder)
     _introduce(recipe, console)
     run = engine.start(recipe, folder, device="cpu", console=console)
-    model, tokenizer, _ = engine.load(folder, device="cpu")
-    if not isinstance(model, Translator):
-        raise TypeError("the demo's recipe trains a translator")
+    translator = Translator.load(folder, device="cpu")
     test = list(world.sentences("test", recipe.data.world_test, seed=seed))
     console.print(f"Translating {len(test):,} sentences of combinations it never saw…")
-    hypotheses = _translate(model, tokenizer, [s.english for s in test], recipe)
+    hypotheses = translator.translate(s.english for s in test)
     references = [s.french for s in test]
     _show(test, hypotheses, console)
     dev = list(world.sentences("dev", ALIGNED, seed=seed))
-    layer = best_layer(_maps(model, tokenizer, dev), [s.alignment for s in dev])
-    maps = _maps(model, tokenizer, test[:ALIGNED])
+    layer = best_layer(_maps(translator, dev), [s.alignment for s in dev])
+    maps = _maps(translator, test[:ALIGNED])
     error = alignment_error([m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]])
     _draw(run, test, maps, layer)
     score = bleu(hypotheses, references)
@@ -110,25 +106,10 @@ def _introduce(recipe: Recipe, console: Console) -> None:
     )
 
 
-def _translate(
-    model: Translator, tokenizer: Tokenizer, sentences: Sequence[str], recipe: Recipe
-) -> list[str]:
-    d = recipe.decode
-    ids = translate(
-        model,
-        tokenizer.encode_batch(list(sentences)),
-        max_ratio=d.max_ratio,
-        max_extra=d.max_extra,
-        batch_size=d.batch_size,
-    )
-    return tokenizer.decode_batch(ids)
-
-
-def _maps(
-    model: Translator, tokenizer: Tokenizer, sentences: Sequence[world.Sentence]
-) -> list[CrossMap]:
+def _maps(translator: Translator, sentences: Sequence[world.Sentence]) -> list[CrossMap]:
     """Attention while the reference is written, so that the gold alignment fits its words."""
-    return cross_maps(model, tokenizer, [(s.english, s.french) for s in sentences])
+    pairs = [(s.english, s.french) for s in sentences]
+    return cross_maps(translator.model, translator.tokenizer, pairs)
 
 
 def _show(test: Sequence[world.Sentence], hypotheses: Sequence[str], console: Console) -> None:

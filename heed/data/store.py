@@ -47,10 +47,9 @@ class Side:
     def __getitem__(self, row: int) -> NDArray[np.unsignedinteger[Any]]:
         return self.ids[int(self.starts[row]) : int(self.starts[row + 1])]
 
-    def lengths(self, rows: slice = slice(None)) -> NDArray[np.int32]:
+    def lengths(self) -> NDArray[np.int32]:
         """How many tokens each text has."""
-        first, last, _ = rows.indices(len(self))
-        return np.diff(self.starts[first : last + 1]).astype(np.int32)
+        return np.diff(self.starts).astype(np.int32)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ batch as they finish, and returned in the order they came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from heed.data.batches import padded
 from heed.data.tokenizer import BOS, EOS, PAD
 from heed.models import Translator
 from heed.nn.cache import Cache
@@ -23,7 +24,6 @@ def translate(
     max_ratio: float = 2.0,
     max_extra: int = 10,
     batch_size: int = 128,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """The likeliest next token until the end mark, for each source (ids without an end mark).
 
@@ -40,14 +40,14 @@ def translate(
             written = _batch(model, [[*sources[i], EOS] for i in chosen], limits)
             for i, ids in zip(chosen, written, strict=True):
                 out[i] = ids
-            progress(len(chosen))
     model.train(was_training)
     return out
 
 
 def _batch(model: Translator, sources: list[list[int]], limits: list[int]) -> list[list[int]]:
     device = model.embedding.table.weight.device
-    source, mask = _padded(sources, device)
+    texts = [np.array(ids) for ids in sources]
+    source, mask = (x.to(device) for x in padded(texts, max(map(len, texts)), PAD))
     out: list[list[int]] = [[] for _ in sources]
     cache, active = Cache(), list(range(len(sources)))
     last = torch.full((len(sources), 1), BOS, device=device)
@@ -66,10 +66,3 @@ def _batch(model: Translator, sources: list[list[int]], limits: list[int]) -> li
             cache.select(rows)
             last, active = last.index_select(0, rows), [active[place] for place in keep]
     return out
-
-
-def _padded(texts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    longest = max(map(len, texts))
-    ids = torch.tensor([text + [PAD] * (longest - len(text)) for text in texts], device=device)
-    lengths = torch.tensor([len(text) for text in texts], device=device)
-    return ids, torch.arange(longest, device=device)[None] < lengths[:, None]

@@ -241,7 +241,7 @@ class T5(Position):
 
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
-        self.bidirectional, self.heads = not causal, config.heads
+        self.bidirectional = not causal
         self.buckets, self.distance = config.t5_buckets, config.t5_distance
         self.table = Table(self.buckets, config.heads, std=0.1)
         self.reach = self.distance

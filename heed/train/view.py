@@ -16,7 +16,7 @@ class View:
     def __init__(self, console: Console, *, total: int, start: int = 0) -> None:
         self.console, self.total = console, total
         self.live = console.is_terminal
-        self._began, self._first, self._last_line = time.monotonic(), start, time.monotonic()
+        self._began, self._first = time.monotonic(), start
         self._tokens = 0
         self._progress = Progress(
             TextColumn("[bold]training"),

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -119,7 +120,11 @@ class Corpus:
         return class_order(record.label for record in self.kept() if record.label is not None)
 
     def fingerprint(self) -> str:
-        """A hash of the raw bytes of all its files, the same wherever they lie."""
+        """A hash of the raw bytes of all its files, the same wherever they lie; read once."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> str:
         if self.form == "hf":
             return ":".join(hub.hashed(path) for path in self.paths)
         return fingerprint(self.paths)
