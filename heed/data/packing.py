@@ -4,6 +4,8 @@ The texts of an epoch, in that epoch's order, are laid end to end and cut into r
 `max_length`; a text that meets the end of a row goes on in the next. Each row says which text every
 token is of (`segments`) and where it stands in it (`positions`), so that texts don't see each other
 and no cell is padding but the last row's.
+
+Shapes: b rows, n tokens; p parts, each what one row has of one text; t tokens of all parts.
 """
 
 from __future__ import annotations
@@ -14,16 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heed.data.batches import (
-    DEFAULT_TOKENS,
-    IGNORED,
-    Batch,
-    Ids,
-    Plan,
-    Rows,
-    batch_sizes,
-    batch_starts,
-)
+from heed.data.batches import DEFAULT_TOKENS, IGNORED, Batch, Plan, Rows, Shape, at, batch_sizes
+from heed.data.shapes import chunks
 from heed.data.store import Store
 from heed.data.tokenizer import BOS, EOS, PAD
 
@@ -51,64 +45,74 @@ class PackedBatches:
         rows: Rows | None = None,
     ) -> None:
         self.store, self.max_length, self.seed, self.cut = store, max_length, seed, 0
-        self.rows = np.arange(len(store), dtype=np.uint32) if rows is None else rows
+        self.rows: Rows | range = range(len(store)) if rows is None else rows
         self.size = batch_size or max(1, (batch_tokens or DEFAULT_TOKENS) // max_length)
-        self._lengths = store.sides[0].lengths() + 1
+
+    def shapes(self) -> list[Shape]:
+        """The one shape of this text's batches."""
+        side = self.store.sides[0]
+        parts = (at(self.rows, part) for part in chunks(len(self.rows)))
+        tokens = sum(int((side.lengths(rows) + 1).sum()) for rows in parts)
+        return [Shape(min(self.size, -(-tokens // self.max_length)), self.max_length)]
 
     def plan(self, epoch: int) -> PackedPlan:
         """A shuffled epoch: texts in random order, the rows they fill in random order."""
         random = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-        texts = random.permutation(self.rows)
-        ends = np.cumsum(self._lengths[texts], dtype=np.int64)
+        texts = at(self.rows, slice(0, len(self.rows))).copy()
+        random.shuffle(texts)
+        ends = np.empty(len(texts), np.int64)
+        for part in chunks(len(texts)):
+            ends[part] = self.store.sides[0].lengths(texts[part]) + 1
+        np.cumsum(ends, out=ends)
         count = -(-int(ends[-1]) // self.max_length)
-        order = random.permutation(np.arange(count, dtype=np.uint32))
-        starts = batch_starts(batch_sizes(count, self.size))
-        return PackedPlan(order, starts, epoch, texts, ends)
+        order = np.arange(count, dtype=np.uint32)
+        random.shuffle(order)
+        sizes = batch_sizes(count, self.size)
+        stops, shapes = np.cumsum(sizes), np.zeros(len(sizes), np.int8)
+        return PackedPlan(order, stops - sizes, stops, shapes, epoch, texts, ends)
 
     def batch(self, plan: Plan, number: int) -> Batch:
         """Batch `number` of a plan."""
         if not isinstance(plan, PackedPlan):
             raise TypeError("packed batches are made from their own plan")
-        size, items = self.max_length, plan.items(number)
-        read = np.full((len(items), size), PAD, np.int64)
-        said = np.full((len(items), size), IGNORED, np.int64)
-        segments = np.full((len(items), size), -1, np.int64)
-        positions = np.zeros((len(items), size), np.int64)
-        rows: list[int] = []
-        for i, item in enumerate(items):
-            self._fill(plan, int(item), read[i], said[i], segments[i], positions[i], rows)
-        mask = segments >= 0
+        items_b, ends = plan.items(number).astype(np.int64), plan.ends
+        # Each row's first and last token, counted from the epoch's first; then its parts.
+        start_b = items_b * self.max_length
+        stop_b = np.minimum(start_b + self.max_length, ends[-1])
+        first_b = np.searchsorted(ends, start_b, side="right")
+        parts_b = np.searchsorted(ends, stop_b - 1, side="right") - first_b + 1
+        row_p, part_p = counted(parts_b)
+        text_p = first_b[row_p] + part_p
+        opens_p = np.where(text_p > 0, ends[text_p - 1], 0)
+        from_p = np.maximum(opens_p, start_b[row_p])
+        # Then their tokens: which part each is of, how far into it, and in which cell it stands.
+        part_t, position_t = counted(np.minimum(ends[text_p], stop_b[row_p]) - from_p)
+        cell_t = (row_p * self.max_length + from_p - start_b[row_p])[part_t] + position_t
+        rows_p, offset_t = plan.texts[text_p], (from_p - opens_p)[part_t] + position_t
+        side = self.store.sides[0]
+        place_t = side.starts[rows_p].astype(np.int64)[part_t] + offset_t
+        last_t = offset_t == side.lengths(rows_p)[part_t]
+        said_t = np.where(last_t, EOS, side.ids.take(place_t, mode="clip"))
+        read_t = np.where(offset_t == 0, BOS, side.ids.take(place_t - 1, mode="clip"))
+
+        def laid(values_t: NDArray[np.int64], blank: int) -> torch.Tensor:
+            cells = np.full(len(items_b) * self.max_length, blank, np.int64)
+            cells[cell_t] = values_t
+            return torch.from_numpy(cells.reshape(len(items_b), -1))
+
+        segments = laid(part_t, -1)
         return Batch(
-            torch.from_numpy(read),
-            torch.from_numpy(said),
-            torch.from_numpy(mask),
-            torch.from_numpy(positions),
-            count=int(mask.sum()),
-            rows=tuple(rows),
-            segments=torch.from_numpy(segments),
+            laid(read_t, PAD),
+            laid(said_t, IGNORED),
+            segments >= 0,
+            laid(position_t, 0),
+            count=len(cell_t),
+            rows=tuple(rows_p.tolist()),
+            segments=segments,
         )
 
-    def _fill(
-        self,
-        plan: PackedPlan,
-        item: int,
-        read: Ids,
-        said: Ids,
-        segments: Ids,
-        positions: Ids,
-        rows: list[int],
-    ) -> None:
-        """Lay into one row the stretch of the epoch's tokens that is its own."""
-        size = self.max_length
-        at, stop = item * size, min((item + 1) * size, int(plan.ends[-1]))
-        place, first = int(np.searchsorted(plan.ends, at, side="right")), at
-        while at < stop:
-            row, end = int(plan.texts[place]), min(int(plan.ends[place]), stop)
-            offset = at - (int(plan.ends[place]) - int(self._lengths[row]))
-            text = self.store.sides[0][row]
-            cells = slice(at - first, end - first)
-            said[cells] = np.append(text, EOS)[offset : offset + end - at]
-            read[cells] = np.append(BOS, text)[offset : offset + end - at]
-            segments[cells], positions[cells] = len(rows), np.arange(end - at)
-            rows.append(row)
-            at, place = end, place + 1
+
+def counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of groups so large, end to end: which group each member is of, and its number in it."""
+    group = np.repeat(np.arange(len(counts)), counts)
+    return group, np.arange(len(group)) - (np.cumsum(counts) - counts)[group]

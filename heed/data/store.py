@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from heed.data.corpus import Corpus, Record, kept
 from heed.data.tokenizer import Tokenizer
+from heed.data.wordwise import Wordwise
 from heed.errors import DataError, nearest
 
 FORMAT = 1
@@ -47,9 +48,15 @@ class Side:
     def __getitem__(self, row: int) -> NDArray[np.unsignedinteger[Any]]:
         return self.ids[int(self.starts[row]) : int(self.starts[row + 1])]
 
-    def lengths(self) -> NDArray[np.int32]:
-        """How many tokens each text has."""
-        return np.diff(self.starts).astype(np.int32)
+    def lengths(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """How many tokens each of these texts has."""
+        return (self.starts[rows + 1] - self.starts[rows]).astype(np.int64)
+
+    def tokens(self, rows: NDArray[Any], first: NDArray[Any], width: int) -> NDArray[np.int64]:
+        """[rows, width]: of each text its tokens `first` …; past its end, anything."""
+        begin = self.starts[rows].astype(np.int64) + first
+        places = begin[:, None] + np.arange(width)
+        return np.take(self.ids, places, mode="clip").astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def _open(folder: Path) -> Store:
 def _map(path: Path, dtype: str) -> NDArray[Any]:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+    return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
 def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> None:
@@ -138,9 +145,10 @@ def _write(draft: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]
     with ExitStack() as files:
         writers = [files.enter_context(_SideWriter(draft, i, dtype)) for i in range(sides)]
         labels = files.enter_context((draft / "labels").open("wb"))
+        encoder = Wordwise(tokenizer)
         for chunk in _chunks(kept(corpus, dropped)):
             for i, writer in enumerate(writers):
-                writer.add(tokenizer.encode_batch([_side(record, i, sides) for record in chunk]))
+                writer.add(encoder.encode_batch([_side(record, i, sides) for record in chunk]))
             if classes:
                 labels.write(np.array([_number(r, numbers) for r in chunk], np.int32).tobytes())
     facts = {"sides": sides, "dtype": dtype.name, "classes": classes, "dropped": dict(dropped)}
@@ -182,11 +190,11 @@ class _SideWriter:
 
     def add(self, texts: list[list[int]]) -> None:
         """Append texts."""
-        for text in texts:
-            self.ids.write(np.array(text, self.dtype).tobytes())
         ends = self.end + np.cumsum([len(text) for text in texts], dtype=np.uint64)
-        self.end = int(ends[-1])
         self.starts.write(ends.astype(np.uint64).tobytes())
+        ids = np.fromiter(chain.from_iterable(texts), self.dtype, int(ends[-1]) - self.end)
+        self.ids.write(ids.tobytes())
+        self.end = int(ends[-1])
 
     def __enter__(self) -> _SideWriter:
         return self

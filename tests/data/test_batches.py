@@ -10,10 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data.batches import IGNORED, LADDER, Batches, rung
+from heed.config import ModelConfig
+from heed.data.batches import IGNORED, Batch, Batches, filled
 from heed.data.corpus import open_corpus
+from heed.data.packing import PackedBatches
 from heed.data.store import Store, open_store
 from heed.data.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from heed.models import build
+from heed.score.objective import loss
 
 WORDS = [f"w{i}" for i in range(30)]
 
@@ -69,15 +73,96 @@ def test_the_order_is_a_function_of_seed_and_epoch(folder: Path, task: str) -> N
     assert not np.array_equal(one.plan(3).order, other.plan(3).order)
 
 
-def test_shapes_are_few_and_within_budget(folder: Path) -> None:
-    batches = Batches(store_of(folder, "translate"), "translate", max_length=64, batch_tokens=256)
-    plan = batches.plan(0)
+@pytest.mark.parametrize("task", TASKS)
+@given(limit=st.integers(1, 70), tokens=st.integers(1, 2000), epoch=st.integers(0, 3))
+def test_every_batch_has_one_of_the_shapes(
+    folder: Path, task: str, limit: int, tokens: int, epoch: int
+) -> None:
+    batches = Batches(store_of(folder, task), task, max_length=limit, batch_tokens=tokens)
+    plan, smaller = batches.plan(epoch), 0
+    full = {(shape.length, shape.source_length): shape.texts for shape in batches.shapes()}
+    assert len(full) == len(batches.shapes())
+    used = set()
     for i in range(len(plan)):
         batch = batches.batch(plan, i)
-        assert batch.ids.shape[1] in LADDER
-        assert batch.ids.numel() <= 256
-        assert batch.source is not None
-        assert batch.source.shape == batch.ids.shape
+        lengths = batch.ids.shape[1], None if batch.source is None else batch.source.shape[1]
+        used.add(lengths)
+        smaller += len(batch.ids) < full[lengths]
+        assert len(batch.ids) == 1 or len(batch.ids) * max(filter(None, lengths)) <= tokens
+    assert used == set(full)
+    assert smaller <= 1
+
+
+def plain(store: Store, task: str, row: int, start: int, limit: int) -> list[list[int]]:
+    """What a row of a batch holds, one token after another: read, said, and the source."""
+    text = store.sides[-1][row].tolist()
+    if task == "classify":
+        assert store.labels is not None
+        read = [BOS, *text[: max(0, limit - 2)], EOS][:limit]
+        return [read, [int(store.labels[row])]]
+    said = [*text, EOS][start : start + limit]
+    read = [text[start - 1] if start else BOS, *said[:-1]]
+    return [read, said, [*store.sides[0][row].tolist(), EOS][:limit]]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@given(limit=st.integers(1, 50), size=st.integers(1, 60), epoch=st.integers(-1, 3))
+def test_a_batch_is_what_a_plain_loop_makes(
+    folder: Path, task: str, limit: int, size: int, epoch: int
+) -> None:
+    store = store_of(folder, task)
+    batches = Batches(store, task, max_length=limit, batch_size=size)
+    plan = batches.in_order() if epoch < 0 else batches.plan(epoch)
+    for number in (0, len(plan) - 1):
+        batch, places = batches.batch(plan, number), plan.items(number)
+        starts = [0] * len(places) if batches.starts is None else batches.starts[places].tolist()
+        asked = 0
+        for i, (row, start) in enumerate(zip(batch.rows, starts, strict=True)):
+            read, said, *source = plain(store, task, row, start, limit)
+            asked += len(said)
+            blank = batch.ids.shape[1] - len(read)
+            assert batch.ids[i].tolist() == read + [PAD] * blank
+            assert batch.mask[i].tolist() == [True] * len(read) + [False] * blank
+            assert batch.targets[i].flatten().tolist() == said + [IGNORED] * (
+                0 if task == "classify" else blank
+            )
+            if task == "translate":
+                assert batch.source is not None
+                assert batch.source_mask is not None
+                blank = batch.source.shape[1] - len(source[0])
+                assert batch.source[i].tolist() == source[0] + [PAD] * blank
+                assert batch.source_mask[i].tolist() == [True] * len(source[0]) + [False] * blank
+        assert batch.count == asked
+        assert batch.ids.dtype == batch.targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("task", [*TASKS, "packed"])
+def test_blank_rows_change_neither_loss_nor_gradient(folder: Path, task: str) -> None:
+    packed, task = task == "packed", "generate" if task == "packed" else task
+    store = store_of(folder, task)
+    batches: Batches | PackedBatches
+    if packed:
+        batches = PackedBatches(store, max_length=24, batch_size=3)
+    else:
+        batches = Batches(store, task, max_length=48, batch_size=3)
+    batch = batches.batch(batches.plan(0), 0)
+    torch.manual_seed(0)
+    config = ModelConfig(layers=1, heads=2, width=16, dropout=0.0)
+    model = build(task, config, vocab=store.vocab, classes=2 if task == "classify" else None)
+
+    def learnt(batch: Batch) -> list[torch.Tensor]:
+        model.zero_grad()
+        part = loss(model, batch)
+        part.total.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return [part.total.detach(), part.right, *gradients]
+
+    whole = filled(batch, 5)
+    assert len(whole.ids) == 5
+    assert (whole.count, whole.rows) == (batch.count, batch.rows)
+    for one, other in zip(learnt(batch), learnt(whole), strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.equal(filled(batch, 3).ids, batch.ids)
 
 
 def test_translation_reads_what_was_said_before(folder: Path) -> None:
@@ -115,11 +200,21 @@ def test_windows_ask_for_every_token_once(folder: Path, limit: int) -> None:
 
 def test_long_texts_are_cut_and_counted(folder: Path) -> None:
     store = store_of(folder, "translate")
-    longest = np.maximum(store.sides[0].lengths(), store.sides[1].lengths()) + 1
+    longest = np.maximum(*(side.lengths(np.arange(len(store))) for side in store.sides)) + 1
     batches = Batches(store, "translate", max_length=10, batch_size=200)
     assert batches.cut == int((longest > 10).sum()) > 0
     batch = batches.batch(batches.in_order(), 0)
     assert batch.ids.shape[1] == 10
+
+
+@given(limit=st.integers(1, 50))
+def test_masked_windows_hold_every_token(folder: Path, limit: int) -> None:
+    store = store_of(folder, "generate")
+    batches = Batches(store, "generate", max_length=limit, batch_size=9, masked=0.2)
+    plan = batches.plan(0)
+    made = [batches.batch(plan, i) for i in range(len(plan))]
+    assert sum(int(batch.mask.sum()) for batch in made) == len(store.sides[0].ids)
+    assert all(bool((batch.targets != IGNORED).any(dim=1).all()) for batch in made)
 
 
 def test_masked_tokens_are_the_ones_asked_for(folder: Path) -> None:
@@ -136,15 +231,8 @@ def test_masked_tokens_are_the_ones_asked_for(folder: Path) -> None:
         kept = untouched[i][: len(text)]
         assert torch.equal(batch.ids[i][: len(text)][kept], text[kept])
         assert torch.equal(batch.targets[i][: len(text)][~kept], text[~kept])
+        assert not asked[i][len(text) :].any()
     share = asked.sum() / batch.mask.sum()
     assert 0.25 < share < 0.4
     hidden = (batch.ids[asked] == MASK).float().mean()
     assert 0.7 < hidden < 0.9
-
-
-@given(length=st.integers(1, 100_000))
-def test_the_ladder_holds_every_length_with_little_waste(length: int) -> None:
-    step = rung(length)
-    assert step >= length
-    assert step <= max(8, 2 * length)
-    assert PAD == 0

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heed.data.corpus import Corpus, Place, Record, open_corpus
-from heed.data.doctor import Finding, Limits, Report, check, examine, overlap, render
+from heed.data.doctor import Finding, Limits, Report, check, digests, examine, overlap, render
 from heed.data.doctor.charts import WORD
-from heed.data.doctor.digests import as_digests, contradictions, digest, repeats
+from heed.data.doctor.digests import as_digests, repeated
 from heed.errors import HeedError
 
 quick = settings(
@@ -202,16 +202,33 @@ def test_overlap_is_exact_text_after_strip(
     assert found == [a.strip() in sources for a, _ in other]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("01"))))
-def test_repeats_and_contradictions_are_what_a_dictionary_says(rows: list[tuple[str, str]]) -> None:
-    texts = as_digests(array("Q", [digest([text]) for text, _ in rows]))
-    labels = as_digests(array("Q", [digest(row) for row in rows]))
+@quick
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("01")), min_size=1))
+def test_repeats_and_contradictions_are_what_a_dictionary_says(
+    tmp_path: Path, rows: list[tuple[str, str]]
+) -> None:
+    path = write(tmp_path / "train.tsv", "".join(f"{label}\t{text} x\n" for text, label in rows))
+    report = check([path], columns=[2, 1], limits=Limits(places=3))
     seen = [text for text, _ in rows]
-    assert repeats(texts).tolist() == [i for i, text in enumerate(seen) if text in seen[:i]]
     under = {text: {label for other, label in rows if other == text} for text in seen}
-    assert contradictions(texts, labels).tolist() == [
-        i for i, text in enumerate(seen) if len(under[text]) > 1
-    ]
+    wanted = {
+        "duplicate": [i for i, text in enumerate(seen, 1) if text in seen[: i - 1]],
+        "contradiction": [i for i, text in enumerate(seen, 1) if len(under[text]) > 1],
+    }
+    for code, lines in wanted.items():
+        found = [one for one in report.findings if one.code == code]
+        assert sum(one.count for one in found) == len(lines)
+        assert [place.line for one in found for place in one.places] == lines[:3]
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 4))
+def test_repeated_digests_are_found_across_chunks(numbers: list[int], size: int) -> None:
+    counts = Counter(numbers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "CHUNK", size)
+        found, count = repeated(as_digests(array("Q", sorted(numbers))))
+    assert found.tolist() == sorted(number for number, times in counts.items() if times > 1)
+    assert count == len(numbers) - len(counts)
 
 
 @quick
@@ -317,6 +334,7 @@ def test_examine_takes_open_splits(tmp_path: Path) -> None:
     dev = open_corpus([labelled(tmp_path / "b.tsv", ["0", "1"])], task="classify", like=train)
     report = examine({"train": train, "dev": dev})
     assert report.summary["dev"].in_train == 2
+    assert report.seen["dev"].tolist() == overlap(train.kept(), dev.kept())
     assert Counter(one.severity for one in report.findings)["error"] == 0
 
 

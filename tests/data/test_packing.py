@@ -42,6 +42,12 @@ def test_every_token_is_asked_for_once(
 def _check(store: Store, size: int, batch: int, epoch: int) -> None:
     batches = PackedBatches(store, max_length=size, batch_size=batch, seed=3)
     plan = batches.plan(epoch)
+    [shape] = batches.shapes()
+    assert (shape.length, shape.source_length) == (size, None)
+    assert [len(batches.batch(plan, i).ids) for i in range(len(plan) - 1)] == [shape.texts] * (
+        len(plan) - 1
+    )
+    assert len(batches.batch(plan, len(plan) - 1).ids) <= shape.texts
     asked: dict[int, list[tuple[int, int, int]]] = {row: [] for row in range(len(store))}
     for number in range(len(plan)):
         made = batches.batch(plan, number)

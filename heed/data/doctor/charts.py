@@ -1,7 +1,7 @@
 """One reading of one split: what the doctor notes down on the way, a record at a time.
 
-What is held: two digests of 8 bytes a record (see `digests.py`), one count a label, and of dev
-and test the distinct words. Nothing else grows with the corpus.
+What is held: of train one digest of 8 bytes a record (see `digests.py`), of dev and test two and
+the distinct words; and one count a label. Nothing else grows with the corpus.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from heed.data.corpus import Corpus, Record, drop_reason
 from heed.data.corpus.files import Place
-from heed.data.doctor.digests import digest
+from heed.data.doctor.digests import Flags, Lookout, as_digests, digest
 
 # Tab, line feed and carriage return are white space; the rest of C0 and C1 is noise, and so are
 # the two Unicode line separators, at which other tools cut a line in two.
@@ -55,7 +55,7 @@ class Chart:
     faults: dict[str, str] = field(default_factory=dict)  # the first message, by code
     labels: Counter[str] = field(default_factory=Counter)
     label_places: dict[str, Place] = field(default_factory=dict)  # where each stands first
-    # Of each record kept: its texts; and its source alone, or its texts with its label.
+    # Of each record kept: its texts; and, but for train, its source or its texts with its label.
     keys: array[int] = field(default_factory=lambda: array("Q"))
     others: array[int] = field(default_factory=lambda: array("Q"))
 
@@ -66,8 +66,28 @@ class Chart:
             places.append(place)
 
 
-def read(chart: Chart, limits: Limits, unseen: Sequence[set[str]] | None = None) -> None:
-    """Fill a chart. For train, `unseen` holds the words of the others and loses those met."""
+class Elsewhere:
+    """What dev and test hold, to be looked for while train is read: so train need not be held."""
+
+    def __init__(self, charts: Sequence[Chart]) -> None:
+        self.words: list[set[str]] = [set(), set()]
+        """Of each text of a record, the words that train has not shown yet."""
+        keys, others = array("Q"), array("Q")
+        for chart in charts:
+            keys.extend(chart.keys)
+            others.extend(chart.others)
+            for words, counts in zip(self.words, chart.vocabulary, strict=False):
+                words.update(counts)
+        self.keys, self.others = Lookout(as_digests(keys)), Lookout(as_digests(others))
+
+    def shared(self, chart: Chart) -> tuple[Flags, int]:
+        """Which records train has too; how many by source alone, or under the same label."""
+        second = self.others.seen(as_digests(chart.others))
+        return self.keys.seen(as_digests(chart.keys)), int(second.sum())
+
+
+def read(chart: Chart, limits: Limits, elsewhere: Elsewhere | None = None) -> None:
+    """Fill a chart; that of train with what to look for."""
     for record in chart.corpus.scan():
         if record.fault is not None:
             chart.mark(record.fault.code, record.place, limits.places)
@@ -82,13 +102,13 @@ def read(chart: Chart, limits: Limits, unseen: Sequence[set[str]] | None = None)
             chart.mark(reason, record.place, limits.places)
             continue
         chart.kept += 1
-        lengths = _count_words(chart, record, unseen)
+        lengths = _count_words(chart, record, elsewhere)
         for code in _symptoms(record, lengths, chart.corpus, limits):
             chart.mark(code, record.place, limits.places)
-        _remember(chart, record)
+        _remember(chart, record, elsewhere)
 
 
-def _count_words(chart: Chart, record: Record, unseen: Sequence[set[str]] | None) -> list[int]:
+def _count_words(chart: Chart, record: Record, elsewhere: Elsewhere | None) -> list[int]:
     lengths = []
     for side, text in enumerate(record.texts):
         words = WORD.findall(text.lower())
@@ -97,10 +117,10 @@ def _count_words(chart: Chart, record: Record, unseen: Sequence[set[str]] | None
             chart.words.append(0)
             chart.vocabulary.append(Counter())
         chart.words[side] += len(words)
-        if unseen is None:
+        if elsewhere is None:
             chart.vocabulary[side].update(words)
-        elif unseen[side]:
-            unseen[side].difference_update(words)
+        elif elsewhere.words[side]:
+            elsewhere.words[side].difference_update(words)
     return lengths
 
 
@@ -109,11 +129,12 @@ def _symptoms(
 ) -> Iterator[str]:
     """The codes of what is wrong with one record that training keeps."""
     texts = record.texts
-    if any(CONTROL.search(text) for text in texts):
+    joined = " ".join(texts)
+    if not joined.isprintable() and CONTROL.search(joined):
         yield "control"
-    if any(REPLACED in text for text in texts):
+    if REPLACED in joined:
         yield "replacement"
-    if any("<" in text and TAG.search(text) for text in texts):
+    if "<" in joined and any(map(TAG.search, texts)):
         yield "markup"
     # A document may be as long as it likes: it is cut into windows.
     if corpus.task != "generate" or corpus.unit == "line":
@@ -128,12 +149,18 @@ def _symptoms(
             yield "identical"
 
 
-def _remember(chart: Chart, record: Record) -> None:
+def _remember(chart: Chart, record: Record, elsewhere: Elsewhere | None) -> None:
     key = digest(record.texts)
     chart.keys.append(key)
-    if chart.corpus.task == "translate":
-        chart.others.append(digest(record.texts[:1]))
-    elif record.label is not None:
-        chart.others.append(digest((*record.texts, record.label)))
+    if chart.corpus.task == "generate":
+        other = None
+    elif record.label is None:
+        other = digest(record.texts[:1])
+    else:
+        other = digest((*record.texts, record.label))
         chart.labels[record.label] += 1
         chart.label_places.setdefault(record.label, record.place)
+    if elsewhere is not None:
+        elsewhere.keys.pass_by(key)
+    if other is not None:
+        (chart.others.append if elsewhere is None else elsewhere.others.pass_by)(other)

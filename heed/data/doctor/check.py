@@ -3,12 +3,13 @@
 `check(paths)` is the command `heed check`; `examine(corpora)` runs before every training. Each
 split is read once, from start to end, by the reader and by the rule for what to drop
 (`corpus.drop_reason`) that training uses: a report without errors means that training can read
-every record it keeps. What that costs is in `charts.py`.
+every record it keeps. Where records repeat, their split is read again, as far as their places are.
+What that costs is in `charts.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -16,18 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-from heed.data.corpus import NUMBER, Corpus, class_order, infer_task, kept, open_corpus, splits
+from heed.data.corpus import (
+    NUMBER,
+    Corpus,
+    Record,
+    class_order,
+    infer_task,
+    kept,
+    open_corpus,
+    splits,
+)
 from heed.data.corpus.columns import Key
 from heed.data.corpus.files import Place
-from heed.data.doctor.charts import Chart, Limits, read
-from heed.data.doctor.digests import (
-    Flags,
-    Indices,
-    as_digests,
-    contradictions,
-    known,
-    repeats,
-)
+from heed.data.doctor.charts import Chart, Elsewhere, Limits, read
+from heed.data.doctor.digests import Digests, Flags, among, as_digests, repeated
 from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, in_order
 from heed.errors import DataError, nearest
 
@@ -75,19 +78,20 @@ def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> R
     limits = limits or Limits()
     charts = {name: Chart(name, corpus) for name, corpus in corpora.items()}
     train = charts.get("train")
-    unseen: list[set[str]] = [set(), set()]  # words of dev and test, for each text of a record
-    for chart in charts.values():
-        if chart is not train:
-            read(chart, limits)
-            for words, counts in zip(unseen, chart.vocabulary, strict=False):
-                words.update(counts)
-    if train is not None:  # last, when it is known which words to look for
-        read(train, limits, unseen)
+    others = [chart for chart in charts.values() if chart is not train]
+    for chart in others:
+        read(chart, limits)
+    elsewhere = Elsewhere(others)
+    if train is not None:  # last, when it is known what to look for
+        read(train, limits, elsewhere)
     findings: list[Finding] = []
     summary: dict[str, SplitSummary] = {}
+    seen: dict[str, Flags] = {}
     for name, chart in charts.items():
-        shared = None if train is None or chart is train else _shared(train, chart)
-        summary[name] = _summary(chart, shared, unseen)
+        shared = None if train is None or chart is train else elsewhere.shared(chart)
+        if shared is not None:
+            seen[name] = shared[0]
+        summary[name] = _summary(chart, shared, elsewhere.words)
         findings += _line_findings(chart, limits)
         if not chart.kept:
             findings.append(Finding("error", "nothing-left", name, "nothing is left to use"))
@@ -98,13 +102,7 @@ def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> R
             findings += _leaks(chart, shared, summary[name], limits)
             findings += _unknown_words(chart, summary[name], limits)
     task = next((corpus.task for corpus in corpora.values()), None)
-    return Report(task, in_order(findings), summary)
-
-
-def _shared(train: Chart, chart: Chart) -> tuple[Flags, int]:
-    """Which records train has too; how many it has by source alone, or under the same label."""
-    second = known(as_digests(train.others), as_digests(chart.others))
-    return known(as_digests(train.keys), as_digests(chart.keys)), int(second.sum())
+    return Report(task, in_order(findings), summary, seen)
 
 
 def _summary(
@@ -157,21 +155,45 @@ def _line_findings(chart: Chart, limits: Limits) -> Iterator[Finding]:
 
 
 def _sameness(chart: Chart, limits: Limits) -> Iterator[Finding]:
-    """Duplicates, and texts under more than one label."""
+    """Repeats, and texts under more than one label. The chart's digests lose their order."""
     keys = as_digests(chart.keys)
-    again = repeats(keys)
-    if len(again):
-        severity: Severity = "warning" if len(again) > limits.duplicates * chart.kept else "note"
-        message = f"{_share(len(again), chart.kept, chart)}: repeats of an earlier one"
-        places = _places(chart, again, limits)
-        yield Finding(severity, "duplicate", chart.name, message, len(again), places)
+    keys.sort()
+    repeating, count = repeated(keys)
+    if not count:
+        return
+    severity: Severity = "warning" if count > limits.duplicates * chart.kept else "note"
+    message = f"{_share(count, chart.kept, chart)}: repeats of an earlier one"
+    places = _first(_repeats(chart, repeating), limits)
+    yield Finding(severity, "duplicate", chart.name, message, count, places)
     if chart.corpus.task == "classify":
-        against = contradictions(keys, as_digests(chart.others))
-        if len(against):
-            share = _share(len(against), chart.kept, chart)
+        against, count = _contradicted(chart, repeating)
+        if count:
+            share = _share(count, chart.kept, chart)
             message = f"{share}: the same text under more than one label"
-            places = _places(chart, against, limits)
-            yield Finding("warning", "contradiction", chart.name, message, len(against), places)
+            places = _first((one for one, _ in among(_sound(chart), against)), limits)
+            yield Finding("warning", "contradiction", chart.name, message, count, places)
+
+
+def _repeats(chart: Chart, repeating: Digests) -> Iterator[Record]:
+    """The records that have stood before, in order."""
+    met = np.zeros(len(repeating), np.bool_)
+    for record, number in among(_sound(chart), repeating):
+        if met[number]:
+            yield record
+        met[number] = True
+
+
+def _contradicted(chart: Chart, repeating: Digests) -> tuple[Digests, int]:
+    """Texts that have more than one label, and how many records have such a text."""
+    numbers = {label: number for number, label in enumerate(chart.labels)}
+    last, times = np.full(len(repeating), -1), np.zeros(len(repeating), np.int64)
+    mixed = np.zeros(len(repeating), np.bool_)
+    for record, which in among(_sound(chart), repeating):
+        label = numbers[record.label or ""]
+        mixed[which] |= last[which] not in (-1, label)
+        last[which] = label
+        times[which] += 1
+    return repeating[mixed], int(times[mixed].sum())
 
 
 def _leaks(
@@ -187,7 +209,7 @@ def _leaks(
         message += f", {second:,} with the same label"
     if summary.source_in_train is not None:
         message += f"; by source alone {second:,}"
-    places = _places(chart, np.flatnonzero(flags), limits)
+    places = _first((one for one, here in zip(_sound(chart), flags, strict=True) if here), limits)
     message += ". Report the clean part beside the whole"
     yield Finding("warning", "overlap", chart.name, message, count, places)
 
@@ -285,9 +307,11 @@ def _share(count: int, total: int, chart: Chart) -> str:
     return f"{count:,} of {total:,} {noun} ({told})"
 
 
-def _places(chart: Chart, indices: Indices, limits: Limits) -> tuple[Place, ...]:
-    """Where the first of these kept records stand; reads the split again, as far as they are."""
-    first = set(indices[: limits.places].tolist())
-    sound = kept(record for record in chart.corpus.scan() if record.fault is None)
-    found = (record.place for index, record in enumerate(sound) if index in first)
-    return tuple(islice(found, len(first)))
+def _sound(chart: Chart) -> Iterator[Record]:
+    """The records that training keeps, read once more."""
+    return kept(record for record in chart.corpus.scan() if record.fault is None)
+
+
+def _first(records: Iterable[Record], limits: Limits) -> tuple[Place, ...]:
+    """Where the first of these stand; reads no further."""
+    return tuple(record.place for record in islice(records, limits.places))

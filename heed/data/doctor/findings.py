@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -54,6 +56,8 @@ class Report:
     task: str | None  # None where it could not be told
     findings: tuple[Finding, ...]
     summary: Mapping[str, SplitSummary]
+    # By split, which of its kept records train has too: what is left is the clean part.
+    seen: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict, compare=False)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
