@@ -43,6 +43,33 @@ class Translator(nn.Module):
         `mask`, `positions` and `segments` tell of the source, the others of the target. A cache
         keeps the encoded source from its first call, and takes only new target tokens after it.
         """
+        out = self.states(
+            source,
+            target,
+            mask=mask,
+            positions=positions,
+            segments=segments,
+            target_mask=target_mask,
+            target_positions=target_positions,
+            target_segments=target_segments,
+            cache=cache,
+        )
+        return self.head(out.x_bnw)
+
+    def states(
+        self,
+        source: Tensor | None,
+        target: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        target_positions: Tensor | None = None,
+        target_segments: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> StackOutput:
+        """The target's vectors before the head, by the same arguments."""
         source_tokens, memory = self._memory(source, mask, positions, segments, cache)
         target_tokens = Tokens.of(
             target,
@@ -51,8 +78,7 @@ class Translator(nn.Module):
             segments=target_segments,
             before=cache.tokens if cache is not None else None,
         )
-        out = self.decode(target, target_tokens, memory, source_tokens, cache=cache)
-        return self.head(out.x_bnw)
+        return self.decode(target, target_tokens, memory, source_tokens, cache=cache)
 
     def trace(
         self,

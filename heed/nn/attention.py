@@ -6,7 +6,7 @@ of g), d head width, w model width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from heed.nn import kernels
 from heed.nn.cache import LayerCache
 from heed.nn.layers import BranchOut
+from heed.nn.maps import Linear
 from heed.nn.masks import Mask
 from heed.nn.merges import Merge
 from heed.nn.positions import LazyBias, Position
+from heed.nn.short import LazyTurn
+
+STILL = Position()
+"""No position, for queries and keys that the kernel will turn itself."""
 
 
 def attend(
@@ -62,6 +67,21 @@ class Sight:
     """The position's bias where it is the same for every layer; else each layer makes its own."""
     source_bmw: Tensor | None = None
     """Whose keys and values to attend to, in cross-attention."""
+    _turn: LazyTurn | None = field(default=None, init=False, repr=False)
+
+    def turn(self, position: Position) -> LazyTurn | None:
+        """The turn of queries and keys, where an encoding's is one: kernels can do it.
+
+        There is one for all layers, unless a compiler looks on: to it they are to look alike.
+        """
+        if position.frequencies() is None:
+            return None
+        if self._turn is not None and self._turn.position is position:
+            return self._turn
+        turn = LazyTurn(position, self.q_positions, self.k_positions)
+        if not torch.compiler.is_compiling():
+            self._turn = turn
+        return turn
 
 
 class MultiHeadAttention(nn.Module):
@@ -91,10 +111,10 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         inner, shared = self.heads * self.head_width, self.kv_heads * self.head_width
         if source_width is None:
-            self.qkv = nn.Linear(width, inner + 2 * shared, bias=bias)
+            self.qkv = Linear(width, inner + 2 * shared, bias=bias)
         else:
-            self.q = nn.Linear(width, inner, bias=bias)
-            self.kv = nn.Linear(source_width, 2 * shared, bias=bias)
+            self.q = Linear(width, inner, bias=bias)
+            self.kv = Linear(source_width, 2 * shared, bias=bias)
         self.crosses = source_width is not None
         self.out = BranchOut(inner, width, bias=bias)
         self.q_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
@@ -112,12 +132,15 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The attended vectors and, with `weights`, what they attended to (else None)."""
         q_positions, k_positions, mask = sight.q_positions, sight.k_positions, sight.mask
-        q_bhnd, k_bgmd, v_bgmd = self._heads(x_bnw, sight, position, cache)
+        plain = weights or position.needs_weights
+        turn = sight.turn(position) if cache is None and not plain else None
+        rotates = position if turn is None else STILL
+        q_bhnd, k_bgmd, v_bgmd = self._heads(x_bnw, sight, rotates, cache)
         bias = sight.bias or LazyBias(
             position, q_positions, k_positions, q_bhnd=q_bhnd, scale=self.scale
         )
         dropout = self.dropout if self.training else 0.0
-        if weights or position.needs_weights:
+        if plain:
             dense, added = mask.dense() if mask else None, bias.dense()
             heads_bhnd, weights_bhnm = attend(
                 q_bhnd, k_bgmd, v_bgmd, mask=dense, bias=added, scale=self.scale, dropout=dropout
@@ -127,7 +150,14 @@ class MultiHeadAttention(nn.Module):
         else:
             weights_bhnm = None
             heads_bhnd = kernels.fused(
-                q_bhnd, k_bgmd, v_bgmd, mask=mask, bias=bias, scale=self.scale, dropout=dropout
+                q_bhnd,
+                k_bgmd,
+                v_bgmd,
+                mask=mask,
+                bias=bias,
+                scale=self.scale,
+                dropout=dropout,
+                turn=turn,
             )
         return self.out(self.merge(heads_bhnd, sight.real_bn)), weights_bhnm if weights else None
 
@@ -135,23 +165,19 @@ class MultiHeadAttention(nn.Module):
         self, x_bnw: Tensor, sight: Sight, position: Position, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by head, normalised and rotated, the cached ones first."""
-        q_positions = sight.q_positions
+        q_positions, shared = sight.q_positions, self.kv_heads
         if not self.crosses:
-            groups = (self.heads, self.kv_heads, self.kv_heads)
-            q, k, v = self._split(self.qkv(x_bnw)).split(groups, dim=1)
+            q, k, v = kernels.split(self.qkv(x_bnw), (self.heads, shared, shared), self.head_width)
             q, k = position.rotate(self.q_norm(q), self.k_norm(k), q_positions, q_positions)
             return (q, k, v) if cache is None else (q, *cache.append(k, v))
-        q = self.q_norm(self._split(self.q(x_bnw)))
+        (q,) = kernels.split(self.q(x_bnw), (self.heads,), self.head_width)
+        q = self.q_norm(q)
         if cache is not None and cache.filled:
             # The source was projected and rotated at the first step: only the query turns.
             q, _ = position.rotate(q, q[:, :0], q_positions, q_positions)
             return (q, *cache.read())
         if sight.source_bmw is None:
             raise ValueError("Cross-attention needs a source until its cache is filled.")
-        k, v = self._split(self.kv(sight.source_bmw)).chunk(2, dim=1)
+        k, v = kernels.split(self.kv(sight.source_bmw), (shared, shared), self.head_width)
         q, k = position.rotate(q, self.k_norm(k), q_positions, sight.k_positions)
         return (q, k, v) if cache is None else (q, *cache.append(k, v))
-
-    def _split(self, x_bnw: Tensor) -> Tensor:
-        """[b, n, heads · d] to [b, heads, n, d]."""
-        return x_bnw.unflatten(2, (-1, self.head_width)).transpose(1, 2)

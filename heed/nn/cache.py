@@ -56,6 +56,26 @@ class LayerCache:
         self._buffers = fresh
 
 
+class FixedLayer(LayerCache):
+    """Keys and values in tensors that keep their place and size, so that a step can be captured.
+
+    New ones are written at `cells`, a tensor that the caller moves on. Which keys count, the
+    caller's mask must say.
+    """
+
+    def __init__(self, k_bgmd: Tensor, v_bgmd: Tensor, cells: Tensor | None = None) -> None:
+        super().__init__()
+        self._buffers, self.length, self.cells = [k_bgmd, v_bgmd], k_bgmd.shape[2], cells
+
+    def append(self, k_bgnd: Tensor, v_bgnd: Tensor) -> tuple[Tensor, Tensor]:
+        """Write these into their cells, and return all there are."""
+        if self.cells is None:
+            raise ValueError("Nothing can be added here: no cells were named.")
+        for buffer, new in zip(self._buffers, (k_bgnd, v_bgnd), strict=True):
+            buffer.index_copy_(2, self.cells, new)
+        return self.read()
+
+
 @dataclass
 class Cache:
     """Everything a model keeps between decoding steps. Make one, pass it to every call."""

@@ -1,15 +1,17 @@
 """The fused formulas: what `attend` computes, without ever holding all the weights.
 
-`fused` takes what `attend` takes and returns the output alone. Behind it stand three kernels. Short
-sequences, dropout and machines without Triton go to torch's scaled_dot_product_attention (SDPA),
-with the bias as a tensor. Long ones on a GPU go to our own (`heed.nn.relative`), or, where only an
-encoding's `score_mod` knows the bias, to FlexAttention: there memory is linear in length.
+`fused` takes what `attend` takes and returns the output alone. Behind it stand four kernels. On a
+GPU short texts without a bias go to our own (`heed.nn.short`), long ones with a bias or a mask to
+another (`heed.nn.relative`) or, where only an encoding's `score_mod` knows the bias, to
+FlexAttention: there memory is linear in length. All else, dropout and machines without Triton too,
+goes to torch's scaled_dot_product_attention (SDPA), with the bias as a tensor.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,16 +20,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from heed.nn import heads
 from heed.nn.bias import LazyBias, Source
 from heed.nn.masks import Mask, hide, merged
 from heed.nn.relative import Relative, ScoreMod, attend_by_distance, plans
-from heed.nn.turning import turn
+from heed.nn.short import LazyTurn, attend_short
+from heed.nn.turning import turn as turn_parts
 
 LONG, LONG_BY_QUERY = 512, 128
 """From how many tokens on a bias held as a tensor costs more than one made cell by cell: where all
 queries share it, and where each has its own."""
 WIDEST = 256
 """Heads wider than this don't fit into the kernels' tiles; SDPA takes them."""
+SHORT, SHORT_BYTES = 128, 256
+"""Up to how many queries or keys, and bytes a vector, one program can hold a whole head. Attention
+is then bound by memory, and SDPA's kernels, made for long texts, take several times as long."""
+SHORT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -40,8 +48,17 @@ def fused(
     bias: LazyBias | Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    turn: LazyTurn | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v, as `attend` has it, by the fastest kernel that can."""
+    """softmax(q kᵀ · scale + bias) v, as `attend` has it, by the fastest kernel that can.
+
+    With `turn`, queries and keys are not turned yet.
+    """
+    short = _short(q_bhnd, k_bgmd, v_bgmd) and dropout == 0.0
+    if short and not isinstance(mask, Tensor) and _unbiased(bias):
+        return attend_short(q_bhnd, k_bgmd, v_bgmd, mask=mask, turn=turn, scale=scale)
+    if turn is not None:
+        q_bhnd, k_bgmd = turn.turned(q_bhnd, k_bgmd)
     if isinstance(mask, Mask) and isinstance(bias, LazyBias):
         out = _long(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
         if out is not None:
@@ -63,6 +80,14 @@ def prepare(
             shared.relative()
 
 
+def split(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
+    """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
+    learns = torch.is_grad_enabled() and packed_bnw.requires_grad
+    if learns and _on_gpu(packed_bnw) and not torch.compiler.is_compiling():
+        return heads.split_learning(packed_bnw, counts, width)
+    return heads.split(packed_bnw, counts, width)
+
+
 def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
     """Grouped-query attention: repeat each key or value head for its group of query heads."""
     groups = x_bgmd.shape[1]
@@ -71,8 +96,8 @@ def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
 
 def turned(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
     """Tensors [b, heads, n, d], each pair (i, i + d/2) turned by position · frequency."""
-    if positions_bn.device.type == "cuda" and HAS_TRITON:
-        return turn(parts, positions_bn, frequencies)
+    if _on_gpu(positions_bn):
+        return turn_parts(parts, positions_bn, frequencies)
     angles = positions_bn[:, None, :, None].float() * frequencies
     cos, sin = angles.cos(), angles.sin()
     return [_turned(x, cos, sin) for x in parts]
@@ -81,6 +106,24 @@ def turned(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> li
 def _turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x, y = x_bhnd.chunk(2, dim=-1)
     return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return HAS_TRITON and x.device.type == "cuda"
+
+
+def _unbiased(bias: LazyBias | Tensor | None) -> bool:
+    if bias is None or isinstance(bias, Tensor):
+        return bias is None
+    return not bias.position.biased and bias.dense() is None
+
+
+def _short(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
+    """Whether one program can hold a whole head. One query alone, while decoding, SDPA can, too."""
+    n, (m, d) = q_bhnd.shape[2], k_bgmd.shape[2:]
+    known = q_bhnd.dtype in SHORT_DTYPES and q_bhnd.dtype == k_bgmd.dtype == v_bgmd.dtype
+    fits = 1 < n <= SHORT and m <= SHORT and d * q_bhnd.element_size() <= SHORT_BYTES
+    return fits and known and _on_gpu(q_bhnd)
 
 
 def _simple(mask: Mask) -> bool:

@@ -6,21 +6,12 @@ Shapes: b batch, n tokens, w model width, f feed-forward width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "swiglu": F.silu,
-}
+from heed.nn.maps import Linear, activated
 
 
 class Table(nn.Embedding):
@@ -31,7 +22,7 @@ class Table(nn.Embedding):
         super().__init__(rows, width)
 
 
-class BranchOut(nn.Linear):
+class BranchOut(Linear):
     """The last map of a residual branch: it begins smaller the more branches add up."""
 
 
@@ -59,20 +50,15 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden = config.feed_forward or 4 * config.width
-        self.gated = config.activation == "swiglu"
-        self.up = nn.Linear(config.width, hidden * (2 if self.gated else 1), bias=config.bias)
+        self.activation = config.activation
+        gates = 2 if config.activation == "swiglu" else 1
+        self.up = nn.Linear(config.width, gates * hidden, bias=config.bias)
         self.down = BranchOut(hidden, config.width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.feed_forward_dropout)
 
     def forward(self, x_bnw: Tensor) -> Tensor:
         """down(activation(up(x))), or down(silu(gate(x)) · up(x))."""
-        if self.gated:
-            gate_bnf, up_bnf = self.up(x_bnw).chunk(2, dim=-1)
-            hidden_bnf = self.activation(gate_bnf) * up_bnf
-        else:
-            hidden_bnf = self.activation(self.up(x_bnw))
-        return self.down(self.dropout(hidden_bnf))
+        return self.down(self.dropout(activated(x_bnw, self.up, self.activation)))
 
 
 def build_norm(config: ModelConfig) -> nn.Module:

@@ -64,6 +64,10 @@ class Position(nn.Module):
         """Change queries and keys before their product."""
         return q_bhnd, k_bgmd
 
+    def frequencies(self) -> Tensor | None:
+        """The same, where it is a turn of each pair (i, i + d/2) by position · frequency [d/2]."""
+        return None
+
     def bias(
         self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
     ) -> Tensor | None:
@@ -141,8 +145,10 @@ class Learned(Position):
         return x_bnw + self.table(positions_bn)
 
     def _check(self, positions_bn: Tensor) -> None:
-        # Looking waits for a GPU, and in training the batches keep to the limit.
-        free_to_look = positions_bn.device.type == "cpu" or not self.training
+        # Looking waits for a GPU, which it may not while a graph is captured; and in training the
+        # batches keep to the limit.
+        on_cpu = positions_bn.device.type == "cpu"
+        free_to_look = on_cpu or not (self.training or torch.cuda.is_current_stream_capturing())
         if torch.compiler.is_compiling() or not free_to_look or positions_bn.numel() == 0:
             return
         largest, limit = int(positions_bn.max()), self.table.num_embeddings
@@ -364,13 +370,17 @@ class Rope(Position):
         self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Both turned by their own position; their product then knows only the difference."""
-        frequencies = self.frequency_bits.view(torch.float32)
+        frequencies = self.frequencies()
         if k_positions is q_positions:
             q_bhnd, k_bgmd = kernels.turned([q_bhnd, k_bgmd], q_positions, frequencies)
             return q_bhnd, k_bgmd
         (q_bhnd,) = kernels.turned([q_bhnd], q_positions, frequencies)
         (k_bgmd,) = kernels.turned([k_bgmd], k_positions, frequencies)
         return q_bhnd, k_bgmd
+
+    def frequencies(self) -> Tensor:
+        """base^(-2i/d)."""
+        return self.frequency_bits.view(torch.float32)
 
 
 def _lookup(positions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
@@ -14,6 +15,7 @@ from heed.nn import kernels
 from heed.nn.attention import MultiHeadAttention, Sight
 from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
+from heed.nn.join import draw_seeds, join
 from heed.nn.layers import FeedForward, build_norm
 from heed.nn.masks import Mask
 from heed.nn.merges import build_merge
@@ -21,7 +23,14 @@ from heed.nn.positions import LazyBias, Position, build_position
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention to a source, feed-forward: each a residual branch."""
+    """Self-attention, cross-attention to a source, feed-forward: each a residual branch.
+
+    Pre-norm, a block leaves its last branch beside the stream: adding it and normalising the sum
+    are one step where they can be, and that norm is the next block's.
+    """
+
+    joins = 3
+    """How many branches join the stream in a block, at most."""
 
     def __init__(self, config: ModelConfig, *, cross: bool) -> None:
         super().__init__()
@@ -38,6 +47,7 @@ class Block(nn.Module):
     def forward(
         self,
         x_bnw: Tensor,
+        branch_bnw: Tensor | None,
         sight: Sight,
         position: Position,
         *,
@@ -45,31 +55,43 @@ class Block(nn.Module):
         cache: Cache | None = None,
         name: str = "",
         weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The new vectors, and the weights of self- and cross-attention where asked for."""
+        seeds: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """The new vectors, a branch yet to be added to them, and weights where asked for.
+
+        `branch_bnw` is what the block before left; the weights are of self- and cross-attention.
+        """
+        first, second, third = seeds if seeds is not None else (None, None, None)
+        y_bnw = x_bnw
+        if self.pre:
+            x_bnw, y_bnw = self._join(x_bnw, branch_bnw, self.attention_norm, first)
         kept = cache.layer(f"{name}.self") if cache is not None else None
-        branch, seen = self.attention(
-            self._enter(x_bnw, self.attention_norm), sight, position, cache=kept, weights=weights
-        )
-        x_bnw = self._leave(x_bnw, branch, self.attention_norm)
+        branch, seen = self.attention(y_bnw, sight, position, cache=kept, weights=weights)
+        after = self.feed_forward_norm if cross is None else self.cross_norm
+        x_bnw, y_bnw = self._join(x_bnw, branch, after if self.pre else self.attention_norm, second)
         cross_seen = None
         if cross is not None:
             kept = cache.layer(f"{name}.cross") if cache is not None else None
-            branch, cross_seen = self.cross(
-                self._enter(x_bnw, self.cross_norm), *cross, cache=kept, weights=weights
-            )
-            x_bnw = self._leave(x_bnw, branch, self.cross_norm)
-        branch = self.feed_forward(self._enter(x_bnw, self.feed_forward_norm))
-        return self._leave(x_bnw, branch, self.feed_forward_norm), seen, cross_seen
+            branch, cross_seen = self.cross(y_bnw, *cross, cache=kept, weights=weights)
+            after = self.feed_forward_norm if self.pre else self.cross_norm
+            x_bnw, y_bnw = self._join(x_bnw, branch, after, third)
+        branch = self.feed_forward(y_bnw)
+        if not self.pre:
+            x_bnw, _ = self._join(x_bnw, branch, self.feed_forward_norm, first)
+            branch = None
+        elif weights or torch.compiler.is_compiling():
+            # Who looks inside wants whole vectors. And nothing is left to the first block: to a
+            # compiler, which would have to compile that one for itself, all are to look alike.
+            x_bnw, branch = x_bnw + self.dropout(branch), None
+        return x_bnw, branch, seen, cross_seen
 
-    def _enter(self, x_bnw: Tensor, norm: nn.Module) -> Tensor:
-        """What a branch reads: pre-norm normalises the stream for it, post-norm already has."""
-        return norm(x_bnw) if self.pre else x_bnw
-
-    def _leave(self, x_bnw: Tensor, branch_bnw: Tensor, norm: nn.Module) -> Tensor:
-        """x + branch, and for post-norm the norm of that."""
-        summed = x_bnw + self.dropout(branch_bnw)
-        return summed if self.pre else norm(summed)
+    def _join(
+        self, x_bnw: Tensor, branch_bnw: Tensor | None, norm: nn.Module, seed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The stream with a branch added, and what the next branch reads: post-norm, the same."""
+        told = x_bnw, branch_bnw, norm, self.dropout
+        x_bnw, y_bnw = join(*told, seed=seed, for_map=self.pre)
+        return (x_bnw if self.pre else y_bnw), y_bnw
 
 
 def _attention(config: ModelConfig, source_width: int | None = None) -> MultiHeadAttention:
@@ -124,21 +146,44 @@ class Stack(nn.Module):
         if memory is not None and memory_tokens is not None:
             looks_across = self._cross_sight(tokens, memory, memory_tokens)
         x_bnw = self.dropout(self.position.embed(x_bnw, tokens.positions_bn))
+        return self.through(x_bnw, sight, looks_across, cache=cache, weights=weights)
+
+    def through(
+        self,
+        x_bnw: Tensor,
+        sight: Sight,
+        looks_across: Sight | None = None,
+        *,
+        cache: Cache | None = None,
+        weights: bool = False,
+    ) -> StackOutput:
+        """Embedded vectors, through all blocks."""
         out = StackOutput(x_bnw, hidden=[x_bnw] if weights else [])
+        seeds = draw_seeds(x_bnw, self.dropout, len(self.blocks) + 1, Block.joins)
+        branch = None
         for i, block in enumerate(self.blocks):
             cross = None
             if looks_across is not None:
                 cross = looks_across, _nth(self.cross_layer_positions, self.cross_position, i)
             position = _nth(self.layer_positions, self.position, i)
-            out.x_bnw, seen, cross_seen = block(
-                out.x_bnw, sight, position, cross=cross, cache=cache, name=str(i), weights=weights
+            x_bnw, branch, seen, cross_seen = block(
+                x_bnw,
+                branch,
+                sight,
+                position,
+                cross=cross,
+                cache=cache,
+                name=str(i),
+                weights=weights,
+                seeds=None if seeds is None else seeds[i],
             )
             if weights:
-                out.hidden.append(out.x_bnw)
+                out.hidden.append(x_bnw)
                 out.self_weights.append(seen)
                 if cross_seen is not None:
                     out.cross_weights.append(cross_seen)
-        out.x_bnw = self.norm(out.x_bnw)
+        last = None if seeds is None else seeds[-1, 0]
+        _, out.x_bnw = join(x_bnw, branch, self.norm, self.dropout, seed=last)
         return out
 
     def _sight(self, x_bnw: Tensor, tokens: Tokens, keys: Tokens) -> Sight:

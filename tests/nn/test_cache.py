@@ -25,7 +25,7 @@ from torch import Tensor
 from heed.errors import DataError
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
-from heed.nn.cache import FIRST_CAPACITY, Cache, LayerCache
+from heed.nn.cache import FIRST_CAPACITY, Cache, FixedLayer, LayerCache
 
 CHUNKS = [pytest.param([1] * 9, id="one-by-one"), pytest.param([4, 1, 3, 1], id="in-chunks")]
 cuts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -166,6 +166,24 @@ def test_one_layer_keeps_what_it_was_given() -> None:
     assert cache.filled
     cache.select(rows)
     assert torch.equal(cache.read()[0], torch.cat(pieces, dim=2)[rows])
+
+
+def test_a_fixed_layer_writes_where_it_is_told() -> None:
+    """In place, into cells that a tensor names, and hands back all there are."""
+    keys, values = torch.zeros(2, 3, 6, 4), torch.zeros(2, 3, 6, 4)
+    cells = torch.tensor([1, 4])
+    layer = FixedLayer(keys, values, cells)
+    assert layer.filled
+    for step in range(2):
+        new = torch.randn(2, 3, 2, 4)
+        k, v = layer.append(new, -new)
+        assert k.data_ptr() == keys.data_ptr()
+        assert torch.equal(k[:, :, cells], new)
+        assert torch.equal(v, -k)
+        assert (k[:, :, 0] == 0).all()
+        cells += 1 - 2 * step
+    with pytest.raises(ValueError, match="no cells"):
+        FixedLayer(keys, values).append(keys, values)
 
 
 # ---------------------------------------------------------------------------------- the end of it

@@ -124,20 +124,23 @@ def offsets_kernel(
     d_table: tl.tensor,
     plan: tl.tensor,
     plan_b: int,
+    offsets: int,
+    BLOCKS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """All exact blocks of queries that share a table, one program an offset from block to tile.
+    """BLOCKS exact blocks of queries that share a table, at one offset from block to tile.
 
     Tiles at one offset have the same classes in the same cells, so they are added up first and
-    told apart by class once: d_table [b, h, offsets, c]. R and C are the same.
+    told apart by class once: d_table [b, h, programs, c]. R and C are the same.
     """
     h, b = tl.program_id(1), tl.program_id(2)
     each = tl.arange(0, x.shape.CLASSES)
     beside = (x.ahead + x.n * C) // C - x.n  # Rounded down, though `ahead` may be negative.
-    tiles = tl.program_id(0) - x.bias.edge // C + beside
+    tiles = tl.program_id(0) % offsets - x.bias.edge // C + 1 + beside
     cells = tl.zeros([R, C], tl.float32)
-    for block in range(0, tl.cdiv(x.n, R)):
+    first = tl.program_id(0) // offsets * BLOCKS
+    for block in range(first, tl.minimum(first + BLOCKS, tl.cdiv(x.n, R))):
         row, tile = block * R, block + tiles
         _first, near, after, _last, exact = planned(plan, plan_b, b, row, C)
         meant = (exact != 0) & (tile >= near) & (tile < after)

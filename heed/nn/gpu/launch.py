@@ -72,6 +72,10 @@ TILINGS = {
 """What was fastest on an H200, for heads of 64 numbers of 16 bits."""
 
 
+BLOCKS = 8
+"""How many blocks one program sums up before it tells them apart by class."""
+
+
 def tiling(kernel: str, q: Tensor) -> Tiling:
     """Sizes that fit: wider heads and float32 take more room."""
     width = q.shape[-1]
@@ -162,10 +166,15 @@ def _by_head(call: Call, parts: tuple[object, ...], count: int) -> Tensor:
     )
     _any(call, parts, by_block)
     sizes = tiling("offsets", call.q)
-    offsets = (1 if call.causal else 2) * (_edge(call) // sizes.columns) + 2
-    by_offset = torch.empty(b, h, offsets, count, device=call.q.device)
-    classes.offsets_kernel[(offsets, h, b)](
-        *parts[:4], by_offset, *_plan(call.rows), **sizes.meta()
+    # At the edge before a block all is class 0, and at the edge after it no tile is near, unless
+    # tiles of keys and blocks of queries don't begin together.
+    steps = _edge(call) // sizes.columns
+    apart = (call.k.shape[2] - n) % sizes.columns > 0
+    offsets = (steps if call.causal else 2 * steps - 1) + apart
+    programs = offsets * triton.cdiv(n, sizes.rows * BLOCKS)
+    by_offset = torch.empty(b, h, programs, count, device=call.q.device)
+    classes.offsets_kernel[(programs, h, b)](
+        *parts[:4], by_offset, *_plan(call.rows), offsets, BLOCKS=BLOCKS, **sizes.meta()
     )
     return by_block.sum(dim=(0, 2), keepdim=True) + by_offset.sum(dim=(0, 2), keepdim=True)
 

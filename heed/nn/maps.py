@@ -1,0 +1,105 @@
+"""Linear maps and what follows them, as a GPU likes it: few passes over memory.
+
+Where there is no Triton, where nothing learns, and for a compiler, these are torch's own steps.
+
+Shapes: w width, f feed-forward width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from heed.nn.kernels import HAS_TRITON
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
+
+
+class Linear(nn.Linear):
+    """W x + b.
+
+    The gradient of b is a sum over all tokens. Torch's kernel for that takes several times as long
+    as reading them does, so on a GPU one of ours (`heed.nn.gpu.columns`) takes its place.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map of the last dimension."""
+        bias: Tensor | None = self.bias
+        if bias is None or not bias.requires_grad or not _learns_on_gpu(x):
+            return super().forward(x)
+        run: Any = _LearnBias.apply
+        return run(F.linear(x, self.weight, bias.detach()), bias)
+
+
+def activated(x: Tensor, up: nn.Linear, name: str) -> Tensor:
+    """activation(up(x)); with a gate (Shazeer 2020) silu(gate) · up of the map's two halves."""
+    gated = name == "swiglu"
+    if _learns_on_gpu(x):
+        run: Any = _Activate.apply
+        return run(F.linear(x, up.weight), up.bias, "silu" if gated else name, gated)
+    hidden = up(x)
+    if not gated:
+        return ACTIVATIONS[name](hidden)
+    gate, passed = hidden.chunk(2, dim=-1)
+    return ACTIVATIONS[name](gate) * passed
+
+
+def _learns_on_gpu(x: Tensor) -> bool:
+    return _on_gpu(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+
+
+class _LearnBias(torch.autograd.Function):
+    """Vectors to which a bias was added already: its gradient is theirs, summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.dtype = bias.dtype
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
+        from heed.nn.gpu.columns import column_sums
+
+        return dx, column_sums(dx).to(ctx.dtype)
+
+
+class _Activate(torch.autograd.Function):
+    """Add a bias, then activate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
+        from heed.nn.gpu.activate import activate
+
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        ctx.save_for_backward(rows, bias)
+        ctx.rule, ctx.shape = (kind, gated), x.shape
+        out = activate(rows, bias, kind, gated)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        from heed.nn.gpu.activate import differentiate
+
+        rows, bias = ctx.saved_tensors
+        kind, gated = ctx.rule
+        d_rows = d_out.reshape(-1, d_out.shape[-1]).contiguous()
+        dx, d_bias = differentiate(rows, bias, kind, gated, d_rows)
+        d_bias = None if d_bias is None else d_bias.to(bias.dtype)
+        return dx.view(ctx.shape), d_bias, None, None
