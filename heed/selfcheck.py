@@ -1,8 +1,8 @@
 """`heed selfcheck`: proves on this machine what the rest of heed relies on.
 
-Fused attention equals plain, decoding with a cache equals decoding without, and a run that was
-killed and resumed ends with the same bits as one that was not. Each check says what it ran and the
-largest deviation it saw.
+Fused attention equals plain, decoding with a cache equals decoding without, a run that was killed
+and resumed ends with the same bits as one that was not, and two ranks learn what one does. Each
+check says what it ran and the largest deviation it saw.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def selfcheck(say: Callable[[str], None]) -> list[Check]:
             checks.append(_cached_is_full(device, dtype))
     say("a run killed and resumed, beside one left alone…")
     checks.append(_resumed_is_unbroken())
+    say("a run on two ranks, beside one on one…")
+    checks.append(_two_ranks_are_one())
     return checks
 
 
@@ -159,9 +161,39 @@ def _resumed_is_unbroken() -> Check:
     return Check("resumed = unbroken", ran, 0.0 if same else float("inf"), 0.0)
 
 
-def _command(*arguments: str) -> subprocess.Popen[bytes]:
+def _two_ranks_are_one() -> Check:
+    """The real command on two processes: the losses of every update, and the dev set's."""
+    recipe = Recipe.of(
+        {
+            "data": {"world": 300, "world_test": 50, "max_length": 48},
+            "tokenizer": {"kind": "word"},
+            "model": {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0},
+            "train": {"steps": 10, "batch_size": 15, "accumulate": 2, "log_every": 1},
+        }
+    )
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
+        train = ("train", str(path / "recipe.toml"), "--device", "cpu", "--run")
+        _command(*train, str(path / "one")).wait()
+        _command(*train, str(path / "two"), launcher=launcher).wait()
+        one, two = _losses(path / "one"), _losses(path / "two")
+    whole = one.keys() == two.keys() and len(one) > 10
+    apart = max(abs(one[key] - two[key]) / one[key] for key in one) if whole else float("inf")
+    ran = "10 updates by DDP on gloo, float32, no dropout; the losses of all and of dev"
+    return Check("two ranks = one", ran, apart, 1e-6)
+
+
+def _losses(folder: Path) -> dict[tuple[str, int], float]:
+    lines = Run(folder).metrics() if Run(folder).finished else []
+    sets = {"train": lambda line: line, "evaluate": lambda line: line["dev"]}
+    return {(line["event"], line["step"]): sets[line["event"]](line)["loss"] for line in lines}
+
+
+def _command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "heed", *arguments],
+        [sys.executable, "-m", *launcher, "heed", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -15,5 +15,6 @@ def test_everything_holds_on_this_machine() -> None:
         "fused = plain",
         "cached = uncached",
         "resumed = unbroken",
+        "two ranks = one",
     }
     assert all(check["holds"] and check["ran"] for check in checks)

@@ -105,10 +105,21 @@ class TrainConfig(Section):
     """Decay of a running mean of the weights, which then is what is scored and kept; 0 is none."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Arithmetic of the forward pass; auto is bf16 where a GPU is fast at it."""
+    speed: Literal["auto", "eager", "graphs", "compile"] = "auto"
+    """How updates are launched: kernel by kernel, as captured CUDA graphs, or with blocks compiled
+    (on a GPU then captured). Auto takes what will be done first."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How several ranks (torchrun) share the model: a copy on each, or a part of every weight."""
+    deterministic: bool = False
+    """On a GPU use only algorithms that give the same bits every time; some are slower."""
+    halve: bool = False
+    """Learn from a batch that does not fit into memory in halves, quarters and so on."""
     evaluate_every: Count | None = None
     """Updates between evaluations; unset, an epoch."""
     evaluate_train: bool = False
     """Evaluate on the training text too, by the same path."""
+    evaluate_bleu: bool = False
+    """Translate every set at every evaluation, greedily, and keep its BLEU beside its loss."""
     evaluate_batches: Count | None = None
     """Look at no more than this many batches of each set."""
     patience: Count | None = None
@@ -148,3 +159,33 @@ class DecodeConfig(Section):
     """…plus this many."""
     batch_size: Count = 128
     """Sentences decoded side by side."""
+    beam: Count = 1
+    """Hypotheses kept side by side; 1 takes the likeliest token every time."""
+    length_penalty: NonNegative = 1.0
+    """A hypothesis is ranked by its log-probability over its length to this power."""
+    coverage_penalty: NonNegative = 0.0
+    """How much a source token counts that no target token looked at."""
+    early_stop: bool = False
+    """Stop when as many hypotheses have ended as the beam is wide, though others may be better."""
+    sample: bool = False
+    """Draw each token by chance instead."""
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """What logits are divided by before a draw: below 1 the likely gets likelier."""
+    top_k: Count | None = None
+    """Draw from so many of the likeliest tokens."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Draw from the fewest tokens that together have this probability."""
+    min_p: Share = 0.0
+    """Draw from tokens that have at least this share of the likeliest one's probability."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the draws; each sample of each text has its own stream of them."""
+    copy_unknown: bool = False
+    """Write for an unknown word the source word that the model looked at most."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        lambda d: (
+            f"sample and beam = {d.beam} are two ways to choose a token: use one of them."
+            if d.sample and d.beam > 1
+            else None
+        ),
+    )

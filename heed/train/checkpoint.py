@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from heed.errors import RunError
+from heed.train.sharding import placed_like
 
 DRAFT = ".draft-"
 
@@ -169,8 +170,11 @@ def restore_optimizer(
 ) -> None:
     """Put the pieces back."""
     state: dict[int, dict[str, Any]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, value in _optimizer_items(tensors, facts["numbers"]):
         _, index, key = name.split(".", 2)
+        if isinstance(value, Tensor):
+            value = placed_like(value, parameters[int(index)])
         state.setdefault(int(index), {})[key] = value
     groups = optimizer.state_dict()["param_groups"]
     for group, saved in zip(groups, facts["groups"], strict=True):

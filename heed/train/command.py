@@ -16,6 +16,7 @@ from heed.data.corpus import infer_task
 from heed.errors import ConfigError
 from heed.recipes import find
 from heed.runs import Run
+from heed.train.distributed import among_several, one_voice
 from heed.train.engine import build_loop
 from heed.train.setup import choose_device, prepare, refuse_nonsense
 
@@ -23,6 +24,7 @@ TRIED = 5
 """Updates timed for an estimate, after one to warm up."""
 
 
+@one_voice()
 def recipe(
     name: str | None,
     task: str | None,
@@ -30,6 +32,7 @@ def recipe(
     dev: Sequence[str] | None,
     changes: Sequence[str] | None,
     precision: str | None,
+    folder: Path | None = None,
 ) -> tuple[Recipe, str]:
     """The recipe named, or an empty one, as the command line changes it; and its name."""
     tables: dict[str, Any] = {}
@@ -38,6 +41,8 @@ def recipe(
         path = find(name)
         tables, where = read_tables(path), str(path)
     data = dict(tables.get("data", {}))
+    if folder is not None:
+        data = _inside(folder, data)
     if train:
         data.pop("world", None)
         data |= {"train": list(train), "dev": list(dev or ())}
@@ -51,6 +56,17 @@ def recipe(
     return resolved, Path(name).stem if name else resolved.task
 
 
+def _inside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's files, those of a relative name looked for in `folder`."""
+
+    def placed(names: Sequence[str]) -> list[str]:
+        return [str(folder / name) for name in names]
+
+    files = {key: placed(data[key]) for key in ("train", "dev", "test") if key in data}
+    sets = {name: placed(paths) for name, paths in data.get("sets", {}).items()}
+    return data | files | ({"sets": sets} if sets else {})
+
+
 def free_folder(name: str) -> Path:
     """runs/NAME, or runs/NAME-2, …: the first that is not there yet."""
     folder, number = Path("runs") / name, 1
@@ -60,6 +76,7 @@ def free_folder(name: str) -> Path:
     return folder
 
 
+@one_voice()
 def use_threads(threads: int | None) -> None:
     """How many cores torch may use."""
     if threads is None:
@@ -69,18 +86,21 @@ def use_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
+@one_voice()
 def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     """Parameters, memory and time, from a few real updates in a folder that is thrown away."""
+    if among_several():
+        raise ConfigError(["--dry-run tries one process: leave torchrun away."])
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     chosen = choose_device(device)
     refuse_nonsense(recipe)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say)
-        loop = build_loop(parts, run)
+        loop = build_loop(parts, run, say=say)
         seconds = []
         for batches in loop.feed.walk(0, min(TRIED + 1, loop.steps)):
             began = time.perf_counter()

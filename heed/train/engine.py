@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from torch.optim import Optimizer
 
 from heed import draw
 from heed.config import Recipe
 from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
-from heed.errors import HeedError
+from heed.errors import HeedError, RunError
 from heed.models import Model
 from heed.runs import Run
+from heed.score.objective import Objective
 from heed.train import checkpoint
+from heed.train.distributed import World, joined, refuse
 from heed.train.feed import Feed
+from heed.train.kindle import kindled
 from heed.train.loop import Loop
-from heed.train.optim import OptimizerSettings, build_optimizer
+from heed.train.optim import CAPTURABLE, OptimizerSettings, build_optimizer
 from heed.train.schedules import schedule
-from heed.train.setup import Parts, build_model, choose_device, prepare, refuse_nonsense
+from heed.train.setup import (
+    Parts,
+    Say,
+    build_model,
+    choose_device,
+    prepare,
+    refuse_nonsense,
+    wants_bf16,
+)
+from heed.train.sharding import Twin, spread
+from heed.train.speed import Ahead, build_step
 from heed.train.state import State
 from heed.train.view import View
 
@@ -31,53 +45,93 @@ DEFAULT_EPOCHS = 20
 
 def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
     """Make a run folder and train in it to the end."""
-    chosen = choose_device(device)
-    refuse_nonsense(recipe)
-    run = Run.create(folder, recipe)
-    with run.locked():
-        _train(run, recipe, chosen, console)
+    with joined() as world:
+        chosen = world.join(choose_device(device))
+        refuse_nonsense(recipe)
+        refuse(recipe, world, begun=False)
+        run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
+        _train(run, recipe, chosen, world, console)
     return run
 
 
 def resume(folder: Path, *, device: str = "auto", console: Console) -> Run:
     """Go on with a run from its newest whole checkpoint; say so where it is finished."""
-    chosen, run = choose_device(device), Run.open(folder)
-    if run.finished:
-        console.print(f"{folder}: this run is finished; nothing to do.", highlight=False)
-        return run
-    with run.locked():
-        _train(run, run.recipe(), chosen, console)
+    with joined() as world:
+        chosen, run = world.join(choose_device(device)), Run.open(folder)
+        refuse(run.recipe(), world, begun=True)
+        if world.once(lambda: run.finished):
+            finished = f"{folder}: this run is finished; nothing to do."
+            world.voice(console).print(finished, highlight=False)
+        else:
+            _train(run, run.recipe(), chosen, world, console)
     return run
 
 
-def _train(run: Run, recipe: Recipe, device: torch.device, console: Console) -> None:
+def _train(run: Run, recipe: Recipe, device: torch.device, world: World, console: Console) -> None:
+    """Only the first rank writes into the folder, and only it speaks."""
+    world.folder, console = str(run.folder), world.voice(console)
+
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    parts = prepare(recipe, run, device=device, say=say)
-    loop = build_loop(parts, run)
-    tensors, facts = checkpoint.newest(run.checkpoints, say)
-    if facts:
-        loop.state.restore(tensors, facts)
-        say(f"Going on from step {loop.state.step}.")
-    _keep_lines(run, loop.state.lines)
-    run.write_environment({"data": parts.data_hashes, "device": str(device), "bf16": parts.bf16})
-    with View(console, total=loop.steps, start=loop.state.step) as view:
+    with run.locked() if world.first else nullcontext():
+        with kindled(recipe, device, bf16=wants_bf16(recipe.train.precision, device)):
+            parts = prepare(recipe, run, device=device, say=say, world=world)
         with memory_guard(recipe):
-            loop.train(view)
-        weights = loop.ledger.choose(view)
-    draw_curves(run)
-    checkpoint.write_tensors(run.weights_path, weights)
+            loop = build_loop(parts, run, say=say)
+        if world.first:
+            _keep_lines(run, loop.state.lines)
+            facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
+            run.write_environment({"data": parts.data_hashes, **facts})
+        with View(console, total=loop.steps, start=loop.state.step) as view:
+            with memory_guard(recipe):
+                loop.train(view)
+            weights = loop.ledger.choose(view) if world.first else {}
+        if world.first:
+            draw_curves(run)
+            checkpoint.write_tensors(run.weights_path, weights)
 
 
-def build_loop(parts: Parts, run: Run) -> Loop:
-    """The loop of a recipe, at step 0."""
-    settings = parts.recipe.train
-    feed = Feed(parts.train, accumulate=settings.accumulate, device=parts.device)
+def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:
+    """The loop of a recipe, at its newest checkpoint or at step 0."""
+    settings, world = parts.recipe.train, parts.world
+    if settings.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(settings.deterministic)  # imports a compiler: 2 s
+    feed = Feed(parts.train, accumulate=settings.accumulate, device=parts.device, world=world)
     epochs = settings.epochs or (DEFAULT_EPOCHS if settings.steps is None else None)
     ends = [settings.steps, epochs and epochs * feed.steps_per_epoch]
     steps = min(end for end in ends if end)
-    optimizer = build_optimizer(
+    twin = Twin(parts.model) if world.several and settings.parallel == "fsdp" else None
+    objective = Objective(parts.model, label_smoothing=settings.label_smoothing)
+    shared = spread(objective, settings.parallel, world, parts.device)
+    state = State(
+        parts.model,
+        _optimizer(parts),
+        parts.device,
+        ema_decay=settings.ema,
+        world=world,
+        twin=twin,
+    )
+    tensors, facts = checkpoint.newest(run.checkpoints, say)
+    world.reseed(parts.recipe.seed, facts.get("step", 0))
+    if facts:
+        state.restore(tensors, facts)
+        say(f"Going on from step {state.step}.")
+    _refuse_different_steps(state, run)
+    parts.model.train()
+    ahead = Ahead(steps - state.step, parts.train.shapes(), feed.example())
+    step = build_step(
+        parts.recipe, parts.model, state, ahead, bf16=parts.bf16, say=say, objective=shared
+    )
+    warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
+    factor = schedule(settings.schedule, warmup=warmup, steps=steps, floor=settings.lr_floor)
+    return Loop(parts, step, run, feed, factor, steps)
+
+
+def _optimizer(parts: Parts) -> Optimizer:
+    settings = parts.recipe.train
+    captured = parts.device.type == "cuda" and not parts.world.several
+    return build_optimizer(
         parts.model,
         OptimizerSettings(
             name=settings.optimizer,
@@ -87,16 +141,19 @@ def build_loop(parts: Parts, run: Run) -> Loop:
             momentum=settings.momentum,
             muon_lr=settings.muon_lr,
         ),
+        lr_tensor=captured and settings.optimizer in CAPTURABLE,
     )
-    warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
-    factor = schedule(
-        settings.schedule,
-        warmup=warmup,
-        steps=steps,
-        floor=settings.lr_floor,
-    )
-    state = State(parts.model, optimizer, parts.device, ema_decay=settings.ema)
-    return Loop(parts, state, run, feed, factor, steps)
+
+
+def _refuse_different_steps(state: State, run: Run) -> None:
+    """Ranks that read different checkpoints do not look into the same folder."""
+    steps = [int(step) for step in state.world.gathered(torch.tensor([state.step]))]
+    if len({*steps}) > 1:
+        raise RunError(
+            f"the ranks found different checkpoints here: of steps {', '.join(map(str, steps))}.",
+            where=str(run.folder),
+            todo="Keep the run in a folder that all machines share.",
+        )
 
 
 def _keep_lines(run: Run, lines: int) -> None:

@@ -1,4 +1,7 @@
-"""Ctrl-C, taken gently: the step in hand is finished and saved first."""
+"""Ctrl-C, taken gently: the step in hand is finished and saved first.
+
+Among several ranks SIGTERM is the same request: torchrun passes it on from whoever stops it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ from typing import Any
 class Interrupt:
     """While this context lasts the first Ctrl-C is a request, and the second one stops at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, terminate: bool = False) -> None:
+        """`terminate`: SIGTERM asks too."""
         self.asked = False
-        self._before: Any = None
+        self._signals = [signal.SIGINT, *([signal.SIGTERM] if terminate else [])]
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+            self._before = {number: signal.signal(number, self._ask) for number in self._signals}
         return self
 
     def __exit__(
@@ -26,9 +31,9 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(number, self._before[number])

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from heed.errors import ConfigError, nearest
+from heed.models import Model, Translator
 from heed.runs import Run
+from heed.score.dev import dev_bleu
 from heed.score.evaluation import evaluate
 from heed.train import checkpoint
 from heed.train.feed import Feed
 from heed.train.setup import Parts
-from heed.train.state import State, Sums
+from heed.train.state import EPOCH, RECENT, State
 from heed.train.track import flat, open_trackers
 from heed.train.view import View
 
@@ -29,53 +31,62 @@ class Ledger:
 
     def __init__(self, parts: Parts, state: State, run: Run, feed: Feed) -> None:
         self.parts, self.state, self.run, self.feed = parts, state, run, feed
-        self.settings = parts.recipe.train
+        self.settings, self.world = parts.recipe.train, state.world
         known = [f"{name}/{metric}" for name in parts.sets for metric in METRICS]
+        known += [f"{name}/bleu" for name in parts.pairs]
         if self.settings.best not in known:
             hint = nearest(self.settings.best, known)
             options = ", ".join(known)
             message = f"best cannot be {self.settings.best!r}: it is one of {options}.{hint}"
             raise ConfigError([f"[train] {message}"])
-        self.trackers = open_trackers(self.settings.track, run)
+        self.trackers = open_trackers(self.settings.track if self.world.first else (), run)
 
     def log(self, lr: float, view: View) -> None:
         """A line of metrics: the training loss since the last one."""
-        means = self.state.recent.means()
-        self._line("train", means | {"lr": lr, "skipped": self.state.skipped}, view)
-        self.state.recent = Sums.zero(self.parts.device)
+        means = self.state.tally.means(RECENT)
+        self._line("train", means | {"lr": lr, "skipped": self.state.tally.skipped}, view)
         view.measured(self.state.step, means)
 
     def evaluate(self, view: View) -> None:
         """Score every set with the weights that would be kept, and keep them if they are best."""
-        state, parts = self.state, self.parts
-        seen = state.epoch.means()
-        state.epoch = Sums.zero(parts.device)
-        with state.averaged():
-            sets = self._scores()
+        state = self.state
+        seen = state.tally.means(EPOCH)
+        with state.averaged() as model:
+            sets = self.world.once(lambda: self._scores(model))
         self._line("evaluate", {"seen": seen, **sets}, view)
         view.evaluated(state.step, self.feed.epoch(state.step - 1) + 1, seen, sets)
+        better = self._better(sets)
+        state.worse = 0 if better else state.worse + 1
+        weights = state.weights() if better or self.settings.average > 1 else {}
+        if not self.world.first:
+            return
         self.run.checkpoints.mkdir(exist_ok=True)
-        if self._better(sets):
-            state.worse = 0
-            checkpoint.write_tensors(self.run.best_path, state.weights())
-        else:
-            state.worse += 1
+        if better:
+            checkpoint.write_tensors(self.run.best_path, weights)
         if self.settings.average > 1:
-            checkpoint.keep_recent(
-                self.run.checkpoints, state.step, state.weights(), self.settings.average
-            )
+            checkpoint.keep_recent(self.run.checkpoints, state.step, weights, self.settings.average)
 
-    def _scores(self) -> dict[str, dict[str, float]]:
-        return {
+    def _scores(self, model: nn.Module) -> dict[str, dict[str, float]]:
+        parts = self.parts
+        scores = {
             name: evaluate(
-                self.parts.model,
+                cast(Model, model),
                 batches,
-                device=self.parts.device,
-                bf16=self.parts.bf16,
+                device=parts.device,
+                bf16=parts.bf16,
                 at_most=self.settings.evaluate_batches,
             )
-            for name, batches in self.parts.sets.items()
+            for name, batches in parts.sets.items()
         }
+        for name, pairs in parts.pairs.items():
+            scores[name]["bleu"] = dev_bleu(
+                cast(Translator, model),
+                parts.tokenizer,
+                pairs,
+                parts.recipe.decode,
+                max_length=parts.recipe.data.max_length,
+            )
+        return scores
 
     def _better(self, sets: dict[str, dict[str, float]]) -> bool:
         """Whether these scores are the best yet; if so they are from now on."""
@@ -88,12 +99,15 @@ class Ledger:
         return better
 
     def choose(self, view: View) -> dict[str, Tensor]:
-        """The weights to keep: the best ones, or the mean of the last where that is better."""
+        """The weights to keep: the best ones, or the mean of the last where that is better.
+
+        Asked of the first rank alone.
+        """
         best = load_file(self.run.best_path)
         if self.settings.average > 1:
             mean = checkpoint.mean_of_recent(self.run.checkpoints)
-            self.parts.model.load_state_dict(mean)
-            sets = self._scores()
+            with self.state.holding(mean) as model:
+                sets = self._scores(model)
             better = self._better(sets)
             self._line("average", {"kept": better, **sets}, view)
             view.say(f"The mean of the last weights is {'' if better else 'not '}better.")
@@ -104,16 +118,21 @@ class Ledger:
 
     def save(self) -> None:
         """A checkpoint of this very moment."""
-        checkpoint.save(self.run.checkpoints, self.state.step, *self.state.pieces())
-        checkpoint.prune(self.run.checkpoints, self.settings.keep)
+        tensors, facts = self.state.pieces()
+        if self.world.first:
+            checkpoint.save(self.run.checkpoints, self.state.step, tensors, facts)
+            checkpoint.prune(self.run.checkpoints, self.settings.keep)
+        self.world.barrier()
 
     def _line(self, event: str, values: dict[str, Any], view: View) -> None:
         """Append a line of metrics; what hangs on the clock stands under `time`."""
         state = self.state
         line = {"event": event, "step": state.step, "epoch": self.feed.epoch(state.step - 1) + 1}
         clock = {"unix": round(time.time(), 3), "tokens_per_second": round(view.rate(), 1)}
+        state.lines += 1
+        if not self.world.first:
+            return
         with self.run.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | values | {"time": clock}) + "\n")
-        state.lines += 1
         for tracker in self.trackers:
             tracker.log(state.step, flat(event, values))

@@ -1,25 +1,22 @@
 """Optimizers by name, and which parameters each of them decays.
 
-torch's own rules are used where torch has them. Lion and Muon are written here: torch has no
-Lion, and `torch.optim.Muon` takes matrices alone, one by one, and reads a learning rate that is
-a tensor back to the host, which no CUDA graph may do.
+torch's own rules are used where torch has them in one kernel; the others are in `heed.train.rules`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from heed.errors import ConfigError, HeedError, nearest
+from heed.train.rules import Adagrad, Group, Lion, Muon
 
-Group = dict[str, Any]
 OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
 CAPTURABLE = frozenset(OPTIMIZERS) - {"adafactor"}
 """Those whose step a CUDA graph can hold, built with `lr_tensor=True`; Adafactor asks the host."""
@@ -163,7 +160,28 @@ def build_optimizer(
     options["lr"] = groups[0]["lr"]
     optimizer = rule(groups, **options, **_fastest_kernels(rule, parameters, options))
     optimizer.register_load_state_dict_pre_hook(_keep_own_kernels)
+    if options.get("momentum") and rule is SGD:
+        # Zeros, or a first step that is skipped would leave memory that nothing was written to.
+        for parameter in parameters:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def move(optimizer: Optimizer, divisor: Tensor, finite: Tensor) -> None:
+    """One step with gradients over `divisor`, or none at all where they are not `finite`.
+
+    Both are 0-d tensors that stay on their device where the rule reads them itself, by torch's
+    contract for scaled losses (`grad_scale`, `found_inf`). Adafactor asks the host.
+    """
+    rule: Any = optimizer
+    if getattr(rule, "_step_supports_amp_scaling", False):
+        rule.grad_scale, rule.found_inf = divisor, 1.0 - finite.float()
+        optimizer.step()
+        rule.grad_scale = rule.found_inf = None
+    elif finite:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        torch._foreach_div_([grad for grad in grads if grad is not None], divisor)
+        optimizer.step()
 
 
 def set_lr(optimizer: Optimizer, base_lr: float, factor: float) -> None:
@@ -241,134 +259,3 @@ def _keep_own_kernels(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, 
         kept["lr"] = torch.full_like(own["lr"], lr) if isinstance(own["lr"], Tensor) else lr
         groups.append(group | kept)
     return saved | {"param_groups": groups}
-
-
-def _with_momentum(optimizer: Optimizer, group: Group) -> tuple[list[Tensor], ...]:
-    """The group's parameters that have a gradient, these gradients, and their momenta."""
-    params = [parameter for parameter in group["params"] if parameter.grad is not None]
-    for parameter in params:
-        state = optimizer.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-    momenta = [optimizer.state[parameter]["momentum"] for parameter in params]
-    return params, [parameter.grad for parameter in params], momenta
-
-
-def _decay_and_subtract(
-    params: list[Tensor], updates: Sequence[Tensor], lr: float | Tensor, group: Group
-) -> None:
-    """θ ← (1 - lr λ) θ - update, with the rate a number or a 0-d tensor (never read back)."""
-    if group["weight_decay"]:
-        torch._foreach_mul_(params, 1.0 - lr * group["weight_decay"])
-    torch._foreach_sub_(params, list(updates))
-
-
-class Lion(Optimizer):
-    """Symbolic Discovery of Optimization Algorithms (Chen et al., 2023): only the sign counts.
-
-    θ ← θ - lr (sign(β₁ m + (1 - β₁) g) + λ θ), then m ← β₂ m + (1 - β₂) g. Every weight moves by
-    lr, so the rate is 3 to 10 times smaller than AdamW's and the decay as many times larger.
-    """
-
-    def __init__(
-        self,
-        params: list[Group],
-        lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Move every parameter that has a gradient."""
-        loss = _evaluate(closure)
-        for group in self.param_groups:
-            params, grads, momenta = _with_momentum(self, group)
-            if not params:
-                continue
-            beta1, beta2 = group["betas"]
-            updates = torch._foreach_lerp(momenta, grads, 1.0 - beta1)
-            torch._foreach_sign_(updates)
-            torch._foreach_mul_(updates, group["lr"])
-            _decay_and_subtract(params, updates, group["lr"], group)
-            torch._foreach_lerp_(momenta, grads, 1.0 - beta2)
-        return loss
-
-
-class Muon(Optimizer):
-    """Muon (Jordan et al., 2024) for the group named `muon`, AdamW for every other group.
-
-    m ← μ m + (1 - μ) g and θ ← (1 - lr λ) θ - lr · 0.2 √max(rows, columns) · orth(u), where u is
-    m, or (1 - μ) g + μ m with Nesterov's look-ahead. An orthogonal matrix has entries of mean
-    square 1 / max(rows, columns) and an AdamW update is about 0.2 in size, so that factor (Liu et
-    al., "Muon is Scalable for LLM Training", 2025) lets both rules share one learning rate.
-    """
-
-    def __init__(
-        self,
-        params: list[Group],
-        *,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        **adamw: Any,
-    ) -> None:
-        # AdamW holds no parameters of its own: at each step it is lent this one's groups and
-        # state, so that there is one state to save.
-        self._adamw = AdamW([{"params": []}], **adamw)
-        defaults = self._adamw.defaults | {"momentum": momentum, "nesterov": nesterov}
-        super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Move every parameter that has a gradient by its group's rule."""
-        loss = _evaluate(closure)
-        lent = [group for group in self.param_groups if group.get("name") != "muon"]
-        self._adamw.param_groups, self._adamw.state = lent, self.state
-        self._adamw.step()
-        for group in self.param_groups:
-            if group.get("name") == "muon":
-                self._orthogonal_step(group)
-        return loss
-
-    def _orthogonal_step(self, group: Group) -> None:
-        params, grads, momenta = _with_momentum(self, group)
-        if not params:
-            return
-        torch._foreach_lerp_(momenta, grads, 1.0 - group["momentum"])
-        ahead = group["momentum"] if group["nesterov"] else 1.0
-        same_shape: dict[torch.Size, list[int]] = defaultdict(list)
-        for index, parameter in enumerate(params):
-            same_shape[parameter.shape].append(index)
-        # Layers repeat, so a model has few shapes: one batched product serves all of one shape.
-        for shape, chosen in same_shape.items():
-            u = torch.stack([grads[i] for i in chosen])
-            u = u.lerp(torch.stack([momenta[i] for i in chosen]), ahead)
-            rate = group["lr"] * (0.2 * math.sqrt(max(shape)))
-            updates = orthogonalise(u) * rate
-            _decay_and_subtract([params[i] for i in chosen], updates.unbind(), group["lr"], group)
-
-
-def orthogonalise(matrices: Tensor) -> Tensor:
-    """Bring every singular value of each matrix of a (count, rows, columns) batch near 1.
-
-    Five Newton–Schulz steps X ← aX + (b XXᵀ + c (XXᵀ)²) X on X / ‖X‖. Jordan's coefficients push
-    small singular values up fastest; the price is that they end between about 0.7 and 1.2.
-    """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrices.size(-2) > matrices.size(-1)
-    x: Tensor = matrices.mT if tall else matrices
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-12)
-    if x.is_cuda:
-        x = x.bfloat16()  # where products are fast, and precise enough for what is rough anyway
-    for _ in range(5):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
-
-
-def _evaluate(closure: Callable[[], float] | None) -> float | None:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,14 +15,17 @@ from heed.config import DataConfig, Recipe, TokenizerConfig
 from heed.data import world
 from heed.data.batches import Batches, Rows
 from heed.data.corpus import Corpus, open_corpus
-from heed.data.doctor import examine, overlap
+from heed.data.doctor import examine
 from heed.data.packing import PackedBatches
+from heed.data.shapes import chunks
 from heed.data.store import cache_root, open_store
 from heed.data.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
 from heed.models import Model, build
 from heed.nn.positions import ENCODINGS
 from heed.runs import Run
+from heed.score.dev import Pair, pairs_of
+from heed.train.distributed import ALONE, World
 
 Say = Callable[[str], None]
 DEV_SHARE, DEV_MOST = 0.05, 2000
@@ -43,17 +46,27 @@ class Parts:
     sets: dict[str, Batches]
     """The splits to evaluate on while training, by name."""
     data_hashes: dict[str, str]
+    world: World = ALONE
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)
+    """Source and reference of the sets whose BLEU is asked for at every evaluation."""
 
 
-def prepare(recipe: Recipe, run: Run, *, device: torch.device, say: Say) -> Parts:
-    """Read and check the text, make or load the tokenizer, build the model."""
-    corpora = open_corpora(recipe)
-    known = _see_the_doctor(corpora, say)
-    tokenizer = _tokenizer(recipe, run, corpora["train"], say)
-    classes = tuple(corpora["train"].labels()) if recipe.task == "classify" else ()
-    train, sets = _batches(recipe, corpora, tokenizer, classes)
-    for name in known:
-        sets |= _clean(name, sets[name], corpora)
+def prepare(
+    recipe: Recipe, run: Run, *, device: torch.device, say: Say, world: World = ALONE
+) -> Parts:
+    """Read and check the text, make or load the tokenizer, build the model.
+
+    Among several ranks the first goes ahead where files are written; the others find them.
+    """
+    with world.in_turn():
+        corpora = open_corpora(recipe)
+    known = world.once(lambda: _see_the_doctor(corpora, say))
+    with world.in_turn():
+        tokenizer = _tokenizer(recipe, run, corpora["train"], say)
+        classes = tuple(corpora["train"].labels()) if recipe.task == "classify" else ()
+        train, sets = _batches(recipe, corpora, tokenizer, classes)
+    for name, seen in known.items():
+        sets |= _clean(name, sets[name], seen)
     for name, split in sets.items():
         if split.cut:
             say(
@@ -66,8 +79,18 @@ def prepare(recipe: Recipe, run: Run, *, device: torch.device, say: Say) -> Part
     if not recipe.train.evaluate_train:
         sets.pop("train")
     hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
-    bf16 = _bf16(recipe.train.precision, device)
-    return Parts(recipe, device, bf16, tokenizer, classes, model, train, sets, hashes)
+    bf16 = wants_bf16(recipe.train.precision, device)
+    pairs = _pairs(corpora, sets) if recipe.train.evaluate_bleu else {}
+    return Parts(recipe, device, bf16, tokenizer, classes, model, train, sets, hashes, world, pairs)
+
+
+def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, list[Pair]]:
+    """The texts of every set but train; a dev set that was set aside is a part of train's."""
+    return {
+        name: pairs_of(corpora.get(name.removesuffix("-clean"), corpora["train"]), batches)
+        for name, batches in sets.items()
+        if name != "train"
+    }
 
 
 def refuse_nonsense(recipe: Recipe) -> None:
@@ -84,6 +107,8 @@ def refuse_nonsense(recipe: Recipe) -> None:
         complaints.append(
             f"[train] objective 'masked' is for task 'generate', not {recipe.task!r}."
         )
+    if recipe.train.evaluate_bleu and recipe.task != "translate":
+        complaints.append("[train] evaluate_bleu is for task 'translate'.")
     limit = ENCODINGS[recipe.model.position].limit(recipe.model)
     if limit is not None and recipe.data.max_length > limit:
         complaints.append(
@@ -136,7 +161,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _bf16(precision: str, device: torch.device) -> bool:
+def wants_bf16(precision: str, device: torch.device) -> bool:
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     return precision == "bf16"
@@ -170,8 +195,11 @@ def _world_files(task: str, data: DataConfig, seed: int) -> dict[str, list[str]]
     }
 
 
-def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> list[str]:
-    """Say what would hurt; refuse what cannot be read. Returns the sets that train has part of."""
+def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
+    """Say what would hurt; refuse what cannot be read.
+
+    Returns the sets that train has a part of, each with the texts that it has.
+    """
     report = examine(corpora)
     if not report.ok:
         first, more = report.errors[0], len(report.errors) - 1
@@ -184,13 +212,13 @@ def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> list[str]:
     for finding in report.findings:
         if finding.severity == "warning":
             say(f"{finding.split}: {finding.message}")
-    return [finding.split for finding in report.findings if finding.code == "overlap"]
+    return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
 
 
-def _clean(name: str, whole: Batches, corpora: dict[str, Corpus]) -> dict[str, Batches]:
+def _clean(name: str, whole: Batches, seen: list[int]) -> dict[str, Batches]:
     """The part of a set that is not also in train, to be scored beside the whole."""
-    seen = np.array(overlap(corpora["train"].kept(), corpora[name].kept()))
-    return {f"{name}-clean": whole.only(np.flatnonzero(~seen))} if not seen.all() else {}
+    unseen = np.setdiff1d(np.arange(len(whole.store)), seen)
+    return {f"{name}-clean": whole.only(unseen)} if len(unseen) else {}
 
 
 def _tokenizer(recipe: Recipe, run: Run, corpus: Corpus, say: Say) -> Tokenizer:
@@ -235,6 +263,19 @@ def _learn(settings: TokenizerConfig, corpus: Corpus) -> Tokenizer:
     )
 
 
+def set_aside(count: int, seed: int) -> tuple[Rows, Rows]:
+    """Which of so many texts to choose by, and which to learn from."""
+    held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
+    random = np.random.Generator(np.random.PCG64(seed))
+    learnt = np.ones(count, np.bool_)
+    learnt[random.choice(count, held_out, replace=False)] = False
+    # In parts, for there may be many: places of 8 bytes each become 4.
+    parts = [
+        np.flatnonzero(learnt[p]).astype(np.uint32) + np.uint32(p.start) for p in chunks(count)
+    ]
+    return np.flatnonzero(~learnt).astype(np.uint32), np.concatenate(parts)
+
+
 def _batches(
     recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
 ) -> tuple[Batches | PackedBatches, dict[str, Batches]]:
@@ -245,10 +286,7 @@ def _batches(
     if "dev" not in stores:  # a share of train is set aside
         stores["dev"] = stores["train"]
         count = len(stores["train"])
-        mixed = np.random.Generator(np.random.PCG64(recipe.seed)).permutation(count)
-        held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
-        rows["dev"] = np.sort(mixed[:held_out]).astype(np.uint32)
-        rows["train"] = np.sort(mixed[held_out:]).astype(np.uint32)
+        rows["dev"], rows["train"] = set_aside(count, recipe.seed)
     sets = {
         name: Batches(
             store,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,32 +12,81 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from heed.train.checkpoint import optimizer_pieces, restore_optimizer
+from heed.train.distributed import ALONE, World
+from heed.train.sharding import Twin, gather, placed_like
+
+NOW, RECENT, EPOCH = range(3)
+"""Rows of a tally's sums: this update, since the last line of metrics, since the last evaluation.
+Their columns: losses, answers that were right, targets."""
+CLOCK, SKIPPED, IN_ROW, FAILED_AT = range(4)
+"""A tally's counts: updates, those skipped, those skipped in a row, and the update at which these
+were too many (-1: none)."""
 
 
-@dataclass
-class Sums:
-    """Running sums of the training loss since the last line that reported them."""
+class Tally:
+    """What is counted while training, kept on the device: to read it is the only wait.
 
-    total: Tensor
-    right: Tensor
-    count: int = 0
+    Each rank adds up its own losses and answers; all of them count the targets of all.
+    """
 
-    @classmethod
-    def zero(cls, device: torch.device) -> Sums:
-        """Nothing yet. The sums stay on the device: reading them is the only wait."""
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        return cls(total, torch.zeros((), dtype=torch.int64, device=device))
+    def __init__(self, device: torch.device, world: World = ALONE) -> None:
+        self.world = world
+        self.sums = torch.zeros(3, 3, dtype=torch.float64, device=device)
+        self.counts = torch.tensor([0, 0, 0, -1], device=device)
 
-    def add(self, total: Tensor, right: Tensor, count: int) -> None:
-        """Take in one update."""
-        self.total += total
-        self.right += right
-        self.count += count
+    def begin(self, count: int) -> None:
+        """An update over so many targets begins."""
+        self.sums[NOW, 2].fill_(count)
 
-    def means(self) -> dict[str, float]:
-        """Mean loss and share right."""
-        count = max(1, self.count)
-        return {"loss": float(self.total) / count, "accuracy": int(self.right) / count}
+    def add(self, total: Tensor, right: Tensor) -> None:
+        """Take in one micro-batch of the update."""
+        self.sums[NOW, 0] += total
+        self.sums[NOW, 1] += right
+
+    def settle(self, finite: Tensor, skip_limit: int) -> None:
+        """The update is over: count it, or count it as skipped where it was not finite."""
+        self.sums[RECENT:] += torch.where(finite, self.sums[NOW], 0.0)
+        self.sums[NOW].zero_()
+        skipped = (~finite).long()
+        in_row = (self.counts[IN_ROW] + skipped) * skipped
+        first = (in_row > skip_limit) & (self.counts[FAILED_AT] < 0)
+        failed_at = torch.where(first, self.counts[CLOCK], self.counts[FAILED_AT])
+        before = self.counts
+        new = [before[CLOCK] + 1, before[SKIPPED] + skipped, in_row, failed_at]
+        self.counts.copy_(torch.stack(new))
+
+    def means(self, row: int) -> dict[str, float]:
+        """Mean loss and share right of RECENT or EPOCH, which then begins anew."""
+        total, right, count = self.of_all_ranks()[row].tolist()
+        self.sums[row].zero_()
+        count = max(1.0, count)
+        return {"loss": total / count, "accuracy": right / count}
+
+    def of_all_ranks(self) -> Tensor:
+        """The sums over all ranks, which must ask together."""
+        if not self.world.several:
+            return self.sums
+        sums = self.sums.cpu().clone()
+        sums[:, :2] = self.world.total(sums[:, :2].contiguous())
+        return sums
+
+    def restore(self, sums: Tensor, counts: Tensor) -> None:
+        """Go on from the sums of all ranks, which the first one takes as its own."""
+        self.sums.copy_(sums)
+        self.counts.copy_(counts)
+        if not self.world.first:
+            self.sums[:, :2] = 0.0
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out because the loss was not finite."""
+        return int(self.counts[SKIPPED])
+
+    @property
+    def failed_at(self) -> int | None:
+        """The update at which too many in a row were not finite; None while that is well."""
+        step = int(self.counts[FAILED_AT])
+        return None if step < 0 else step
 
 
 @dataclass
@@ -48,83 +97,99 @@ class State:
     optimizer: Optimizer
     device: torch.device
     ema_decay: float = 0.0
+    world: World = ALONE
+    twin: Twin | None = None
+    """Of a sharded model: what the first rank scores its weights with."""
     step: int = 0
     lines: int = 0
     """Lines of metrics.jsonl written by now: what a resumed run keeps of it."""
-    skipped: int = 0
-    """Updates left out because the loss was not finite; and of those, how many in a row."""
-    skipped_in_row: int = 0
     best: float | None = None
     best_step: int = 0
     worse: int = 0
     """Evaluations since the best one."""
-    recent: Sums = field(init=False)
-    epoch: Sums = field(init=False)
+    pieces_of_batch: int = 1
+    """Into how many parts each batch is cut, because a whole one did not fit into memory."""
+    tally: Tally = field(init=False)
     ema: dict[str, Tensor] = field(default_factory=dict)
+    ema_share: Tensor = field(init=False)
+    """How much of the weights the running mean takes in at this update."""
 
     def __post_init__(self) -> None:
-        self.recent, self.epoch = Sums.zero(self.device), Sums.zero(self.device)
+        self.tally = Tally(self.device, self.world)
+        self.ema_share = torch.zeros((), device=self.device)
         if self.ema_decay:
             self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
+    def begin(self, count: int) -> None:
+        """An update over so many targets begins; a running mean forgets faster near the start."""
+        self.tally.begin(count)
+        if self.ema:
+            number = self.step + 1
+            self.ema_share.fill_(1.0 - min(self.ema_decay, (1 + number) / (10 + number)))
+
     @torch.no_grad()
     def update_ema(self) -> None:
-        """mean ← decay · mean + (1 - decay) · weights, with a shorter memory at the start."""
-        if not self.ema:
-            return
-        decay = min(self.ema_decay, (1 + self.step) / (10 + self.step))
-        means, weights = [], []
-        for name, parameter in self.model.named_parameters():
-            means.append(self.ema[name])
-            weights.append(parameter.detach())
-        torch._foreach_lerp_(means, weights, 1.0 - decay)
+        """mean ← mean + share · (weights - mean)."""
+        if self.ema:
+            means = [self.ema[name] for name, _ in self.model.named_parameters()]
+            weights = [parameter.detach() for parameter in self.model.parameters()]
+            steps = torch._foreach_sub(weights, means)
+            torch._foreach_mul_(steps, self.ema_share)
+            torch._foreach_add_(means, steps)
+
+    def averaged(self) -> AbstractContextManager[nn.Module]:
+        """A model with the weights to keep, to be scored: the running mean where there is one."""
+        return self.holding(self.ema if self.twin is None else self.weights())
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model with its running mean as weights, where there is one; then as it was."""
-        own = {name: p.detach().clone() for name, p in self.model.named_parameters() if self.ema}
-        _copy_into(self.model, self.ema)
+    def holding(self, weights: dict[str, Tensor]) -> Iterator[nn.Module]:
+        """A model with these weights, to be scored; then all is as it was."""
+        if self.twin is not None:
+            with self.twin.holding(weights) as model:
+                yield model
+            return
+        named = self.model.named_parameters()
+        own = {name: p.detach().clone() for name, p in named if name in weights}
+        _copy_into(self.model, weights)
         try:
-            yield
+            yield self.model
         finally:
             _copy_into(self.model, own)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights to keep and to score: the running mean where there is one."""
-        return {**self.model.state_dict(), **self.ema}
+        """The weights to keep: the running mean where there is one. Sharded ones are made whole,
+        for the first rank alone, and all must ask together."""
+        return gather({**self.model.state_dict(), **self.ema}, self.world)
 
     def pieces(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """This moment as named tensors and plain numbers."""
+        """This moment as named tensors and plain numbers. All ranks must ask together."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"ema.{name}": value for name, value in self.ema.items()}
         optimizer_tensors, optimizer_facts = optimizer_pieces(self.optimizer)
-        tensors |= optimizer_tensors
-        tensors["random.cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        tensors = gather(tensors | optimizer_tensors, self.world)
+        tensors |= self.world.generators(self.device)
+        tensors |= {"tally.sums": self.tally.of_all_ranks(), "tally.counts": self.tally.counts}
         facts: dict[str, Any] = {"optimizer": optimizer_facts}
-        for name in ("recent", "epoch"):
-            sums: Sums = getattr(self, name)
-            tensors |= {f"{name}.total": sums.total, f"{name}.right": sums.right}
-            facts[f"{name}.count"] = sums.count
-        for name in ("lines", "skipped", "skipped_in_row", "best", "best_step", "worse"):
-            facts[name] = getattr(self, name)
-        return tensors, facts
+        return tensors, facts | {name: getattr(self, name) for name in FACTS}
 
     def restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Become the moment that `pieces` described."""
-        self.model.load_state_dict(_under("model.", tensors))
-        self.ema = {n: t.to(self.device) for n, t in _under("ema.", tensors).items()}
+        own = self.model.state_dict()
+        weights, means = (
+            {name: placed_like(tensor, own[name]) for name, tensor in _under(kind, tensors).items()}
+            for kind in ("model.", "ema.")
+        )
+        self.model.load_state_dict(weights)
+        self.ema = {name: mean.to(self.device) for name, mean in means.items()}
         restore_optimizer(self.optimizer, tensors, facts["optimizer"])
-        torch.set_rng_state(tensors["random.cpu"])
-        if "random.cuda" in tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
-        for name in ("recent", "epoch"):
-            total, right = tensors[f"{name}.total"], tensors[f"{name}.right"]
-            sums = Sums(total.to(self.device), right.to(self.device), facts[f"{name}.count"])
-            setattr(self, name, sums)
-        for name in ("step", "lines", "skipped", "skipped_in_row", "best", "best_step", "worse"):
+        self.world.restore_generators(tensors, self.device)
+        self.tally.restore(tensors["tally.sums"], tensors["tally.counts"])
+        for name in (*FACTS, "step"):
             setattr(self, name, facts[name])
+
+
+FACTS = ("lines", "best", "best_step", "worse", "pieces_of_batch")
+"""The plain numbers of a state that a checkpoint keeps beside its step."""
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -79,10 +79,11 @@ class View:
         parts = [f"train loss {train['loss']:.3f} accuracy {train['accuracy']:.1%}"]
         parts += [
             f"{name} loss {values['loss']:.3f} accuracy {values['accuracy']:.1%}"
+            + (f" BLEU {values['bleu']:.1f}" if "bleu" in values else "")
             for name, values in sets.items()
         ]
         self.say(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)

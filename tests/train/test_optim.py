@@ -19,10 +19,10 @@ from heed.train.optim import (
     OPTIMIZERS,
     OptimizerSettings,
     build_optimizer,
-    orthogonalise,
     parameter_groups,
     set_lr,
 )
+from heed.train.rules import orthogonalise
 from heed.train.schedules import schedule
 
 RATES = {"sgd": 0.05, "adagrad": 0.5, "adafactor": 0.1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from torch import Tensor
 from heed.config import Recipe
 from heed.data.batches import Batch
 from heed.errors import ConfigError, DataError, HeedError
-from heed.models import Model
 from heed.runs import Run
-from heed.score import evaluation, objective
-from heed.score.objective import Loss
-from heed.train import engine, loop
+from heed.score import evaluation
+from heed.score.objective import Objective
+from heed.train import checkpoint, engine
 from heed.train.setup import prepare
 
 QUIET = Console(quiet=True)
@@ -91,7 +91,7 @@ def test_named_sets_and_train_are_scored_by_the_same_path(text: Path) -> None:
 
 def test_without_dev_a_share_of_train_is_set_aside(text: Path) -> None:
     parts = prepare(recipe(text), _run(text), device=CPU, say=print)
-    train, dev = set(parts.train.rows.tolist()), set(parts.sets["dev"].rows.tolist())
+    train, dev = ({int(row) for row in b.rows} for b in (parts.train, parts.sets["dev"]))
     assert train
     assert dev
     assert not train & dev
@@ -126,7 +126,7 @@ def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
         told = recipe(text, task, train=train | {"lr": 0.1, "momentum": 0.0, "clip": 0.0})
         run = Run.create(text / f"run-{size}", told)
         parts = prepare(told, run, device=CPU, say=print)
-        made = engine.build_loop(parts, run)
+        made = engine.build_loop(parts, run, say=print)
         plan = parts.train.plan(0)
         whole = [parts.train.batch(plan, i) for i in range(accumulate)]
         if accumulate == 1:
@@ -156,7 +156,7 @@ def _rows(batch: Batch, part: slice) -> Batch:
 def test_gradients_do_not_leak_between_steps(text: Path) -> None:
     run = _run(text)
     parts = prepare(recipe(text), run, device=CPU, say=print)
-    made = engine.build_loop(parts, run)
+    made = engine.build_loop(parts, run, say=print)
     for batches in made.feed.walk(0, 2):
         made.update(batches)
         assert all(p.grad is None for p in parts.model.parameters())
@@ -224,17 +224,15 @@ def test_a_missing_file_leaves_no_folder(text: Path) -> None:
 
 def poison(monkeypatch: pytest.MonkeyPatch, from_call: int, to_call: int) -> None:
     """Losses that are not finite from one call to another."""
-    calls = 0
+    calls, true = 0, Objective.forward
 
-    def poisoned(model: Model, batch: Batch, *, label_smoothing: float = 0.0) -> Loss:
+    def poisoned(self: Objective, batch: Batch) -> tuple[Tensor, Tensor]:
         nonlocal calls
         calls += 1
-        part = objective.loss(model, batch, label_smoothing=label_smoothing)
-        if from_call <= calls <= to_call:
-            part.total = part.total * torch.tensor(float("nan"))
-        return part
+        total, right = true(self, batch)
+        return total * (torch.nan if from_call <= calls <= to_call else 1.0), right
 
-    monkeypatch.setattr(loop, "loss", poisoned)
+    monkeypatch.setattr(Objective, "forward", poisoned)
 
 
 def test_a_loss_that_is_not_finite_is_skipped(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,13 +254,36 @@ def test_too_many_of_them_stop_the_run_and_keep_the_batch(
     assert list((text / "run").glob("batch-*.safetensors"))
 
 
+def room_for(texts: int, true: Callable[..., Any]) -> Callable[..., Any]:
+    """An objective that runs out of memory over larger batches."""
+
+    def forward(self: Objective, batch: Batch) -> Any:
+        if len(batch.ids) > texts:
+            raise torch.OutOfMemoryError("no memory left")
+        return true(self, batch)
+
+    return forward
+
+
+@pytest.mark.parametrize("task", ["classify", "generate"])
+def test_batches_that_do_not_fit_are_halved_where_allowed(
+    text: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """And that changes nothing but rounding."""
+    told = recipe(text, task, train={"halve": True, "optimizer": "sgd", "lr": 0.1})
+    whole = load_file(trained(told, text / "whole").weights_path)
+    monkeypatch.setattr(Objective, "forward", room_for(5, Objective.forward))
+    run = trained(told, text / "halved")
+    halved = load_file(run.weights_path)
+    assert all(torch.allclose(whole[name], halved[name], atol=1e-6) for name in whole)
+    _, facts = checkpoint.newest(run.checkpoints, print)
+    assert facts["pieces_of_batch"] == 4
+
+
 def test_running_out_of_memory_names_the_setting(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exhausted(*arguments: object, **named: object) -> Loss:
-        raise torch.OutOfMemoryError("no memory left")
-
-    monkeypatch.setattr(loop, "loss", exhausted)
+    monkeypatch.setattr(Objective, "forward", room_for(0, Objective.forward))
     with pytest.raises(HeedError, match=r"train\.batch_size=8 --set train\.accumulate=2"):
         trained(recipe(text), text / "run")
 

@@ -1,0 +1,172 @@
+"""How updates are launched: one kernel at a time, as captured graphs, or compiled.
+
+`train.speed = "auto"` chooses by what the machine has and by the work ahead, and says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from heed.config import Recipe
+from heed.data.batches import Batch
+from heed.data.shapes import Shape
+from heed.errors import ConfigError
+from heed.models import Model
+from heed.nn.stack import Block
+from heed.score.objective import Objective
+from heed.train.graphs import GraphStep, blank
+from heed.train.optim import CAPTURABLE
+from heed.train.state import State
+from heed.train.step import Limits, Step
+
+Say = Callable[[str], None]
+COMPILING, SAVED = 60.0, 0.15
+"""Seconds that one kind of block takes to compile on a CPU, and the share of an update that this
+saves, about. On a GPU our own kernels, captured, are faster than compiled blocks (docs/log.md)."""
+OPERATIONS = 1e11
+"""Arithmetic a CPU does in a second, about."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The work before a run: how many updates, and the shapes their batches have."""
+
+    updates: int
+    shapes: list[Shape]
+    example: Batch
+    """Any batch, on the device: its tensors are those of all."""
+
+
+def build_step(
+    recipe: Recipe,
+    model: Model,
+    state: State,
+    ahead: Ahead,
+    *,
+    bf16: bool,
+    say: Say,
+    objective: nn.Module | None = None,
+) -> Step:
+    """The step a recipe names; by `auto`, the one that will be done first.
+
+    `objective` is the model's as several ranks share it.
+    """
+    objective = objective or Objective(model, label_smoothing=recipe.train.label_smoothing)
+    make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.speed
+    if speed == "graphs" and state.world.several:
+        speed = "auto"
+    hindered = None if speed == "auto" else obstacle(recipe, speed, state.device)
+    if hindered:
+        raise ConfigError([f"[train] speed cannot be {speed!r}: {hindered}."])
+    while True:
+        try:
+            return (
+                _choose(recipe, model, state, ahead, make, say) if speed == "auto" else make(speed)
+            )
+        except torch.OutOfMemoryError:
+            most = max(shape.texts for shape in ahead.shapes)
+            if not recipe.train.halve or state.pieces_of_batch >= most:
+                raise
+        state.optimizer.zero_grad(set_to_none=True)
+        state.pieces_of_batch *= 2
+        torch.cuda.empty_cache()
+        say(f"A batch does not fit into memory: learning from it in {state.pieces_of_batch} parts.")
+
+
+def obstacle(recipe: Recipe, speed: str, device: torch.device) -> str | None:
+    """Why updates cannot be launched this way here; None where they can."""
+    if speed == "compile" and not _has_compiler(device):
+        return "there is no C++ compiler here" if device.type == "cpu" else "Triton is missing"
+    if speed == "graphs" and device.type != "cuda":
+        return "graphs are for a GPU"
+    if device.type == "cuda" and speed != "eager" and recipe.train.optimizer not in CAPTURABLE:
+        return f"{recipe.train.optimizer} asks the host at every update"
+    return None
+
+
+def _has_compiler(device: torch.device) -> bool:
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return has_triton()
+    named = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([named] if named else ["c++", "g++", "clang++"]))
+
+
+def _choose(
+    recipe: Recipe,
+    model: Model,
+    state: State,
+    ahead: Ahead,
+    make: Callable[[str], Step],
+    say: Say,
+) -> Step:
+    """Graphs on a GPU, for they pay at once; compiled blocks on a CPU, where that is repaid."""
+    if state.device.type == "cpu":
+        return make(_on_cpu(recipe, model, state, ahead, say))
+    hindered = obstacle(recipe, "graphs", state.device)
+    if state.world.several:
+        hindered = "several ranks share the work"
+    elif hindered is None and ahead.updates < 4 * len(ahead.shapes):
+        hindered = f"{ahead.updates} updates are too few to capture {len(ahead.shapes)} shapes"
+    if hindered is not None:
+        say(f"Speed: one kernel at a time, because {hindered}.")
+        return make("eager")
+    began = time.perf_counter()
+    try:
+        step = make("graphs")
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        say(f"Speed: one kernel at a time; a graph cannot hold this: {str(error).splitlines()[0]}")
+        return make("eager")
+    took = time.perf_counter() - began
+    say(f"Speed: {len(ahead.shapes)} shapes captured as graphs in {took:.1f} s.")
+    return step
+
+
+def _on_cpu(recipe: Recipe, model: Model, state: State, ahead: Ahead, say: Say) -> str:
+    """Whether compiled blocks will have paid for themselves, by a guess at the work ahead."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    seconds = 6 * weights * ahead.example.tokens / OPERATIONS * ahead.updates
+    kinds = len({hasattr(block, "cross") for block in _blocks(model)})
+    price, gain = COMPILING * kinds, SAVED * seconds
+    hindered = obstacle(recipe, "compile", state.device)
+    if state.world.several:
+        hindered = "several ranks share the work"
+    elif not kinds or gain <= price:
+        hindered = "to compile would take longer than it saves"
+    if hindered is not None:
+        say(f"Speed: one kernel at a time, because {hindered}.")
+        return "eager"
+    say(f"Speed: compiled, to save about {gain:.0f} of {seconds:.0f} s of updates.")
+    return "compile"
+
+
+def _make(
+    objective: nn.Module, recipe: Recipe, state: State, ahead: Ahead, bf16: bool, speed: str
+) -> Step:
+    settings, several = recipe.train, state.world.several
+    if speed == "compile":
+        for block in _blocks(objective):
+            block.compile(dynamic=len(ahead.shapes) > 1)
+    # One rank cannot halve alone: the others would wait for what it takes back.
+    limits = Limits(settings.clip, settings.skip_limit, settings.halve and not several)
+    if speed == "eager" or state.device.type == "cpu" or several:
+        return Step(objective, state, limits, bf16=bf16)
+    parts = state.pieces_of_batch
+    shapes = [replace(shape, texts=-(-shape.texts // parts)) for shape in ahead.shapes]
+    blanks = [blank(ahead.example, shape) for shape in shapes]
+    return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, Block)]

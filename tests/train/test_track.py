@@ -1,0 +1,82 @@
+"""Metrics sent elsewhere are those of metrics.jsonl; a tracker is tried where it is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from heed.config import Recipe
+from heed.errors import ConfigError
+from heed.runs import Run
+from heed.train import engine
+from heed.train.track import flat
+
+
+def trained(folder: Path, tracker: str) -> Run:
+    recipe = Recipe.of(
+        {
+            "task": "classify",
+            "data": {"world": 60, "world_test": 10},
+            "model": {"layers": 1, "width": 16, "heads": 2},
+            "train": {"steps": 4, "log_every": 2, "batch_size": 8, "track": [tracker]},
+        }
+    )
+    return engine.start(recipe, folder / "run", device="cpu", console=Console(quiet=True))
+
+
+def written(run: Run, event: str, path: str) -> list[tuple[int, float]]:
+    """What metrics.jsonl says of one metric: steps and values."""
+    lines = [line for line in run.metrics() if line["event"] == event]
+    kept = ("event", "step", "epoch", "time")
+    flats = [flat(event, {k: v for k, v in line.items() if k not in kept}) for line in lines]
+    return [(line["step"], values[path]) for line, values in zip(lines, flats, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_tensorboard_has_every_point(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = trained(tmp_path, "tensorboard")
+    events = reader.EventAccumulator(str(run.folder / "tensorboard"))
+    events.Reload()
+    for event, path in (("train", "train/loss"), ("evaluate", "dev/accuracy")):
+        points = [(point.step, point.value) for point in events.Scalars(path)]
+        assert points == [(s, pytest.approx(v, rel=1e-6)) for s, v in written(run, event, path)]
+
+
+@pytest.mark.filterwarnings("ignore")  # what MLflow imports warns of itself
+def test_mlflow_has_every_point(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = trained(tmp_path, "mlflow")
+    kept = mlflow.search_runs(search_all_experiments=True).iloc[0]
+    points = mlflow.MlflowClient().get_metric_history(kept.run_id, "train.loss")
+    assert [(p.step, p.value) for p in points] == written(run, "train", "train/loss")
+
+
+@pytest.mark.filterwarnings("ignore")  # likewise
+def test_wandb_keeps_a_run_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = trained(tmp_path, "wandb")
+    assert list((run.folder / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_tracker_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = [n for n in ("wandb", "mlflow", "tensorboard") if not _installed(n)]
+    if not missing:
+        pytest.skip("all trackers are installed")
+    with pytest.raises(ConfigError, match=f"pip install {missing[0]}"):
+        trained(tmp_path, missing[0])
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
