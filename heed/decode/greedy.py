@@ -1,20 +1,23 @@
-"""Greedy decoding: the likeliest token, again and again, many sentences side by side.
-
-Sentences are sorted by length so that a batch wastes little, decoded with a cache, dropped from the
-batch as they finish, and returned in the order they came.
-"""
+"""Greedy decoding: the likeliest token, again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
+from torch import Tensor
 
-from heed.data.batches import padded
-from heed.data.tokenizer import BOS, EOS, PAD
+from heed.decode.board import Board
+from heed.decode.search import Search
+from heed.decode.strategy import Apart
 from heed.models import Translator
-from heed.nn.cache import Cache
+
+
+class Greedy(Apart):
+    """One hypothesis a text."""
+
+    def pick(self, logits_bkv: Tensor, board: Board) -> Tensor:
+        """The likeliest."""
+        return logits_bkv.argmax(dim=-1)
 
 
 def translate(
@@ -29,40 +32,6 @@ def translate(
 
     An output has at most max_ratio times the source's tokens plus max_extra.
     """
-    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-    out: list[list[int]] = [[] for _ in sources]
-    was_training = model.training
-    model.eval()
-    with torch.inference_mode():
-        for first in range(0, len(order), batch_size):
-            chosen = order[first : first + batch_size]
-            limits = [int(max_ratio * len(sources[i])) + max_extra for i in chosen]
-            written = _batch(model, [[*sources[i], EOS] for i in chosen], limits)
-            for i, ids in zip(chosen, written, strict=True):
-                out[i] = ids
-    model.train(was_training)
-    return out
-
-
-def _batch(model: Translator, sources: list[list[int]], limits: list[int]) -> list[list[int]]:
-    device = model.embedding.table.weight.device
-    texts = [np.array(ids) for ids in sources]
-    source, mask = (x.to(device) for x in padded(texts, max(map(len, texts)), PAD))
-    out: list[list[int]] = [[] for _ in sources]
-    cache, active = Cache(), list(range(len(sources)))
-    last = torch.full((len(sources), 1), BOS, device=device)
-    while active:
-        logits = model(source, last, mask=mask, cache=cache)[:, -1]
-        chosen = logits.argmax(dim=-1)
-        keep = []
-        for place, (row, token) in enumerate(zip(active, chosen.tolist(), strict=True)):
-            if token != EOS:
-                out[row].append(token)
-            if token != EOS and len(out[row]) < limits[row]:
-                keep.append(place)
-        last = chosen[:, None]
-        if len(keep) < len(active):
-            rows = torch.tensor(keep, dtype=torch.long, device=device)
-            cache.select(rows)
-            last, active = last.index_select(0, rows), [active[place] for place in keep]
-    return out
+    search = Search([model], Greedy(), batch_size=batch_size)
+    found = search.translate(sources, max_ratio=max_ratio, max_extra=max_extra)
+    return [hypotheses[0].ids for hypotheses in found]

@@ -1,0 +1,290 @@
+"""Decoding beside `transformers`' generate, on the same weights.
+
+    python benchmarks/decoding.py                                      random weights, this CPU
+    python benchmarks/decoding.py --device cuda --shapes set1 set3     two of the report's shapes
+    python benchmarks/decoding.py --run RUN --source test.en           a trained model, real text
+
+A model of Marian's kind (post-norm, sinusoidal, one table) is handed over to Marian's class. Both
+then write from the same batches, sorted by length, with the same limit. With random weights no
+sentence ends before the limit; of a run's weights it must be as in `[model]` norm_place = "post",
+position = "sinusoidal". Beside sentences a second stands the share of sentences with the same text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import keep, side_by_side, table
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel
+
+from heed.config import ModelConfig
+from heed.data.tokenizer import BOS, EOS, PAD
+from heed.decode.beam import Beam
+from heed.decode.greedy import Greedy
+from heed.decode.search import Search
+from heed.models import Translator, build
+
+Sources = list[list[int]]
+SHAPES = {  # layers, heads, width, as in the report
+    "tiny": (1, 2, 32),
+    "set1": (2, 8, 512),
+    "set2": (4, 8, 512),
+    "set3": (4, 12, 768),
+    "set4": (6, 12, 768),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both are to do."""
+
+    name: str
+    model: Translator
+    sources: Sources
+    tokens: int
+    """The longest output."""
+    batch_size: int
+
+
+def random_task(shape: str, *, vocab: int, texts: int, tokens: int, device: str, size: int) -> Task:
+    """Random weights and sources: every output has `tokens` tokens."""
+    layers, heads, width = SHAPES[shape]
+    torch.manual_seed(0)
+    config = ModelConfig(
+        layers=layers,
+        heads=heads,
+        width=width,
+        position="sinusoidal",
+        norm_place="post",
+        activation="relu",
+        dropout=0.0,
+    )
+    model = build("translate", config, vocab=vocab)
+    if not isinstance(model, Translator):
+        raise TypeError("the benchmark measures a translator")
+    with torch.no_grad():  # the end mark's logit is 0: far below the best, so that nothing ends
+        model.embedding.table.weight[EOS] = 0.0
+    sources = torch.randint(5, vocab, (texts, tokens - 1)).tolist()
+    return Task(shape, model.to(device).eval(), sources, tokens, size)
+
+
+def task_of(run: Path, source: Path, *, tokens: int, device: str, size: int) -> Task:
+    """A trained model and real text."""
+    from heed.train import engine
+
+    model, tokenizer, recipe = engine.load(run, device=device)
+    if not isinstance(model, Translator):
+        raise SystemExit(f"{run} does not translate.")
+    lines = [line for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
+    sources = [ids[: recipe.data.max_length - 1] for ids in tokenizer.encode_batch(lines)]
+    return Task(run.name, model, sources, tokens, size)
+
+
+# ------------------------------------------------------------------------------ the same weights
+
+
+def to_marian(model: Translator) -> Any:
+    """The same function, as Marian's class computes it."""
+    told, vocab = model.config, model.embedding.table.num_embeddings
+    marian: Any = MarianMTModel(
+        MarianConfig(
+            vocab_size=vocab,
+            d_model=told.width,
+            encoder_layers=told.layers,
+            decoder_layers=told.decoder_layers or told.layers,
+            encoder_attention_heads=told.heads,
+            decoder_attention_heads=told.heads,
+            encoder_ffn_dim=told.feed_forward or 4 * told.width,
+            decoder_ffn_dim=told.feed_forward or 4 * told.width,
+            activation_function=told.activation,
+            max_position_embeddings=1024,
+            scale_embedding=True,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            bos_token_id=BOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+        )
+    )
+    missing, unknown = marian.load_state_dict(_weights(model), strict=False)
+    fixed = {"embed_positions.weight", "final_logits_bias"}
+    if unknown or any(not name.endswith(tuple(fixed)) for name in missing):
+        raise SystemExit(f"Marian's class cannot hold this model: {unknown or missing}")
+    return marian.to(model.embedding.table.weight.device).eval()
+
+
+def _weights(model: Translator) -> dict[str, Tensor]:
+    """By Marian's names. It keeps sines in the first half and cosines in the second: the width is
+    permuted. It multiplies tokens by √w where we have w^¾: the table takes the difference, and the
+    last norm gives it back."""
+    width, ours = model.config.width, model.state_dict()
+    order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    scale = model.embedding.scale / math.sqrt(width)
+    shared = ours["embedding.table.weight"][:, order] * scale
+    names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+    found = {f"model.{name}.weight": shared for name in names} | {"lm_head.weight": shared}
+    for side, layers in ("encoder", model.config.layers), ("decoder", model.config.decoder_layers):
+        for i in range(layers or model.config.layers):
+            block = {
+                name.removeprefix(f"{side}.blocks.{i}."): weight
+                for name, weight in ours.items()
+                if name.startswith(f"{side}.blocks.{i}.")
+            }
+            for name, weight in _block(block, order).items():
+                found[f"model.{side}.layers.{i}.{name}"] = weight
+    for part in ("weight", "bias"):
+        found[f"model.decoder.layers.{i}.final_layer_norm.{part}"] /= scale
+    return {name: weight.clone() for name, weight in found.items()}
+
+
+def _block(ours: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+    """One block's weights by Marian's names."""
+    found: dict[str, Tensor] = {}
+    for part in ("weight", "bias"):
+
+        def reads(name: str, count: int = 1, part: str = part) -> tuple[Tensor, ...]:
+            """A map from the width, in so many parts; its columns are permuted, its bias is not."""
+            whole = ours[f"{name}.{part}"]
+            return tuple((whole[:, order] if part == "weight" else whole).chunk(count))
+
+        def writes(name: str, part: str = part) -> Tensor:
+            return ours[f"{name}.{part}"][order]
+
+        into = zip("qkv", reads("attention.qkv", 3), strict=True)
+        found |= {f"self_attn.{name}_proj.{part}": weight for name, weight in into}
+        found[f"self_attn.out_proj.{part}"] = writes("attention.out")
+        found[f"self_attn_layer_norm.{part}"] = writes("attention_norm")
+        if "cross.q.weight" in ours:
+            into = zip("qkv", (*reads("cross.q"), *reads("cross.kv", 2)), strict=True)
+            found |= {f"encoder_attn.{name}_proj.{part}": weight for name, weight in into}
+            found[f"encoder_attn.out_proj.{part}"] = writes("cross.out")
+            found[f"encoder_attn_layer_norm.{part}"] = writes("cross_norm")
+        (found[f"fc1.{part}"],) = reads("feed_forward.up")
+        found[f"fc2.{part}"] = writes("feed_forward.down")
+        found[f"final_layer_norm.{part}"] = writes("feed_forward_norm")
+    return found
+
+
+# ------------------------------------------------------------------------------------ contenders
+
+
+def by_heed(task: Task, beam: int) -> Callable[[], Sources]:
+    """heed's search, kept from call to call as a translator keeps it."""
+    how = Beam(beam) if beam > 1 else Greedy()
+    search = Search([task.model], how, batch_size=task.batch_size)
+
+    def run() -> Sources:
+        found = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
+        return [hypotheses[0].ids for hypotheses in found]
+
+    return run
+
+
+def by_generate(task: Task, marian: Any, beam: int) -> Callable[[], Sources]:
+    """transformers' generate on batches of the same texts."""
+    order = sorted(range(len(task.sources)), key=lambda i: -len(task.sources[i]))
+
+    def run() -> Sources:
+        out: Sources = [[] for _ in order]
+        for first in range(0, len(order), task.batch_size):
+            chosen = order[first : first + task.batch_size]
+            for i, ids in zip(chosen, _generate(task, marian, beam, chosen), strict=True):
+                out[i] = ids
+        return out
+
+    return run
+
+
+def _generate(task: Task, marian: Any, beam: int, chosen: Sequence[int]) -> Sources:
+    longest = max(len(task.sources[i]) for i in chosen) + 1
+    rows = [[*task.sources[i], EOS] for i in chosen]
+    ids = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]).to(marian.device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    with torch.inference_mode():
+        written: Tensor = marian.generate(
+            ids,
+            attention_mask=mask.to(marian.device),
+            num_beams=beam,
+            do_sample=False,
+            max_new_tokens=task.tokens,
+            length_penalty=1.0,
+            early_stopping=False,
+        )
+    return [_text(row) for row in written[:, 1:].tolist()]
+
+
+def _text(row: list[int]) -> list[int]:
+    return row[: row.index(EOS)] if EOS in row else [token for token in row if token != PAD]
+
+
+def measure(task: Task, beam: int, rounds: int, device: str) -> dict[str, Any]:
+    """Sentences a second of both, and on how many sentences they say the same."""
+    marian = to_marian(task.model)
+    contenders = {"heed": by_heed(task, beam), "transformers": by_generate(task, marian, beam)}
+    said = [run() for run in contenders.values()]
+    same = sum(a == b for a, b in zip(*said, strict=True)) / len(task.sources)
+    seconds = side_by_side(contenders, device=device, rounds=rounds, warmup=1)
+    speed = {name: len(task.sources) / each for name, each in seconds.items()}
+    return {"model": task.name, "beam": beam, "same": same, "sentences_a_second": speed}
+
+
+def main() -> None:
+    """Measure, print the table, keep it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["set2"])
+    parser.add_argument("--beams", nargs="+", type=int, default=[1, 4, 5])
+    parser.add_argument("--run", type=Path, help="a trained run instead of random weights")
+    parser.add_argument("--source", type=Path, help="what the run is to translate")
+    parser.add_argument("--vocab", type=int, default=8000)
+    parser.add_argument("--texts", type=int, default=0, help="0: as many as the device allows")
+    parser.add_argument("--tokens", type=int, default=0, help="longest output")
+    parser.add_argument("--batch-size", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
+    parser.add_argument("--out", type=Path, default=None, help="folder for results")
+    told = parser.parse_args()
+    cuda = told.device == "cuda"
+    size = told.batch_size or (256 if cuda else 64)
+    if told.tiny:
+        told.shapes, told.vocab, told.texts, told.tokens, told.rounds = ["tiny"], 60, 6, 8, 1
+    if told.run and told.source:
+        tokens = told.tokens or 200
+        tasks = [task_of(told.run, told.source, tokens=tokens, device=told.device, size=size)]
+    else:
+        tasks = [
+            random_task(
+                shape,
+                vocab=told.vocab,
+                texts=told.texts or (256 if cuda else 64),
+                tokens=told.tokens or 32,
+                device=told.device,
+                size=size,
+            )
+            for shape in told.shapes
+        ]
+    found = [measure(t, beam, told.rounds, told.device) for t in tasks for beam in told.beams]
+    rows = [
+        [
+            f"{row['model']}, beam {row['beam']}",
+            *(f"{speed:.1f}" for speed in row["sentences_a_second"].values()),
+            f"{row['sentences_a_second']['heed'] / row['sentences_a_second']['transformers']:.2f}x",
+            f"{row['same']:.1%}",
+        ]
+        for row in found
+    ]
+    text = table(
+        "Sentences a second", ["", "heed", "transformers", "heed / transformers", "same"], rows
+    )
+    keep(f"decoding-{told.device}", text, found, device=told.device, folder=told.out)
+
+
+if __name__ == "__main__":
+    main()

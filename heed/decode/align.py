@@ -1,0 +1,124 @@
+"""Which source token a target token was written from: soft alignments by cross-attention.
+
+The weights are those of a second pass over the finished text, the mean over layers and heads. On
+the generated world that mean agrees better with the true alignment than any one layer does.
+
+Shapes: n target pieces, m source pieces; N target words, M source words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heed.data.batches import padded
+from heed.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from heed.decode.writers import mean_look
+from heed.models import Translator
+
+Floats = NDArray[np.float64]
+Links = list[tuple[int, int]]
+CELLS, TOGETHER = 1 << 20, 64
+"""Weights of a head held at a time, and texts."""
+
+
+def soft_alignments(
+    models: Sequence[Translator], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> list[Floats]:
+    """For each pair of source and target ids (no marks), weights [n, m]: a row a target piece.
+
+    The row of a piece is the one that predicted it. What went to the end mark is left out.
+    """
+    lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
+    order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
+    out: list[Floats] = [np.zeros((0, 0))] * len(pairs)
+    while order:
+        count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
+        chosen, order = order[:count], order[count:]
+        for i, weights in zip(chosen, _together(models, [pairs[i] for i in chosen]), strict=True):
+            out[i] = weights
+    return out
+
+
+@torch.inference_mode()
+def _together(
+    models: Sequence[Translator], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> list[Floats]:
+    device = models[0].embedding.table.weight.device
+    read, real = (x.to(device) for x in _side([[*source, EOS] for source, _ in pairs]))
+    written, _ = _side([[BOS, *target] for _, target in pairs])
+    looks = [mean_look(model.trace(read, written.to(device), mask=real).cross) for model in models]
+    weights_bnm = torch.stack(looks).mean(dim=0).double().cpu().numpy()
+    return [
+        weights[: len(target), : len(source)]
+        for weights, (source, target) in zip(weights_bnm, pairs, strict=True)
+    ]
+
+
+def _side(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return padded([np.array(ids) for ids in texts], max(map(len, texts)), PAD)
+
+
+Words = tuple[Sequence[int], int]
+"""Which word each piece belongs to, and how many words there are."""
+
+
+def by_word(weights_nm: Floats, target: Words, source: Words) -> Floats:
+    """Weights [N, M]: pieces of a source word add up, those of a target word are averaged."""
+    rows, columns = _members(*target), _members(*source)
+    rows = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
+    return np.asarray(rows @ weights_nm @ columns.T)
+
+
+def _members(word_of_piece: Sequence[int], words: int) -> Floats:
+    """[words, pieces]: 1 where a piece belongs to a word."""
+    pieces = np.asarray(word_of_piece, np.int64)
+    return np.equal.outer(np.arange(words), pieces).astype(np.float64)
+
+
+def links(weights: Floats) -> Links:
+    """(source word, target word): where each target word looked most."""
+    if not weights.shape[1]:
+        return []
+    return [(int(row.argmax()), i) for i, row in enumerate(weights)]
+
+
+def pharaoh(found: Links) -> str:
+    """`0-0 1-2`: source-target pairs, as alignment tools write them."""
+    return " ".join(f"{source}-{target}" for source, target in found)
+
+
+def copies(
+    tokenizer: Tokenizer, ids: Sequence[int], weights_nm: Floats, source: str
+) -> dict[int, str]:
+    """For each place of `<unk>` in a target, the source's word (or character) looked at most."""
+    if UNK not in ids or not weights_nm.shape[1]:
+        return {}
+    if tokenizer.kind == "char" and weights_nm.shape[1] == len(source):
+        units = list(source)
+    else:
+        words = source.split()
+        units = [words[word] if words else "" for word in tokenizer.words(source)]
+    places = (place for place, token in enumerate(ids) if token == UNK)
+    return {place: units[int(weights_nm[place].argmax())] for place in places}
+
+
+def spelled(
+    tokenizer: Tokenizer, ids: Sequence[int], copied: Mapping[int, str] | None = None
+) -> tuple[str, list[int]]:
+    """The text of `ids`, single spaces between words, and which word each id belongs to.
+
+    A model need not cut words as the tokenizer would: they are counted in the text so far.
+    """
+    if copied:
+        glue = "" if tokenizer.kind == "char" else " "
+        pieces = [copied.get(i, tokenizer.decode([token])) for i, token in enumerate(ids)]
+        so_far = list(accumulate(pieces, lambda text, piece: f"{text}{glue}{piece}"))
+    else:
+        so_far = tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))])
+    words = [max(0, len(text.split()) - 1) for text in so_far]
+    return " ".join(so_far[-1].split()) if so_far else "", words

@@ -1,0 +1,75 @@
+"""How long an output may be, which texts are written side by side, and in what sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from heed.models import LanguageModel, Translator
+from heed.nn.positions import ENCODINGS
+
+CELLS = 1 << 14
+"""Tokens read side by side, padding included; fewer texts where they are longer."""
+AHEAD = 16
+"""Tokens to make room for at a time, where shapes are free."""
+FEWEST, SHORTEST = 8, 32
+"""The smallest board where shapes are few."""
+LEFT = 0.8
+"""The share of texts still being written below which a free board is made smaller."""
+
+
+def limits(
+    lengths: Sequence[int], *, max_ratio: float, max_extra: int, most: int | None
+) -> list[int]:
+    """Tokens that may be written for sources of these lengths; `most` where positions end."""
+    allowed = [max(1, int(max_ratio * length) + max_extra) for length in lengths]
+    return allowed if most is None else [min(limit, most) for limit in allowed]
+
+
+def positions_of(models: Sequence[Translator | LanguageModel]) -> int | None:
+    """How many positions these models have; None where there is no end to them."""
+    configs = [model.config for model in models if model.config.family == "transformer"]
+    ends = [ENCODINGS[config.position].limit(config) for config in configs]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Texts of like length side by side, the longest first: what memory must hold, comes first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    first = 0
+    while first < len(order):
+        count = min(size, max(1, CELLS // max(1, lengths[order[first]])))
+        yield order[first : first + count]
+        first += count
+
+
+class Sizes:
+    """The sizes that boards may have: any on a CPU; few where each is captured as a graph."""
+
+    def __init__(self, *, few: bool) -> None:
+        self.few = few
+
+    def length(self, tokens: int) -> int:
+        """How long a batch of texts of so many tokens is."""
+        return rung(tokens) if self.few else tokens
+
+    def room(self, written: int) -> int:
+        """Room for more than was written."""
+        return max(SHORTEST, rung(written + 1)) if self.few else written + AHEAD
+
+    def seats(self, texts: int) -> int:
+        """How large a board for so many texts is."""
+        return max(FEWEST, 1 << (texts - 1).bit_length()) if self.few else texts
+
+    def worth(self, texts: int, size: int) -> bool:
+        """Whether to leave a board of this size when so many texts are left."""
+        return self.seats(texts) < size if self.few else texts <= LEFT * size
+
+
+def rung(length: int) -> int:
+    """The smallest of 8, 16, 24, 32, 48, 64, 96, … that is no less: two sizes an octave."""
+    step = 8
+    while True:
+        for size in (2 * step, 3 * step):
+            if length <= size:
+                return 8 if length <= 8 else size
+        step *= 2

@@ -1,0 +1,125 @@
+"""Text through a pipe: lines as they come in, one line out for each, in constant memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from heed.config import DecodeConfig
+from heed.decode.texts import Translation
+from heed.errors import DataError
+
+FEW, MOST = 16, 1024
+"""Lines translated side by side: few at first, for the sake of who waits, then more and more."""
+READ = 1 << 16
+STANDARD_INPUT = 0
+SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p")
+
+Lines = Iterable[list[str]]
+"""Lines in groups: those of a group are there at the same time."""
+
+
+@contextmanager
+def opened(texts: Sequence[str] | None, file: Path | None) -> Iterator[Lines]:
+    """The lines of a file, or some texts, or what comes in by the pipe."""
+    if texts and file is not None:
+        raise DataError("there are texts and --file: give one of them.", where=str(file))
+    if file is not None:
+        try:
+            opened_file = file.open("rb", buffering=0)
+        except OSError as problem:
+            what = f"the file cannot be read: {problem.strerror}."
+            raise DataError(what, where=str(file)) from problem
+        with opened_file:
+            yield read_lines(opened_file.fileno())
+    elif texts:
+        yield [[as_text(os.fsencode(text)) for text in texts]]
+    else:
+        yield read_lines(STANDARD_INPUT)
+
+
+def read_lines(descriptor: int) -> Iterator[list[str]]:
+    """The lines of an open file, in groups: what is there now, and never too much of it.
+
+    Only a newline ends a line. What is not UTF-8 is read with replacement characters.
+    """
+    rest, most = b"", FEW
+    while data := os.read(descriptor, READ):
+        *lines, rest = (rest + data).split(b"\n")
+        while lines:
+            yield [as_text(line) for line in lines[:most]]
+            lines, most = lines[most:], min(2 * most, MOST)
+    if rest:
+        yield [as_text(rest)]
+
+
+def as_text(line: bytes) -> str:
+    """A line, without a carriage return at its end or a byte order mark before it."""
+    return line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r")
+
+
+class Translating(Protocol):
+    """What translates texts; `first` is the number of the first of them."""
+
+    def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]: ...
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What to show of a translation."""
+
+    scores: bool = False
+    alignments: bool = False
+    json: bool = False
+
+    def line(self, translation: Translation) -> str:
+        """One line, whatever was asked for."""
+        if self.json:
+            return json.dumps(translation.facts(alignments=self.alignments), ensure_ascii=False)
+        return translation.line(scores=self.scores, alignments=self.alignments)
+
+
+def pump(
+    lines: Lines,
+    scribe: Translating,
+    shown: Shown,
+    *,
+    out: BinaryIO,
+    say: Callable[[str], None],
+) -> None:
+    """Translate groups of lines as they come, and write each translation in a line.
+
+    What was too long to be read as one, and how many translations had to be cut, is said aside.
+    """
+    count = cut = full = 0
+    for group in lines:
+        for translation in scribe.translate(group, first=count):
+            count += 1
+            cut += translation.cut
+            full += bool(translation.choices)
+            if translation.parts > 1:
+                say(f"line {count}: {too_long(translation)}")
+            out.write(shown.line(translation).encode("utf-8", "replace") + b"\n")
+        out.flush()
+    if cut:
+        share = f"{cut:,} of {full:,} translations ({cut / full:.1%})"
+        say(f"{share} were cut at the limit on their length (max_ratio, max_extra).")
+
+
+def too_long(translation: Translation) -> str:
+    """A word to who gave a text that is longer than the model reads at once."""
+    return f"longer than this model reads at once, so translated in {translation.parts} parts."
+
+
+def chosen(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that flags name. One about sampling asks for sampling, and for no beam."""
+    known = DecodeConfig.keys()
+    settings = {name: flags[name] for name in known if flags.get(name) is not None}
+    if any(name in settings for name in SAMPLING):
+        settings = {"sample": True, "beam": 1} | settings
+    return settings

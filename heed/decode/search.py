@@ -1,0 +1,259 @@
+"""The one loop that writes: for every strategy, any models, translators and language models alike.
+
+Texts are sorted by length so that a batch wastes little, and returned in the order they came. Every
+few tokens the loop looks who is finished, and goes on with the others on a smaller board. On a GPU
+a step is captured as a graph for each of a few sizes, and then launched at once.
+
+Shapes: b texts, k hypotheses a text, p prompt tokens, m source tokens, v pieces.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heed.data.batches import padded
+from heed.data.tokenizer import BOS, EOS, PAD
+from heed.decode import limits as allowed
+from heed.decode.board import Board, Growth, Kept, Key
+from heed.decode.graphs import Step, captured
+from heed.decode.strategy import Strategy, Written
+from heed.decode.writers import Reading, Writing, together, writer
+
+LOOK = 4
+"""Tokens between two looks at who is finished: on a GPU a look waits for the step."""
+KEPT_BYTES = 4 << 30
+"""How much memory captured boards may hold while none of them is in use."""
+
+
+class Search:
+    """Models that write together by one strategy. Keep it: on a GPU it is warm after its first use.
+
+    Several models are an ensemble: the mean of their probabilities. `capture` is whether steps
+    are captured as CUDA graphs; unset, Transformers' are where there is a GPU.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Writing],
+        how: Strategy,
+        *,
+        batch_size: int = 128,
+        capture: bool | None = None,
+    ) -> None:
+        self.models, self.how, self.batch_size = list(models), how, batch_size
+        self.writers = [writer(model, number) for number, model in enumerate(models)]
+        self.device = self.models[0].embedding.table.weight.device
+        if capture is None:
+            attends = all(model.config.family == "transformer" for model in models)
+            capture = self.device.type == "cuda" and attends
+        self.capture = capture
+        self.sizes = allowed.Sizes(few=self.capture)
+        self._boards: dict[Key, tuple[Board, Step]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
+
+    def translate(
+        self,
+        sources: Sequence[Sequence[int]],
+        *,
+        max_ratio: float = 2.0,
+        max_extra: int = 10,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Written]]:
+        """The hypotheses for each source (ids without an end mark), the best first.
+
+        An output has at most max_ratio times the source's tokens plus max_extra. `numbers` name
+        the sources for sampling: those of one number get the same draws, in whatever batch.
+        """
+        lengths = [len(source) + 1 for source in sources]
+        ends = allowed.positions_of(self.models)
+        limits = allowed.limits(
+            [n - 1 for n in lengths], max_ratio=max_ratio, max_extra=max_extra, most=ends
+        )
+
+        def reading(chosen: list[int]) -> Reading:
+            source, real = self._padded([[*sources[i], EOS] for i in chosen])
+            prompt = torch.full_like(source[:, :1], BOS)
+            return Reading(prompt, None, source, real)
+
+        return self._all(lengths, limits, reading, numbers)
+
+    def go_on(
+        self, prompts: Sequence[Sequence[int]], *, most: int, numbers: Sequence[int] | None = None
+    ) -> list[list[Written]]:
+        """What a language model writes after each prompt, `most` tokens at most.
+
+        A prompt is ids with the begin mark; only what follows it is returned.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        ends = allowed.positions_of(self.models)
+        limits = [most if ends is None else max(1, min(most, ends - n)) for n in lengths]
+
+        def reading(chosen: list[int]) -> Reading:
+            return Reading(*self._padded([list(prompts[i]) for i in chosen]))
+
+        return self._all(lengths, limits, reading, numbers)
+
+    def _padded(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        length = self.sizes.length(max(map(len, texts)))
+        ids, real = padded([np.array(ids) for ids in texts], length, PAD)
+        return ids.to(self.device), real.to(self.device)
+
+    def _all(
+        self,
+        lengths: Sequence[int],
+        limits: Sequence[int],
+        reading: Callable[[list[int]], Reading],
+        numbers: Sequence[int] | None,
+    ) -> list[list[Written]]:
+        numbers = range(len(lengths)) if numbers is None else numbers
+        out: list[list[Written]] = [[] for _ in lengths]
+        with _writing(self.models):
+            for chosen in allowed.batches(lengths, self.batch_size):
+                own = [limits[i] for i in chosen], [numbers[i] for i in chosen]
+                for i, written in zip(chosen, self._batch(reading(chosen), *own), strict=True):
+                    out[i] = written
+        return out
+
+    def _batch(
+        self, reading: Reading, limits: list[int], numbers: list[int]
+    ) -> list[list[Written]]:
+        """Write until all texts are finished."""
+        out: list[list[Written]] = [[] for _ in limits]
+        places, longest, written = list(range(len(limits))), max(limits), 1
+        first, (logits, looked) = self._begin(reading, limits, numbers)
+        board, step = self._move(first, places, self.sizes.room(0))
+        looked = None if looked is None else self._seated(looked, board)
+        self._choose(board, self._seated(logits, board), looked)
+        while written < longest:
+            if written % LOOK == 0 or written == board.room:
+                done = board["done"].tolist()[: len(places)]
+                going = [row for row, finished in enumerate(done) if not finished]
+                if not going:
+                    break
+                if written == board.room or self.sizes.worth(len(going), board.size):
+                    self._read(board, places, [row for row in range(len(done)) if done[row]], out)
+                    room = self.sizes.room(written) if written == board.room else board.room
+                    board, step = self._move(board, going, room)
+                    places = [places[row] for row in going]
+            step()
+            written += 1
+        self._read(board, places, list(range(len(places))), out)
+        return out
+
+    def _begin(
+        self, reading: Reading, limits: list[int], numbers: list[int]
+    ) -> tuple[Board, tuple[Tensor, Tensor | None]]:
+        """Read what there is to read; a board without room, and what the models say comes first."""
+        lanes, prompt = self.how.lanes, self.sizes.length(reading.prompt_bp.shape[1])
+        kept = self.how.begin(limits, numbers, self.device)
+        kept |= _facts(reading, lanes, prompt)
+        if reading.source_bm is not None and self.how.looks:
+            coverage = torch.zeros(len(limits), lanes, reading.source_bm.shape[1])
+            kept["coverage"] = coverage.to(self.device), None
+        said = []
+        for one in self.writers:
+            logits, looked, cache = one.begin(reading, looking=self.how.looks)
+            kept |= one.keep(cache, lanes, prompt)
+            said.append((logits, looked))
+        tensors = {name: tensor for name, (tensor, _) in kept.items()}
+        growth = {name: grown for name, (_, grown) in kept.items() if grown is not None}
+        return Board(tensors, growth, size=len(limits), room=0), _joined(said)
+
+    def _seated(self, x_b: Tensor, board: Board) -> Tensor:
+        """The same for every hypothesis of a text, and zeros for seats that no text has."""
+        seated = F.pad(x_b, (0, 0, 0, board.size - x_b.shape[0]))
+        return seated[:, None].expand(-1, self.how.lanes, -1)
+
+    def _move(self, board: Board, rows: list[int], room: int) -> tuple[Board, Step]:
+        """These texts on a board of their own, and the step over it."""
+        size = self.sizes.seats(len(rows))
+        moved = board.moved(torch.tensor(rows, device=self.device), size, room)
+        if not self.capture:
+            return moved, lambda: self._step(moved)
+        key = moved.key()
+        if key not in self._boards:
+            self._make_room()
+            self._boards[key] = (blank := moved.blank()), self._captured(blank)
+        self._boards[key][0].take(moved)
+        return self._boards[key]
+
+    def _captured(self, board: Board) -> Step:
+        def step() -> None:
+            self._step(board)
+
+        try:
+            return captured(step, self._pool)
+        except RuntimeError as problem:
+            self.capture = False
+            warnings.warn(f"Decoding without CUDA graphs: {problem}", stacklevel=2)
+            return step
+
+    def _make_room(self) -> None:
+        """Forget the boards made first where they hold much memory."""
+        while sum(board.bytes() for board, _ in self._boards.values()) > KEPT_BYTES:
+            del self._boards[next(iter(self._boards))]
+
+    def _read(
+        self, board: Board, places: list[int], rows: list[int], out: list[list[Written]]
+    ) -> None:
+        """Put the results of these rows where their texts belong."""
+        read = self.how.read(board, torch.tensor(rows, dtype=torch.long, device=self.device))
+        for row, written in zip(rows, read, strict=True):
+            out[places[row]] = written
+
+    def _step(self, board: Board) -> None:
+        """Read the last token of every hypothesis and choose the next: no waiting, fixed shapes."""
+        board.see_self()
+        said = [one.read(board, looking=self.how.looks) for one in self.writers]
+        board.cells.add_(self.how.lanes)
+        self._choose(board, *_joined(said))
+
+    def _choose(self, board: Board, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
+        parents = self.how.choose(logits_bkv, looked_bkm, board)
+        board.at.add_(1)
+        if parents is not None:
+            board.follow(parents)
+            for one in self.writers:
+                one.follow(board, parents)
+
+
+def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:
+    """What all models share: who has which cell in its past, and what the source is."""
+    ids, real = reading.prompt_bp, reading.prompt_real
+    seen_bp = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+    seen_bp = F.pad(seen_bp, (0, prompt - ids.shape[1]))
+    whole = torch.full_like(ids[:1, :1], ids.shape[1])
+    facts: Kept = {
+        "seen": (seen_bp[:, None].expand(-1, lanes, -1), Growth(axis=2, cells=lanes)),
+        "offset": (whole if real is None else real.sum(dim=1, keepdim=True), None),
+    }
+    if reading.source_real is not None:
+        facts["source_real"] = reading.source_real, None
+    return facts
+
+
+def _joined(said: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """What several models say, as one."""
+    looks = [looked for _, looked in said if looked is not None]
+    return together([logits for logits, _ in said]), torch.stack(looks).mean(0) if looks else None
+
+
+@contextmanager
+def _writing(models: Sequence[Writing]) -> Iterator[None]:
+    """No dropout, no graph, and the models' modes as they were after."""
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for model, mode in zip(models, modes, strict=True):
+            model.train(mode)

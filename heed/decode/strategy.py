@@ -1,0 +1,152 @@
+"""How the next token is chosen: what every strategy shares, and those that never look back.
+
+Shapes: b texts, k hypotheses a text, l tokens there is room for, m source tokens, v pieces.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from heed.data.tokenizer import EOS
+from heed.decode.board import Board, Growth, Kept
+
+Array = NDArray[Any]
+RESULTS = ("score", "logprob", "steps", "lane", "cut")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A hypothesis that is finished."""
+
+    ids: list[int]
+    """Without the end mark."""
+    score: float
+    """What hypotheses are ranked by: log-probability by length, and what else a strategy adds."""
+    logprob: float
+    """The sum over all tokens, the end mark too."""
+    cut: bool
+    """Whether the limit ended it, not the model."""
+
+
+class Strategy(ABC):
+    """Writes k hypotheses a text, a token at a time, by tensors alone."""
+
+    looks = False
+    """Whether it must know where in the source each token was found."""
+
+    def __init__(self, lanes: int = 1, *, length_penalty: float = 1.0) -> None:
+        self.lanes, self.length_penalty = lanes, length_penalty
+
+    def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
+        """What this strategy keeps on a board, with no room yet.
+
+        `limits` are the tokens that may be written for each text; `numbers` tell texts apart,
+        whatever batch they are in.
+        """
+        b, k = len(limits), self.lanes
+
+        def filled(value: float | bool, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.full((b, k), value, dtype=dtype, device=device)
+
+        history = torch.zeros(b, 0, k, dtype=torch.long, device=device)
+        return {
+            "ids": (filled(0, torch.long), None),
+            "tokens": (history, Growth(axis=1)),
+            "parents": (history.clone(), Growth(axis=1)),
+            "logprobs": (filled(0.0), None),
+            "done": (torch.zeros(b, dtype=torch.bool, device=device), None),
+            "limit": (torch.tensor(limits, device=device), None),
+            "out.score": (filled(-torch.inf), None),
+            "out.logprob": (filled(-torch.inf), None),
+            "out.steps": (filled(0, torch.long), None),
+            "out.lane": (filled(0, torch.long), None),
+            "out.cut": (filled(False, torch.bool), None),
+        }
+
+    @abstractmethod
+    def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
+        """Write the next token of every hypothesis, and note what is finished.
+
+        Returns which hypothesis each goes on from, where that may be another than itself.
+        """
+
+    def rate(self, logprob: Tensor, length: Tensor) -> Tensor:
+        """logprob / length^penalty, the length with its end mark."""
+        return logprob / length.double() ** self.length_penalty
+
+    def read(self, board: Board, rows: Tensor) -> list[list[Written]]:
+        """The finished hypotheses of some texts, the best first."""
+        names = ("tokens", "parents", *(f"out.{name}" for name in RESULTS))
+        found = [board[name].index_select(0, rows).cpu().numpy() for name in names]
+        tokens_blk, parents_blk, score, logprob, steps, lane, cut = found
+        paths = _trace_back(tokens_blk, parents_blk, steps, lane)
+        return [
+            [
+                Written(
+                    paths[i, j, : steps[i, j]].tolist(),
+                    float(score[i, j]),
+                    float(logprob[i, j]),
+                    bool(cut[i, j]),
+                )
+                for j in self.order(score[i])
+            ]
+            for i in range(len(rows))
+        ]
+
+    def order(self, scores_k: Array) -> list[int]:
+        """In which order to return the hypotheses of a text."""
+        return list(range(len(scores_k)))
+
+
+class Apart(Strategy):
+    """Hypotheses that know nothing of one another: each takes its own next token."""
+
+    def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
+        """And which of them have ended."""
+        ended = torch.zeros(len(limits), self.lanes, dtype=torch.bool, device=device)
+        return super().begin(limits, numbers, device) | {"ended": (ended, None)}
+
+    @abstractmethod
+    def pick(self, logits_bkv: Tensor, board: Board) -> Tensor:
+        """The next token of each hypothesis [b, k]."""
+
+    def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
+        """Take it, and add up its log-probability until the hypothesis ends."""
+        tokens_bk = self.pick(logits_bkv, board)
+        gained = logits_bkv.gather(2, tokens_bk[..., None])[..., 0] - logits_bkv.logsumexp(dim=-1)
+        ended, logprobs, length = board["ended"], board["logprobs"], board.at + 1
+        logprobs.copy_(torch.where(ended, logprobs, logprobs + gained.double()))
+        ends = tokens_bk == EOS
+        now = ~ended & (ends | (length >= board["limit"])[:, None])
+        lanes = torch.arange(self.lanes, device=now.device).expand_as(tokens_bk)
+        board.note(
+            now,
+            score=self.rate(logprobs, length),
+            logprob=logprobs,
+            steps=length - ends.long(),
+            lane=lanes,
+            cut=~ends,
+        )
+        ended |= now
+        board["done"].logical_or_(ended.all(dim=1))
+        board.write(tokens_bk, lanes)
+        return None
+
+
+def _trace_back(tokens_blk: Array, parents_blk: Array, steps_bk: Array, lane_bk: Array) -> Array:
+    """The tokens of each hypothesis [b, k, l], from its last one back to its first."""
+    paths = np.zeros((*steps_bk.shape, int(steps_bk.max(initial=0))), np.int64)
+    rows, lane_bk = np.arange(len(tokens_blk))[:, None], lane_bk.copy()
+    for step in reversed(range(paths.shape[2])):
+        on_path = step < steps_bk
+        paths[:, :, step] = tokens_blk[rows, step, lane_bk]
+        lane_bk = np.where(on_path, parents_blk[rows, step, lane_bk], lane_bk)
+    return paths

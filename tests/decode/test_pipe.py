@@ -1,0 +1,129 @@
+"""Lines through a pipe: none lost, none shifted, few held, and none waited for."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.decode import pipe
+from heed.decode.texts import Choice, Translation
+from heed.errors import DataError
+
+wild = st.binary(max_size=40) | st.sampled_from(
+    [
+        b"",
+        b" ",
+        b"\r",
+        b"\xff\xfe",
+        "a\u2028b\x85\x0c".encode(),
+        b"\x00",
+        "😀".encode(),
+        b"w " * 5000,
+    ]
+)
+
+
+def through(data: bytes) -> list[list[str]]:
+    """What the reader of a pipe gets, with the writer in a thread of its own."""
+    read, write = os.pipe()
+
+    def feed() -> None:
+        with os.fdopen(write, "wb") as end:
+            end.write(data)
+
+    writer = threading.Thread(target=feed)
+    writer.start()
+    groups = list(pipe.read_lines(read))
+    writer.join()
+    os.close(read)
+    return groups
+
+
+@given(lines=st.lists(wild.filter(lambda line: b"\n" not in line), max_size=30), ends=st.booleans())
+def test_only_a_newline_ends_a_line(lines: list[bytes], ends: bool) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    if not ends and lines and lines[-1]:
+        data = data[:-1]
+    found = [line for group in through(data) for line in group]
+    assert len(found) == len(lines)
+    assert found == [pipe.as_text(line) for line in lines]
+    assert not any("\n" in line for line in found)
+
+
+def test_groups_begin_small_and_stay_bounded() -> None:
+    sizes = [len(group) for group in through(b"x\n" * 20000)]
+    assert sum(sizes) == 20000
+    assert sizes[0] <= pipe.FEW
+    assert max(sizes) <= pipe.MOST
+
+
+def test_a_line_is_there_as_soon_as_it_is_written() -> None:
+    """The writer waits for an answer before it says the next: nobody may wait for more."""
+    read, write = os.pipe()
+    lines = pipe.read_lines(read)
+    for number in range(3):
+        os.write(write, f"line {number}\n".encode())
+        assert next(lines) == [f"line {number}"]
+    os.close(write)
+    assert list(lines) == []
+    os.close(read)
+
+
+class Echo:
+    """Stands where a scribe would, and says what it was told."""
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+
+    def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]:
+        self.firsts.append(first)
+        return [
+            Translation(text, [Choice(text.upper(), -1.0, cut="cut" in text)], 1 + ("," in text))
+            if text.strip()
+            else Translation(text, [], 0)
+            for text in texts
+        ]
+
+
+def pumped(groups: list[list[str]], shown: pipe.Shown) -> tuple[list[str], list[str], Echo]:
+    out, said, echo = io.BytesIO(), list[str](), Echo()
+    pipe.pump(groups, echo, shown, out=out, say=said.append)
+    return out.getvalue().decode().split("\n")[:-1], said, echo
+
+
+def test_one_line_out_for_each_line_in() -> None:
+    groups = [["a", "", " "], ["b, c"], ["cut"]]
+    out, said, echo = pumped(groups, pipe.Shown())
+    assert out == ["A", "", "", "B, C", "CUT"]
+    assert echo.firsts == [0, 3, 4]
+    assert said[0].startswith("line 4: longer")
+    assert "1 of 3 translations (33.3%) were cut" in said[1]
+    objects = [json.loads(line) for line in pumped(groups, pipe.Shown(json=True))[0]]
+    assert [one["source"] for one in objects] == [line for group in groups for line in group]
+
+
+def test_texts_a_file_or_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    with pipe.opened(None, path) as lines:
+        assert [line for group in lines for line in group] == ["one", "two"]
+    with pipe.opened(["a\udcffb"], None) as lines:  # an argument that was no UTF-8
+        assert list(lines) == [["a\ufffdb"]]
+    with pytest.raises(DataError, match="give one of them"), pipe.opened(["a"], path):
+        pass
+    with pytest.raises(DataError, match="cannot be read"), pipe.opened(None, tmp_path / "none"):
+        pass
+
+
+def test_a_flag_about_sampling_asks_for_it() -> None:
+    assert pipe.chosen({"beam": 4, "top_k": None, "device": "cpu"}) == {"beam": 4}
+    assert pipe.chosen({"top_k": 5}) == {"sample": True, "beam": 1, "top_k": 5}
+    assert pipe.chosen({"beam": 4, "sample": True})["beam"] == 4

@@ -1,0 +1,247 @@
+"""The search says what a plain loop says: whatever the model, the batch, the strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from decode import plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import FEW, new_translator, texts
+
+from heed.data.tokenizer import BOS, EOS
+from heed.decode.beam import Beam, coverage
+from heed.decode.greedy import Greedy, translate
+from heed.decode.limits import Sizes, rung
+from heed.decode.sample import Sample
+from heed.decode.search import Search
+from heed.decode.strategy import Strategy, Written
+from heed.models.translator import Translator
+
+RATIO, EXTRA = 1.0, 4
+SOURCES = [ids.tolist() for ids in texts([5, 1, 8, 3, 2, 6])]
+SOME = ["rope-concat", "alibi-concat", "shaw-values", "grouped", "post", "lstm"]
+STRATEGIES: list[Strategy] = [Greedy(), Beam(3, nbest=3), Sample(2, seed=5)]
+lengths = st.lists(st.integers(1, 9), min_size=2, max_size=5)
+
+
+def written(search: Search, sources: list[list[int]] = SOURCES) -> list[list[Written]]:
+    """With limits that a plain search can wait for."""
+    return search.translate(sources, max_ratio=RATIO, max_extra=EXTRA)
+
+
+def limit(source: list[int]) -> int:
+    return len(source) + EXTRA
+
+
+# ------------------------------------------------------------------------------- plain equals fast
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("variant", FEW)
+def test_greedy_is_the_plain_loop(variant: str, size: int) -> None:
+    model = plain.ending_translator(variant)
+    found = written(Search([model], Greedy(), batch_size=size))
+    for source, (one,) in zip(SOURCES, found, strict=True):
+        ids, logprob = plain.greedy(plain.translating(model, source), limit(source))
+        assert one.ids == ids
+        assert abs(one.logprob - logprob) <= 1e-4
+
+
+def test_greedy_by_its_short_name() -> None:
+    model = plain.ending_translator("rope-concat")
+    assert translate(model, SOURCES, max_ratio=RATIO, max_extra=EXTRA, batch_size=3) == [
+        plain.greedy(plain.translating(model, source), limit(source))[0] for source in SOURCES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "settings"),
+    [(2, {}), (3, {"penalty": 0.6}), (2, {"penalty": 0.0, "early_stop": True})],
+)
+@pytest.mark.parametrize("variant", SOME)
+def test_beam_is_the_plain_search(variant: str, width: int, settings: dict[str, Any]) -> None:
+    model = plain.ending_translator(variant)
+    penalty, early = settings.get("penalty", 1.0), settings.get("early_stop", False)
+    how = Beam(width, nbest=width, length_penalty=penalty, early_stop=early)
+    found = written(Search([model], how, batch_size=5), SOURCES[:4])
+    for source, several in zip(SOURCES, found, strict=False):
+        following = plain.translating(model, source)
+        expected = plain.beam(following, width, limit(source), **settings)
+        assert [one.ids for one in several] == [ids for _, ids in expected]
+        for one, (score, _) in zip(several, expected, strict=True):
+            assert abs(one.score - score) <= 1e-4
+
+
+@pytest.mark.parametrize(("penalty", "early"), [(0.0, True), (0.6, False), (2.0, False)])
+@pytest.mark.parametrize("variant", SOME)
+def test_a_beam_of_one_is_greedy(variant: str, penalty: float, early: bool) -> None:
+    model = plain.ending_translator(variant)
+    greedy = written(Search([model], Greedy(length_penalty=penalty)))
+    how = Beam(1, length_penalty=penalty, early_stop=early)
+    beam = written(Search([model], how))
+    for (one,), (other,) in zip(greedy, beam, strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize("variant", SOME)
+@pytest.mark.parametrize("few", [False, True])
+def test_scores_are_those_of_a_fresh_pass(variant: str, few: bool) -> None:
+    """Sorted, and by the ids returned: so also where captured steps need few sizes of boards."""
+    model = plain.ending_translator(variant)
+    search = Search([model], Beam(4, nbest=4, length_penalty=0.7), batch_size=5)
+    search.sizes = Sizes(few=few)
+    for source, several in zip(SOURCES, written(search), strict=True):
+        assert [one.score for one in several] == sorted((x.score for x in several), reverse=True)
+        assert len({(*one.ids, one.cut) for one in several}) == len(several)
+        for one in several:
+            logprob = plain.fresh_logprob(model, source, one.ids, one.cut)
+            length = len(one.ids) + (not one.cut)
+            assert abs(one.logprob - logprob) <= 1e-4
+            assert abs(one.score - logprob / length**0.7) <= 1e-4
+
+
+@pytest.mark.parametrize("variant", ["rope-concat", "shaw-values", "lstm"])
+def test_coverage_is_that_of_a_fresh_pass(variant: str) -> None:
+    """Wu et al. 2016: what no target token looked at, counts against a translation."""
+    model = plain.ending_translator(variant)
+    how = Beam(3, nbest=3, coverage_penalty=0.4)
+    for source, several in zip(SOURCES, written(Search([model], how)), strict=True):
+        read = torch.tensor([[*source, EOS]])
+        for one in several:
+            said = [*one.ids] if one.cut else [*one.ids, EOS]
+            with torch.no_grad():
+                trace = model.trace(read, torch.tensor([[BOS, *said[:-1]]]))
+            looked_nm = torch.stack([w[0].mean(dim=0) for w in trace.cross]).mean(dim=0)
+            penalty = coverage(looked_nm.sum(dim=0), torch.ones(read.shape[1], dtype=torch.bool))
+            expected = one.logprob / len(said) + 0.4 * float(penalty)
+            assert abs(one.score - expected) <= 1e-4
+
+
+# ------------------------------------------------------------------------------ alone or in a batch
+
+
+@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize("variant", SOME)
+@settings(max_examples=4)
+@given(sizes=lengths, batch=st.integers(1, 7), seed=st.integers(0, 50))
+def test_a_text_does_not_know_its_neighbours(
+    variant: str, how: Strategy, sizes: list[int], batch: int, seed: int
+) -> None:
+    """Its score is the same to 1e-4, and where its words are not, the two were tied within that."""
+    model = plain.ending_translator(variant)
+    sources = [ids.tolist() for ids in texts(sizes, seed=seed)]
+    together = Search([model], how, batch_size=batch).translate(sources, max_extra=3)
+    alone = Search([model], how)
+    for number, (source, several) in enumerate(zip(sources, together, strict=True)):
+        (own,) = alone.translate([source], max_extra=3, numbers=[number])
+        assert len(own) == len(several)
+        for one, other in zip(own, several, strict=True):
+            assert abs(one.score - other.score) <= 1e-4
+            assert one.cut == other.cut
+
+
+# ------------------------------------------------------------------------------------------- limits
+
+
+@settings(max_examples=12)
+@given(ratio=st.floats(0.1, 3.0), extra=st.integers(0, 40), width=st.integers(1, 3))
+def test_no_output_is_longer_than_allowed(ratio: float, extra: int, width: int) -> None:
+    """And `cut` is said of those that the model would have gone on with."""
+    model = plain.ending_translator("rope-concat")
+    how = Beam(width, nbest=width) if width > 1 else Greedy()
+    found = Search([model], how, batch_size=3).translate(
+        SOURCES[:4], max_ratio=ratio, max_extra=extra
+    )
+    for source, several in zip(SOURCES, found, strict=False):
+        allowed = max(1, int(ratio * len(source)) + extra)
+        for one in several:
+            assert len(one.ids) <= allowed
+            assert EOS not in one.ids
+            assert not one.cut or len(one.ids) == allowed
+
+
+def test_a_learned_table_is_not_left() -> None:
+    model = new_translator(position="learned", max_positions=20)
+    found = Search([model], Beam(2)).translate([[6] * 5, [7] * 19], max_ratio=9.0, max_extra=9)
+    assert all(len(one.ids) <= 20 for (one,) in found)
+
+
+@given(length=st.integers(1, 5000))
+def test_sizes_are_few_and_fit(length: int) -> None:
+    few = Sizes(few=True)
+    assert length <= few.length(length) <= max(8, 2 * length)
+    assert few.length(few.length(length)) == few.length(length)
+    assert few.room(length) > length
+    assert length <= few.seats(length) <= max(8, 2 * length)
+    assert len({rung(n) for n in range(1, length + 1)}) <= 2 * length.bit_length()
+
+
+# ---------------------------------------------------------------------------------------- ensembles
+
+
+def other(model: Translator) -> Translator:
+    """A model that says something else."""
+    found = new_translator(tie_embeddings=False, position="alibi", width=8)
+    assert found is not model
+    return found
+
+
+def test_an_ensemble_of_one_is_the_model() -> None:
+    """Twice the same model says the same, too, but for rounding."""
+    model = plain.ending_translator("rope-concat")
+    how = Beam(3, nbest=3)
+    one = written(Search([model], how))
+    assert written(Search([model], how)) == one
+    for several, twice in zip(one, written(Search([model, model], how)), strict=True):
+        assert [x.ids for x in several] == [x.ids for x in twice]
+        assert all(abs(x.score - y.score) <= 1e-4 for x, y in zip(several, twice, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["rope-concat", "lstm"])
+def test_an_ensemble_says_the_mean_of_probabilities(variant: str) -> None:
+    model = plain.ending_translator(variant)
+    models = [model, other(model)]
+    for source, (one,) in zip(SOURCES, written(Search(models, Greedy())), strict=True):
+        parts = [plain.translating(member, source) for member in models]
+
+        def mean(written: list[int], parts: list[plain.Next] = parts) -> torch.Tensor:
+            return torch.stack([part(written).exp() for part in parts]).mean(dim=0).log()
+
+        ids, logprob = plain.greedy(mean, limit(source))
+        assert one.ids == ids
+        assert abs(one.logprob - logprob) <= 1e-4
+
+
+# ---------------------------------------------------------------------------------- language models
+
+
+@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize("few", [False, True])
+def test_a_language_model_goes_on(variant: str, few: bool) -> None:
+    """Prompts of different lengths, side by side."""
+    model = plain.ending_language_model(variant)
+    prompts = [[BOS, *ids.tolist()] for ids in texts([4, 0, 7, 1], seed=3)]
+    search = Search([model], Greedy())
+    search.sizes = Sizes(few=few)
+    for prompt, (one,) in zip(prompts, search.go_on(prompts, most=20), strict=True):
+        ids, logprob = plain.greedy(plain.continuing(model, prompt), 20)
+        assert one.ids == ids
+        assert abs(one.logprob - logprob) <= 1e-4
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    """Dropout is off while writing, and on again after."""
+    model = new_translator(dropout=0.5)
+    model.train()
+    search = Search([model], Greedy())
+    assert written(search) == written(search)
+    assert model.training
+
+
+def test_nothing_to_do_is_no_trouble() -> None:
+    search = Search([plain.ending_translator("rope-concat")], Beam(2))
+    assert search.translate([]) == []
+    assert len(search.translate([[]])) == 1

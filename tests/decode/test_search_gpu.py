@@ -1,0 +1,100 @@
+"""On a GPU a captured step writes what an eager one writes, and what the CPU writes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from decode import plain
+from support import FEW, texts
+
+from heed.decode.beam import Beam
+from heed.decode.greedy import Greedy
+from heed.decode.sample import Sample
+from heed.decode.search import Search
+from heed.decode.strategy import Strategy, Written
+from heed.models.translator import Translator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+SOURCES = [ids.tolist() for ids in texts([5, 1, 9, 3, 7, 2, 6, 12, 4, 4, 30])]
+STRATEGIES: list[Strategy] = [
+    Greedy(),
+    Beam(4, nbest=4),
+    Beam(2, coverage_penalty=0.3, early_stop=True),
+    Sample(3, seed=5, top_p=0.9),
+]
+CAPTURED = [name for name in FEW if not name.startswith("lstm")]
+by_name = pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+
+
+def on_gpu(variant: str) -> Translator:
+    return deepcopy(plain.ending_translator(variant)).to("cuda")
+
+
+def same(one: list[list[Written]], other: list[list[Written]], tolerance: float = 1e-4) -> None:
+    """The same scores, and so the same texts or such as are tied."""
+    for several, others in zip(one, other, strict=True):
+        assert len(several) == len(others)
+        for x, y in zip(several, others, strict=True):
+            assert abs(x.score - y.score) <= tolerance
+
+
+@by_name
+@pytest.mark.parametrize("variant", CAPTURED)
+def test_captured_is_eager(variant: str, how: Strategy) -> None:
+    """The first call captures, the second replays what was captured, on other boards' remains."""
+    model = on_gpu(variant)
+    eager = Search([model], how, batch_size=8, capture=False).translate(SOURCES)
+    search = Search([model], how, batch_size=8, capture=True)
+    for _ in range(2):
+        same(search.translate(SOURCES), eager)
+    assert search.capture, "capturing failed and the search went on without"
+
+
+@by_name
+@pytest.mark.parametrize("variant", FEW)
+def test_the_gpu_says_what_the_cpu_says(variant: str, how: Strategy) -> None:
+    """By whatever kernels attention takes there."""
+    expected = Search([plain.ending_translator(variant)], how).translate(SOURCES)
+    same(Search([on_gpu(variant)], how).translate(SOURCES), expected, tolerance=1e-3)
+
+
+def test_language_models_are_captured_too() -> None:
+    model = plain.ending_language_model("rope-concat")
+    prompts = [[2, *source] for source in SOURCES]
+    expected = Search([model], Sample(3)).go_on(prompts, most=20)
+    search = Search([deepcopy(model).to("cuda")], Sample(3))
+    same(search.go_on(prompts, most=20), expected, tolerance=1e-3)
+    assert search.capture
+
+
+def test_graphs_are_kept_from_call_to_call() -> None:
+    search = Search([on_gpu("rope-concat")], Beam(3), batch_size=8)
+    search.translate(SOURCES)
+    boards = dict(search._boards)
+    search.translate(SOURCES)
+    assert search._boards == boards
+
+
+def test_weights_that_change_are_read_anew() -> None:
+    """A search kept while a model goes on learning says what the model says now."""
+    model = on_gpu("alibi-concat")
+    search = Search([model], Greedy(), batch_size=8)
+    search.translate(SOURCES)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    eager = Search([model], Greedy(), batch_size=8, capture=False)
+    same(search.translate(SOURCES), eager.translate(SOURCES))
+
+
+@pytest.mark.parametrize("variant", ["rope-concat", "t5-concat"])
+def test_half_precision_writes_text(variant: str) -> None:
+    model = on_gpu(variant).to(torch.bfloat16)
+    found = Search([model], Beam(4), batch_size=8).translate(SOURCES)
+    assert all(len(several) == 1 and several[0].score <= 0 for several in found)
