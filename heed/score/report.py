@@ -1,0 +1,176 @@
+"""Scores for a person to read, from the same plain values that `--json` gives a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Facts = Mapping[str, Any]
+NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
+PLAIN = "nltk_mean_sentence_bleu"
+PLAIN_LABEL = "mean sentence BLEU, 0 to 1, as course reports compute it (NLTK)"
+ROWS = {
+    "texts": ("texts", "{:,}"),
+    "loss": ("loss", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.2%}"),
+    "bleu": ("BLEU", "{:.2f}"),
+    "chrf": ("chrF", "{:.2f}"),
+    "ter": ("TER, lower is better", "{:.2f}"),
+    "length_ratio": ("length, against the reference", "{:.3f}"),
+    "hit_limit": ("cut off at the length limit", "{:.2%}"),
+    PLAIN: (PLAIN_LABEL, "{:.4f}"),
+}
+"""What may be told about a set, in this order: its key, its name, its form."""
+OTHERS = ("length_ratio", PLAIN)
+"""What no paired test is made of."""
+
+
+def scores(facts: Facts) -> Group:
+    """What `heed score` found: one system, or several against the first."""
+    if "systems" in facts:
+        return Group(*_comparison(facts))
+    return Group(measures({facts["system"]: facts}), *_details(facts))
+
+
+def evaluation(facts: Facts) -> Group:
+    """What `heed evaluate` found: the whole set, and beside it what train does not have."""
+    columns = {facts["split"]: facts}
+    if facts["in_train"] and facts["clean"]:
+        columns["not in train"] = facts["clean"]
+    by_token = {} if facts["task"] == "classify" else {"accuracy": ("token accuracy", "{:.2%}")}
+    table = measures(columns, ROWS | by_token)
+    return Group(*_provenance(facts), table, *_details(facts))
+
+
+def measures(columns: Mapping[str, Facts], rows: Mapping[str, tuple[str, str]] = ROWS) -> Table:
+    """A row a figure, a column a set."""
+    table = _table("", *columns)
+    for key, (name, form) in rows.items():
+        if any(key in facts for facts in columns.values()):
+            table.add_row(name, *(_cell(facts, key, form) for facts in columns.values()))
+    return table
+
+
+def _cell(facts: Facts, key: str, form: str) -> str:
+    if key not in facts:
+        return "–"
+    interval = facts.get("interval", {}).get(key)
+    return form.format(facts[key]) + (f"  {_span(interval)}" if interval else "")
+
+
+def _span(interval: Facts) -> str:
+    return f"[{interval['low']:.2f}, {interval['high']:.2f}]"
+
+
+def _provenance(facts: Facts) -> Iterator[RenderableType]:
+    """Which weights, which text, and how much of it was no test."""
+    chosen = facts["checkpoint"]
+    if chosen is not None:
+        yield _plain(
+            f"{chosen['weights']} at step {chosen['step']:,} (epoch {chosen['epoch']}), chosen by "
+            f"{chosen['metric']} = {chosen['value']:.4f}"
+        )
+    yield _plain(f"{facts['split']}: {', '.join(facts['files'])}")
+    if facts["dropped"]:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in facts["dropped"].items())
+        yield _plain(f"left out: {counts}")
+    if facts["in_train"] is None:
+        yield _plain(f"whether train has some of it too is not known: {facts['unknown']}")
+    else:
+        yield _plain(f"{facts['in_train'] or 'none'} of {facts['texts']:,} texts also in train")
+
+
+def _details(facts: Facts) -> Iterator[RenderableType]:
+    if "by_source_length" in facts:
+        yield _by_length({"BLEU": facts})
+    if "best" in facts:
+        yield _examples("best", facts["best"])
+        yield _examples("worst", facts["worst"])
+    if "signature" in facts:
+        yield _signatures(facts["signature"])
+
+
+def _by_length(systems: Mapping[str, Facts]) -> Table:
+    """BLEU of the sentences of like length; of several systems, with tests against the first."""
+    tested = len(systems) > 1
+    table = _table("words in the source", "texts", *systems, title="BLEU by source length")
+    for i, group in enumerate(next(iter(systems.values()))["by_source_length"]):
+        cells = []
+        for facts in systems.values():
+            part = facts["by_source_length"][i]
+            figure = f"{part['bleu']:.2f}"
+            if tested and "paired" in part:
+                _, *chances = _tested(part["paired"])
+                figure += f"  p {' / '.join(chances)}"
+            elif "interval" in part:
+                figure += f"  {_span(part['interval'])}"
+            cells.append(figure)
+        low, high = group["words"]
+        words = f"{low}" if low == high else f"{low} to {high}"
+        table.add_row(words, f"{group['texts']:,}", *cells)
+    return table
+
+
+def _examples(name: str, found: Sequence[Facts]) -> Table:
+    keys = [key for key in ("source", "hypothesis", "reference") if found and key in found[0]]
+    table = _table("line", "BLEU", *keys, title=f"{name} sentences")
+    for item in found:
+        texts = [Text(item[key]) for key in keys]
+        table.add_row(f"{item['line']:,}", f"{item['score']:.1f}", *texts)
+    return table
+
+
+def _comparison(facts: Facts) -> Iterator[RenderableType]:
+    systems = {system["system"]: system for system in facts["systems"]}
+    baseline = systems[facts["baseline"]]
+    table = _table("", "system", "score", "95% interval", "Δ", "p, boot", "p, rand")
+    for key, name in NAMES.items():
+        for system, own in systems.items():
+            if key in own:
+                span, paired = (own.get(k, {}).get(key) for k in ("interval", "paired"))
+                figures = (f"{own[key]:.2f}", _span(span) if span else "", *_tested(paired))
+                table.add_row(name, Text(system), *figures)
+        if key in baseline:
+            table.add_section()
+    yield _plain(f"{facts['texts']:,} texts; each system is held against {facts['baseline']}")
+    yield table
+    yield measures({name: {k: own[k] for k in OTHERS} for name, own in systems.items()})
+    if "by_source_length" in baseline:
+        yield _by_length(systems)
+    yield _signatures(baseline["signature"])
+    if facts["tests"]:
+        yield _plain(
+            "p, boot: paired bootstrap, as above; p, rand: paired approximate randomisation"
+        )
+        yield _signatures(facts["tests"]["randomisation"])
+
+
+def _tested(paired: Facts | None) -> Iterator[str]:
+    if paired is not None:
+        yield f"{paired['difference']:+.2f}"
+        yield f"{paired['p_bootstrap']:.4f}"
+        yield f"{paired['p_randomisation']:.4f}"
+
+
+def _signatures(signatures: Mapping[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for key, signature in signatures.items():
+        name = "mean sentence BLEU" if key == PLAIN else NAMES[key]
+        table.add_row(Text(name, "dim"), Text(signature, "dim", overflow="fold"))
+    return table
+
+
+def _plain(text: str) -> Text:
+    return Text(text, style="dim")
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    return table
