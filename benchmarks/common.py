@@ -1,17 +1,18 @@
-"""What every benchmark shares: honest timing, what the machine is, and where results go."""
+"""What every benchmark shares: what the machine is, how a table looks, and where results go."""
 
 from __future__ import annotations
 
 import json
 import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from heed.bench.measure import side_by_side, synchronize
+
+__all__ = ["RESULTS", "keep", "machine", "side_by_side", "synchronize", "table"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,30 +39,6 @@ def _cpu_name() -> str:
         return platform.processor()
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0].split(":", 1)[1].strip() if names else platform.machine()
-
-
-def synchronize(device: str) -> None:
-    """Wait until the device has done what it was told."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def side_by_side(
-    contenders: Mapping[str, Callable[[], object]], *, device: str, rounds: int, warmup: int = 2
-) -> dict[str, float]:
-    """Median seconds a call, the contenders taking turns so that noise falls on all alike."""
-    for run in contenders.values():
-        for _ in range(warmup):
-            run()
-    synchronize(device)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            synchronize(device)
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> str:

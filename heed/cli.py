@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -26,6 +26,11 @@ app = typer.Typer(
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as `heed train` made it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Metric = Annotated[str, typer.Option(help="Any of bleu, chrf, ter, with commas between.")]
+Bootstrap = Annotated[int, typer.Option(help="Samples behind each interval and test; 0 is none.")]
+SentencesTo = Annotated[
+    Path | None, typer.Option(help="Write every sentence with its BLEU to this TSV file.")
+]
 
 
 @app.callback()
@@ -62,6 +67,9 @@ def train(
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
     train: Annotated[list[str] | None, typer.Option(help="A file to learn from; repeat.")] = None,
     dev: Annotated[list[str] | None, typer.Option(help="A file to choose by; repeat.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder in which the recipe's files are.")
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, over the recipe; repeat.")
     ] = None,
@@ -83,7 +91,7 @@ def train(
     """
     from heed.train import command, engine
 
-    resolved, name = command.recipe(recipe, task, train, dev, change, precision)
+    resolved, name = command.recipe(recipe, task, train, dev, change, precision, data)
     command.use_threads(threads)
     if dry_run:
         command.dry_run(resolved, device=device, console=_console())
@@ -153,23 +161,177 @@ def check(
 
 @app.command()
 def translate(
+    context: typer.Context,
     run: RunFolder,
     text: Annotated[
         list[str] | None, typer.Argument(help="Sentences; without any, a pipe.")
     ] = None,
+    file: Annotated[Path | None, typer.Option(help="Translate the lines of this file.")] = None,
+    others: Annotated[
+        list[Path] | None, typer.Option("--with", help="Another run to write with this; repeat.")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side; 1: greedy.")] = None,
+    nbest: Annotated[int, typer.Option(help="Translations of each line, tabs between.")] = 1,
+    length_penalty: Annotated[float | None, typer.Option(help="0: the likeliest.")] = None,
+    coverage_penalty: Annotated[float | None, typer.Option(help="Against words left out.")] = None,
+    early_stop: Annotated[bool | None, typer.Option(help="Take what ended first.")] = None,
+    sample: Annotated[bool | None, typer.Option("--sample", help="Draw tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the draws.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from so much probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw what has such a share of it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    copy_unknown: Annotated[
+        bool | None, typer.Option("--copy-unknown", help="Copy words that have no translation.")
+    ] = None,
+    max_ratio: Annotated[float | None, typer.Option(help="Longest output by source…")] = None,
+    max_extra: Annotated[int | None, typer.Option(help="…plus so many tokens.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sentences side by side.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="A score after each.")] = False,
+    alignments: Annotated[
+        bool, typer.Option("--alignments", help="Source-target word pairs after each.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
 ) -> None:
-    """Translate sentences or a pipe, one line out for each line in.
+    """Translate sentences, a file or a pipe, one line out for each line in.
+
+    What is not said here, is as the decode section of the run's recipe has it.
 
     heed translate runs/demo "The old woman sees the cat."
 
-    heed translate runs/demo < input.txt > output.txt
+    heed translate runs/demo --beam 5 --scores < input.txt > output.tsv
     """
     from heed.api import Translator
+    from heed.decode import pipe
 
-    lines = text if text else (line.rstrip("\r\n") for line in sys.stdin)
-    for translated in Translator.load(run, device=device).stream(lines):
-        typer.echo(translated)
+    settings = pipe.chosen(context.params)  # all flags that [decode] has a key for
+    translator = Translator.load(run, *(others or ()), device=device, precision=precision)
+    try:
+        with pipe.opened(text, file) as lines:
+            pipe.pump(
+                lines,
+                translator.scribe(nbest, alignments, **settings),
+                pipe.Shown(scores, alignments, json),
+                out=sys.stdout.buffer,
+                say=lambda word: typer.echo(word, err=True),
+            )
+    except BrokenPipeError:
+        _reader_left()
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    test: Annotated[list[str] | None, typer.Option(help="A file to score on; repeat.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="dev, test or a named set; unset, test, or else dev.")
+    ] = None,
+    sentences: SentencesTo = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side; 1 is greedy.")] = None,
+    metric: Metric = "bleu,chrf,ter",
+    bootstrap: Bootstrap = 1000,
+    device: Device = "auto",
+    json: AsJson = False,
+) -> None:
+    """Score a run on held-out text, the part that train does not have beside the whole.
+
+    heed evaluate runs/demo
+
+    heed evaluate runs/mine --test test.en --test test.fr --sentences scores.tsv
+    """
+    from heed.evaluate import Settings
+    from heed.evaluate import evaluate as assess
+    from heed.score import command, report
+
+    command.check_resamples(bootstrap)
+    command.check_folder(sentences)
+    metrics = command.parse_metrics(metric)
+    decode = {} if beam is None else {"beam": beam}
+    settings = Settings(split, test or (), metrics, bootstrap, sentences, decode)
+    console = _console(quiet=json)
+    facts = assess(run, settings, device=device, say=console.print)
+    if json:
+        _print_json(facts)
+    else:
+        console.print(report.evaluation(facts))
+
+
+@app.command()
+def score(
+    hypotheses: Annotated[
+        list[Path],
+        typer.Argument(help="Translations, one a line; more are held against the first."),
+    ],
+    ref: Annotated[list[Path], typer.Option(help="References, one a line; repeat for several.")],
+    src: Annotated[Path | None, typer.Option(help="Sources, for BLEU by their length.")] = None,
+    sentences: SentencesTo = None,
+    metric: Metric = "bleu,chrf,ter",
+    bootstrap: Bootstrap = 1000,
+    seed: Annotated[int | None, typer.Option(help="Of the resampling; unset, sacreBLEU's.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Score translations as sacreBLEU does, with intervals, and test systems against the first.
+
+    heed score out.fr --ref test.fr --src test.en
+
+    heed score before.fr after.fr --ref test.fr
+    """
+    from heed.score import command, report
+
+    command.check_folder(sentences)
+    found = command.score(hypotheses, ref, src, metrics=metric, resamples=bootstrap, seed=seed)
+    if sentences is not None:
+        sentences.write_text(found.table(), encoding="utf-8")
+    if json:
+        _print_json(found.facts())
+    else:
+        _console().print(report.scores(found.facts()))
+
+
+@app.command()
+def bench(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe; without one, the standard shapes.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
+    train: Annotated[list[str] | None, typer.Option(help="A file to learn from; repeat.")] = None,
+    dev: Annotated[list[str] | None, typer.Option(help="A file to choose by; repeat.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, over the recipe; repeat.")
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, float32 or bf16.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads to use.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Run a peer beside it, in turns: transformers.")
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option(help="Updates to time; unset, epochs for some seconds.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """How fast training is here: tokens/s, share of the machine's peak, memory, start-up.
+
+    heed bench demo-translate
+
+    heed bench --against transformers
+    """
+    from heed.bench import command
+
+    facts, report = command.bench(
+        (recipe, task, train, dev, change, precision),
+        device=device,
+        threads=threads,
+        against=against,
+        updates=updates,
+        console=_console(quiet=json),
+    )
+    if json:
+        _print_json(facts)
+    else:
+        _console().print(report)
 
 
 @app.command()
@@ -202,6 +364,18 @@ def _print_json(value: object) -> None:
 
 
 def main() -> None:
+    """Run a command, and end as ranks that trained together must."""
+    try:
+        _run()
+    except SystemExit as end:
+        if "heed.train.distributed" in sys.modules:
+            from heed.train.distributed import leave
+
+            leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+        raise
+
+
+def _run() -> None:
     """Run a command; a mistake a person can mend is a sentence and exit code 2."""
     from heed.errors import HeedError, StoppedError
 
@@ -215,6 +389,11 @@ def main() -> None:
             raise
         typer.echo(f"heed: {error}", err=True)
         raise SystemExit(2) from None
-    except BrokenPipeError:  # the reader of our output has gone; there is no one to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
+    except BrokenPipeError:
+        _reader_left()
+
+
+def _reader_left() -> NoReturn:
+    """The reader of our output has gone: there is no one to tell."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(141) from None

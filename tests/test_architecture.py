@@ -25,6 +25,7 @@ ORDER = (
     "probe",
     "study",
     "api",
+    "evaluate",
     "demo",
     "bench",
     "selfcheck",

@@ -1,0 +1,79 @@
+"""The `bench` command: a recipe, or the standard shapes of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from heed.bench import recipe as by_recipe
+from heed.bench import standard
+from heed.bench.peers import require_transformers
+from heed.bench.report import recipe_report, standard_report
+from heed.bench.startup import Startup
+from heed.errors import ConfigError
+from heed.runs import environment
+from heed.train import command as training
+from heed.train.setup import choose_device
+
+Say = Callable[[str], None]
+Told = tuple[dict[str, Any], RenderableType]
+"""What was measured, for a program and for a person."""
+Named = tuple[
+    str | None, str | None, list[str] | None, list[str] | None, list[str] | None, str | None
+]
+"""How `heed train` is told of a recipe: its name, task, train and dev files, changes, precision."""
+
+
+def bench(
+    named: Named,
+    *,
+    device: str,
+    threads: int | None = None,
+    against: str | None = None,
+    updates: int | None = None,
+    console: Console,
+) -> Told:
+    """Measure a recipe; where neither it nor files are named, the standard shapes."""
+    startup = Startup()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    if against not in (None, "transformers"):
+        raise ConfigError([f"--against cannot be {against!r}: it is transformers."])
+    if updates is not None and updates < 1:
+        raise ConfigError([f"--updates cannot be {updates}: use 1 or more."])
+    if against:
+        require_transformers()
+    training.use_threads(threads)
+    name, task, train, _, changes, precision = named
+    if not (name or task or train):
+        extra = [f"train.precision={precision}"] if precision else []
+        return _standard(device, updates, bool(against), [*(changes or ()), *extra], say)
+    recipe, _ = training.recipe(*named)
+    found = by_recipe.measure(
+        recipe, device=device, updates=updates, against=bool(against), startup=startup, say=say
+    )
+    return {"environment": environment(), **asdict(found)}, recipe_report(found)
+
+
+def _standard(
+    device: str, updates: int | None, against: bool, changes: Sequence[str], say: Say
+) -> Told:
+    chosen = choose_device(device)
+    settings = standard.settings_for(chosen)
+    rows = []
+    for setting in settings:
+        say(f"Measuring {setting.name}…")
+        rows.append(
+            standard.measure(setting, changes, device=chosen, rounds=updates, against=against)
+        )
+    facts = {
+        "environment": environment(),
+        "device": str(chosen),
+        "standard": [asdict(row) for row in rows],
+    }
+    return facts, standard_report(rows)

@@ -1,0 +1,110 @@
+"""Honest timing: of one piece of work, of several that take turns, of the machine's own limit."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+Work = Callable[[], object]
+LARGE = {"cuda": 8192, "cpu": 2048}
+"""Rows and columns of the matrices whose product is the machine's limit."""
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait until the device has done what it was told."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def side_by_side(
+    contenders: Mapping[str, Work],
+    *,
+    device: torch.device | str,
+    rounds: int,
+    warmup: int = 2,
+    turn: float = 0.0,
+) -> dict[str, float]:
+    """Median seconds a call, the contenders taking turns so that noise falls on all alike.
+
+    A turn is one call, or as many as take `turn` seconds: a device is waited for at its end only,
+    as in training.
+    """
+    calls = {}
+    for name, run in contenders.items():
+        for _ in range(warmup):
+            run()
+        once = seconds(run, device)
+        calls[name] = max(1, round(turn / once))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            times[name].append(seconds(run, device, calls=calls[name]))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def seconds(run: Work, device: torch.device | str, *, calls: int = 1) -> float:
+    """What one call takes, the mean of so many in a row."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize(device)
+    return (time.perf_counter() - began) / calls
+
+
+@dataclass(frozen=True)
+class Product:
+    """A large matrix product, the most arithmetic that a machine does: to be timed in turns."""
+
+    run: Work
+    operations: float
+
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype, *, size: int | None = None) -> Product:
+        """Float32 is multiplied as `torch.set_float32_matmul_precision` says, as in training."""
+        n = size or LARGE[device.type]
+        a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        return cls(lambda: torch.mm(a, b, out=out), 2.0 * n**3)
+
+
+def matrix_peak(device: torch.device, dtype: torch.dtype, *, size: int | None = None) -> float:
+    """Operations a second of one large matrix product here: what a step is held against."""
+    product = Product.on(device, dtype, size=size)
+    rounds = 30 if device.type == "cuda" else 5
+    taken = side_by_side(
+        {"product": product.run}, device=device, rounds=rounds, warmup=1, turn=0.02
+    )
+    return product.operations / taken["product"]
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes held: of a GPU's memory by torch, else by this process; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def process_age() -> float:
+    """Seconds since this process was started, the interpreter's own start included.
+
+    Where the system does not tell, the processor time spent: to import is to compute.
+    """
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return time.process_time()
+    # The name, in parentheses, may hold spaces; the start is the 20th field after it.
+    ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,97 @@
+"""What was measured, as tables for a person."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from heed.bench.recipe import RecipeFigures
+from heed.bench.standard import StandardFigures
+
+
+def recipe_report(figures: RecipeFigures) -> RenderableType:
+    """A recipe's figures: training, start-up, and what else was measured."""
+    began = Text("From the start of the command to the end of its first update:")
+    notes = [
+        f"Share of peak: of {figures.peak_tflops:.3g} TFLOP/s, one matrix product in "
+        f"{figures.dtype} measured here.",
+        figures.speed,
+        "",
+    ]
+    return Group(_training(figures), *map(Text, notes), began, _startup(figures), _rest(figures))
+
+
+def _training(figures: RecipeFigures) -> Table:
+    shape = figures.fixed_shape
+    source = f"{shape['source_length']}→" if shape["source_length"] else ""
+    table = Table()
+    table.add_column("training")
+    table.add_column(f"real lengths,\n{figures.shapes} shapes", justify="right")
+    full = f"no padding,\n{shape['texts']} texts of {source}{shape['length']}"
+    table.add_column(full, justify="right")
+    paces = (figures.real, figures.fixed)
+
+    def row(name: str, of: str, form: str = ",.0f") -> None:
+        table.add_row(name, *(f"{getattr(pace, of):{form}}" for pace in paces))
+
+    row("tokens/s, padding counted", "padded_tokens_per_second")
+    row("tokens/s, real", "real_tokens_per_second")
+    row("tokens/s, real, target only", "target_tokens_per_second")
+    row("padding", "padding", ".1%")
+    row("updates/s", "updates_per_second", ".2f")
+    row("TFLOP/s", "tflops", ".3g")
+    shares = (figures.share_of_peak, figures.fixed_share_of_peak)
+    table.add_row("share of peak", *(f"{share:.1%}" for share in shares), end_section=True)
+    table.add_row("padded tokens/s, real over full", f"[bold]{figures.real_over_fixed:.1%}[/]")
+    return table
+
+
+def _startup(figures: RecipeFigures) -> Table:
+    table = Table(show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, taken in figures.startup.items():
+        style = "bold" if name == "total" else ""
+        table.add_row(name, f"{taken:.2f} s", style=style, end_section=name == "other")
+    return table
+
+
+def _rest(figures: RecipeFigures) -> Table:
+    table = Table(show_header=False)
+    table.add_row("parameters", f"{figures.parameters:,}")
+    table.add_row("vocabulary", f"{figures.vocabulary:,}")
+    table.add_row("memory at its height", _bytes(figures.memory))
+    for method, rate in figures.decoding.items():
+        table.add_row(f"{method} decoding", f"{rate:,.1f} sentences/s")
+    peer = figures.against
+    if peer is not None:
+        told = f"{peer.theirs:,.0f} real tokens/s, heed {peer.ours:,.0f}"
+        table.add_row(peer.name, f"{told}: [bold]{peer.ratio:.2f} times[/]")
+    return table
+
+
+def standard_report(figures: list[StandardFigures]) -> RenderableType:
+    """The standard shapes, a row each, and how each was launched."""
+    beside = any(row.ratio is not None for row in figures)
+    on_gpu = any(row.memory is not None for row in figures)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("full training step")
+    names = ["tokens/s", "updates/s", "of peak"] + ["memory"] * on_gpu
+    for name in names + ["transformers\ntokens/s", "ratio"] * beside:
+        table.add_column(name, justify="right")
+    for row in figures:
+        cells = [f"{row.tokens_per_second:,.0f}", f"{row.updates_per_second:.2f}"]
+        cells += [f"{row.share_of_peak:.1%}"] + [_bytes(row.memory)] * on_gpu
+        if row.peer_tokens_per_second is not None and row.ratio is not None:
+            cells += [f"{row.peer_tokens_per_second:,.0f}", f"[bold]{row.ratio:.2f}[/]"]
+        table.add_row(row.name, *cells)
+    peak = max(row.peak_tflops for row in figures)
+    notes = [f"Of peak: a large matrix product, in turns with the steps; here {peak:.3g} TFLOP/s."]
+    notes += [f"{row.name}: {row.speed}" for row in figures]
+    return Group(table, *map(Text, notes))
+
+
+def _bytes(number: int | None) -> str:
+    return "–" if number is None else f"{number / 2**30:.2f} GiB"

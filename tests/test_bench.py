@@ -1,0 +1,262 @@
+"""What `heed bench` counts is what is computed, and what it says hangs together."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support import VOCAB, fresh
+from test_cli import heed
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from heed.bench import command
+from heed.bench.flops import operations
+from heed.bench.measure import LARGE, matrix_peak, peak_memory, process_age, seconds, side_by_side
+from heed.bench.pace import full
+from heed.bench.peers import arguments, peer_of
+from heed.bench.standard import SMALL_LM, SMALL_MT, Setting, few, measure, settings_for, trainee
+from heed.bench.startup import STAGES, Startup
+from heed.data.batches import IGNORED, Batch, Shape
+from heed.errors import ConfigError, HeedError
+from heed.models import Model, Translator
+
+CPU = torch.device("cpu")
+TINY = ["data.world=300", "data.world_test=20", "train.batch_tokens=512", "model.width=32"]
+SPEEDY = Setting("tiny", "translate", 1, 2, 16, 40, 3, 7)
+
+
+# ------------------------------------------------------------------------------------ arithmetic
+
+
+def plain_pass(model: Model, shape: Shape) -> None:
+    """Forward and backward by the plain formula, whose every product torch can count."""
+    ids = torch.randint(VOCAB, (shape.texts, shape.length))
+    if isinstance(model, Translator):
+        source = torch.randint(VOCAB, (shape.texts, shape.source_length or 1))
+        logits = model.trace(source, ids).logits
+    else:
+        logits = model.trace(ids).logits
+    logits.float().logsumexp(dim=-1).sum().backward()
+
+
+@given(
+    task=st.sampled_from(["translate", "generate", "classify"]),
+    variant=st.sampled_from(
+        [
+            {},
+            {"tie_embeddings": False},
+            {"activation": "swiglu", "kv_heads": 2},
+            {"position": "learned", "head_width": 6},
+        ]
+    ),
+    texts=st.integers(1, 3),
+    length=st.integers(1, 9),
+    source_length=st.integers(1, 9),
+)
+def test_the_count_is_torch_s_own(
+    task: str, variant: dict[str, Any], texts: int, length: int, source_length: int
+) -> None:
+    model = fresh(task, **variant)
+    shape = Shape(texts, length, source_length if task == "translate" else None)
+    with FlopCounterMode(display=False) as counter:
+        plain_pass(model, shape)
+    found = operations(model, shape)
+    assert found.in_full == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert found.needed == found.in_full - found.causal / 2
+    assert (found.causal == 0) == (task == "classify")
+
+
+def test_a_recurrent_model_is_counted_by_its_weights() -> None:
+    model, shape = fresh("generate", family="lstm"), Shape(2, 5)
+    weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the table is the map, too
+    assert operations(model, shape).needed == 6 * weights * 2 * 5
+
+
+# ------------------------------------------------------------------------------------ timing
+
+
+def test_contenders_take_turns() -> None:
+    calls: list[str] = []
+    contenders = {name: lambda name=name: calls.append(name) for name in "ab"}
+    taken = side_by_side(contenders, device="cpu", rounds=3, warmup=1)
+    assert calls[-6:] == list("ababab")
+    assert set(taken) == {"a", "b"}
+    assert min(taken.values()) > 0
+
+
+def test_the_median_is_of_single_calls() -> None:
+    def nap() -> None:
+        time.sleep(0.005)
+
+    taken = side_by_side({"nap": nap}, device="cpu", rounds=3, turn=0.02)
+    assert 0.005 <= taken["nap"] < 0.05
+    assert seconds(nap, "cpu", calls=3) >= 0.005
+
+
+def test_the_machine_is_measured() -> None:
+    assert matrix_peak(CPU, torch.float32, size=64) > 0
+    assert (peak_memory(CPU) or 1) > 0
+    before = process_age()
+    time.sleep(0.02)
+    assert process_age() >= before >= 0
+
+
+def test_training_is_as_it_was_after_it_was_watched() -> None:
+    places = [place for stage in STAGES.values() for place in stage]
+    before = [getattr(module, name) for module, name in places]
+    with Startup().watching():
+        during = [getattr(module, name) for module, name in places]
+    assert all(now is not then for now, then in zip(during, before, strict=True))
+    assert [getattr(module, name) for module, name in places] == before
+
+
+# ------------------------------------------------------------------------------------ batches
+
+
+def test_a_full_batch_keeps_its_tokens_and_has_no_padding() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    ids = torch.tensor([[5, 6, 0], [7, 0, 0]])
+    targets = torch.where(mask, ids + 1, IGNORED)
+    batch = Batch(ids, targets, mask, torch.arange(3)[None], count=3, rows=(0, 1))
+    whole = full(batch, VOCAB)
+    assert whole.mask.all()
+    assert whole.count == ids.numel() == int((whole.targets != IGNORED).sum())
+    assert (whole.ids[mask] == ids[mask]).all()
+    assert (whole.targets[mask] == targets[mask]).all()
+    assert ((whole.ids >= 0) & (whole.ids < VOCAB)).all()
+
+
+@pytest.mark.parametrize("setting", [*settings_for(CPU), few(SMALL_MT), SPEEDY])
+def test_a_standard_batch_is_real_through_and_through(setting: Setting) -> None:
+    batch = setting.batch(CPU)
+    assert batch.tokens == setting.tokens
+    assert batch.mask.all()
+    assert batch.count == setting.shape.texts * setting.shape.length
+    assert len(batch.ids.unique()) > 1
+    assert int(batch.ids.max()) < setting.vocab
+
+
+def test_a_standard_shape_learns() -> None:
+    batch = SPEEDY.batch(CPU)
+    recipe = SPEEDY.recipe(["train.speed=eager", "train.lr=0.01"])
+    found = trainee(SPEEDY, recipe, batch, device=CPU, bf16=False)
+    before = [p.detach().clone() for p in found.model.parameters()]
+    found.update([batch])
+    moved = [bool((p != q).any()) for p, q in zip(found.model.parameters(), before, strict=True)]
+    assert any(moved)
+
+
+def test_a_standard_shape_s_figures_hang_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LARGE, "cpu", 256)
+    found = measure(SPEEDY, ["train.speed=eager"], device=CPU, rounds=2)
+    assert found.tokens_per_second == pytest.approx(found.updates_per_second * SPEEDY.tokens)
+    assert 2 * found.target_tokens_per_second == pytest.approx(found.tokens_per_second)
+    assert found.share_of_peak == pytest.approx(found.tflops / found.peak_tflops)
+    assert 0 < found.share_of_peak < 1.5
+    assert found.ratio is None
+
+
+# ------------------------------------------------------------------------------------ peers
+
+
+def matrices(model: nn.Module) -> int:
+    """Weights that vectors are multiplied by, tables of positions apart."""
+    places = ("wpe.weight", "embed_positions.weight")
+    named = model.named_parameters()
+    return sum(p.numel() for name, p in named if p.ndim == 2 and not name.endswith(places))
+
+
+@pytest.mark.parametrize("setting", [SMALL_LM, SMALL_MT])
+def test_a_peer_has_the_same_matrices(setting: Setting) -> None:
+    pytest.importorskip("transformers")
+    small = {"layers": 1, "heads": 2, "width": 16, "vocab": 40, "texts": 2, "length": 6}
+    setting = Setting(setting.name, setting.task, **small, position="rope")
+    model = setting.model(setting.recipe(), CPU)
+    peer = peer_of(model, length=setting.length)
+    assert matrices(peer) == matrices(model)
+    loss = peer(**arguments(setting.batch(CPU))).loss
+    assert float(loss.detach()) == pytest.approx(float(torch.tensor(40.0).log()), rel=0.2)
+
+
+def test_what_has_no_peer_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Transformers that translate"):
+        peer_of(fresh("classify"), length=8)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    with pytest.raises(HeedError, match=r"heed\[hf\]"):
+        run_bench(None, against="transformers")
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def run_bench(name: str | None, *changes: str, **options: Any) -> tuple[dict[str, Any], str]:
+    """The command's figures, and its tables as a terminal of 80 columns shows them."""
+    named = (name, None, None, None, list(changes), None)
+    facts, report = command.bench(
+        named, device="cpu", console=Console(file=io.StringIO()), **options
+    )
+    shown = Console(file=io.StringIO(), width=80)
+    shown.print(report)
+    assert isinstance(shown.file, io.StringIO)
+    return json.loads(json.dumps(facts)), shown.file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["demo-translate", "demo-generate", "demo-classify"])
+def test_a_recipe_s_figures_hang_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LARGE, "cpu", 256)
+    found, shown = run_bench(name, *TINY, "train.speed=eager", updates=4)
+    for pace in (found["real"], found["fixed"]):
+        assert pace["updates"] == 4
+        assert pace["real_tokens_per_second"] <= pace["padded_tokens_per_second"]
+        assert pace["updates_per_second"] == pytest.approx(4 / pace["seconds"])
+        assert 0 <= pace["padding"] < 1
+        assert pace["tflops"] > 0
+    assert 0 < found["share_of_peak"] < 1.5
+    assert 0 < found["fixed_share_of_peak"] < 1.5
+    assert found["fixed"]["padding"] <= found["real"]["padding"]
+    real, fixed = (found[key]["padded_tokens_per_second"] for key in ("real", "fixed"))
+    assert found["real_over_fixed"] == pytest.approx(real / fixed)
+    assert found["memory"] > 0
+    assert found["speed"].startswith("Speed")
+    assert set(found["decoding"]) == ({"greedy", "beam 4"} if "translate" in name else set())
+    parts = dict(found["startup"])
+    total = parts.pop("total")
+    assert {"imports", "tokenizer", "store", "model", "capture", "first update"} <= set(parts)
+    assert sum(parts.values()) == pytest.approx(total, abs=0.1)
+    assert "real over full" in shown
+    assert "…" not in shown
+
+
+def test_the_command_speaks_to_programs() -> None:
+    pytest.importorskip("transformers")
+    changes = [part for change in TINY for part in ("--set", change)]
+    options = ["--updates", "2", "--device", "cpu", "--threads", "1", "--against", "transformers"]
+    answer = heed("bench", "demo-translate", *changes, *options, "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    peer = found["against"]
+    assert "Marian" in peer["name"]
+    assert peer["ratio"] == pytest.approx(peer["ours"] / peer["theirs"])
+    assert found["environment"]["packages"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"against": "fairseq"}, "it is transformers"),
+        ({"updates": 0}, "use 1 or more"),
+        ({"threads": 0}, "use 1 or more"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_bench("demo-translate", **options)
