@@ -44,6 +44,7 @@ class Setting:
     length: int
     dropout: float = 0.0
     position: str = "rope"
+    bias: bool = True
     source_vocab: int | None = None
     """Of a translator with tables of its own for either side; else one table serves all."""
 
@@ -66,6 +67,7 @@ class Setting:
             "width": self.width,
             "dropout": self.dropout,
             "position": self.position,
+            "bias": self.bias,
             "max_positions": self.length,
             "activation": "gelu_tanh" if self.task == "generate" else "gelu",
             "tie_embeddings": self.source_vocab is None,
@@ -105,7 +107,10 @@ class Setting:
         )
 
 
-GPT2 = Setting("GPT-2 124M", "generate", 12, 12, 768, 50304, 64, 1024, position="learned")
+GPT2 = Setting(
+    "GPT-2 124M", "generate", 12, 12, 768, 50304, 64, 1024, position="learned", bias=False
+)
+"""Without biases, as nanoGPT trains this shape."""
 SETS = {
     number: Setting(f"set {number}", "translate", *shape, 8000, 512, 32, dropout)
     for number, shape, dropout in (

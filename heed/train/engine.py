@@ -22,19 +22,10 @@ from heed.score.objective import Objective
 from heed.train import checkpoint
 from heed.train.distributed import World, joined, refuse
 from heed.train.feed import Feed
-from heed.train.kindle import kindled
 from heed.train.loop import Loop
 from heed.train.optim import CAPTURABLE, OptimizerSettings, build_optimizer
 from heed.train.schedules import schedule
-from heed.train.setup import (
-    Parts,
-    Say,
-    build_model,
-    choose_device,
-    prepare,
-    refuse_nonsense,
-    wants_bf16,
-)
+from heed.train.setup import Parts, Say, build_model, choose_device, prepare, refuse_nonsense
 from heed.train.sharding import Twin, spread
 from heed.train.speed import Ahead, build_step
 from heed.train.state import State
@@ -75,8 +66,7 @@ def _train(run: Run, recipe: Recipe, device: torch.device, world: World, console
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     with run.locked() if world.first else nullcontext():
-        with kindled(recipe, device, bf16=wants_bf16(recipe.train.precision, device)):
-            parts = prepare(recipe, run, device=device, say=say, world=world)
+        parts = prepare(recipe, run, device=device, say=say, world=world)
         with memory_guard(recipe):
             loop = build_loop(parts, run, say=say)
         if world.first:

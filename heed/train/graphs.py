@@ -1,8 +1,9 @@
 """Updates as captured CUDA graphs: launched once, whatever the number of kernels.
 
 Every shape a batch may have is captured once, before training; a batch is then copied into the
-memory its graph reads, and the graph is replayed. Another graph clips, moves and averages. All of
-them write their temporaries into one pool of memory, for they never run at the same time.
+memory its graph reads, and the graph is replayed. Where an update is one batch, its graph goes on
+to clip, move and average. Where it is several, another graph does that, and gradients have a place
+of their own meanwhile. All graphs share one pool of memory, for no two run at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from heed.data.batches import Batch
 from heed.data.shapes import Shape
 from heed.data.tokenizer import UNK
-from heed.train.kindle import kindle_shapes
 from heed.train.state import State
 from heed.train.step import Limits, Step
 
@@ -29,6 +29,12 @@ class _Captured:
 
     batch: Batch
     graph: torch.cuda.CUDAGraph
+
+    def replay(self, batch: Batch) -> None:
+        """Do to this batch what was captured."""
+        read, given = self.batch.tensors().values(), batch.tensors().values()
+        torch._foreach_copy_(list(read), list(given), non_blocking=True)
+        self.graph.replay()
 
 
 class GraphStep(Step):
@@ -42,30 +48,49 @@ class GraphStep(Step):
         *,
         bf16: bool,
         blanks: Sequence[Batch],
+        whole: bool,
     ) -> None:
-        """`blanks` are batches of every shape there will be, on the device."""
+        """`blanks` are batches of every shape there will be, on the device.
+
+        `whole` says that every update is one batch.
+        """
         super().__init__(objective, state, limits, bf16=bf16)
+        self.whole = whole
         self._captured: dict[object, _Captured] = {}
         self._moves = torch.cuda.CUDAGraph()
         self._capture(blanks)
 
+    def __call__(self, batches: list[Batch]) -> None:
+        """One update over the mean loss of all targets in these batches."""
+        captured = self._captured.get(_shapes(batches[0])) if self.whole else None
+        if captured is None:
+            super().__call__(batches)
+            return
+        self.state.begin(max(1, batches[0].count))
+        captured.replay(batches[0])
+        self.state.step += 1
+
     def learn(self, batch: Batch) -> None:
         """Add one micro-batch's share to the gradient."""
-        captured = self._captured.get(_shapes(batch))
+        captured = None if self.whole else self._captured.get(_shapes(batch))
         if captured is None:
             super().learn(batch)
-            return
-        read, given = captured.batch.tensors().values(), batch.tensors().values()
-        torch._foreach_copy_(list(read), list(given), non_blocking=True)
-        captured.graph.replay()
+        else:
+            captured.replay(batch)
 
     def move(self) -> None:
         """Clip, move, average, forget."""
-        self._moves.replay()
+        if self.whole:
+            super().move()
+        else:
+            self._moves.replay()
 
     def forget(self) -> None:
-        """Zeros, in the place where the graphs add the next gradient up."""
-        torch._foreach_zero_(self.gradients())
+        """Where several graphs share it, the gradient stays in its place, and is zeros."""
+        if self.whole:
+            super().forget()
+        else:
+            torch._foreach_zero_(self.gradients())
 
     def _capture(self, blanks: Sequence[Batch]) -> None:
         """Run everything once, then once more to capture it; and leave the state as it was."""
@@ -77,21 +102,27 @@ class GraphStep(Step):
         with torch.cuda.stream(aside):
             state.tally.begin(1)
             state.ema_share.zero_()
-            kindle_shapes(self.objective, blanks, bf16=self.bf16)
             for batch in blanks:
                 Step.learn(self, batch)
             # A gradient that is not finite moves nothing, but makes all that the optimizer keeps.
             self.gradients()[0].fill_(torch.inf)
             Step.move(self)
             for batch in blanks:
-                graph = _graph(partial(Step.learn, self, batch), pool)
+                graph = _graph(partial(self._update, batch), pool)
                 self._captured[_shapes(batch)] = _Captured(batch, graph)
-            self._moves = _graph(partial(Step.move, self), pool)
+            if not self.whole:
+                self._moves = _graph(partial(Step.move, self), pool)
         torch.cuda.current_stream().wait_stream(aside)
         self.forget()
         state.tally.sums.copy_(sums)
         state.tally.counts.copy_(counts)
         torch.cuda.set_rng_state(random, state.device)
+
+    def _update(self, batch: Batch) -> None:
+        """What a batch's graph does."""
+        Step.learn(self, batch)
+        if self.whole:
+            Step.move(self)
 
 
 def _graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

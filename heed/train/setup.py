@@ -26,6 +26,7 @@ from heed.nn.positions import ENCODINGS
 from heed.runs import Run
 from heed.score.dev import Pair, pairs_of
 from heed.train.distributed import ALONE, World
+from heed.train.kindle import kindled
 
 Say = Callable[[str], None]
 DEV_SHARE, DEV_MOST = 0.05, 2000
@@ -58,6 +59,14 @@ def prepare(
 
     Among several ranks the first goes ahead where files are written; the others find them.
     """
+    bf16 = wants_bf16(recipe.train.precision, device)
+    with kindled(recipe, device, bf16=bf16):
+        return _prepare(recipe, run, device, bf16, say, world)
+
+
+def _prepare(
+    recipe: Recipe, run: Run, device: torch.device, bf16: bool, say: Say, world: World
+) -> Parts:
     with world.in_turn():
         corpora = open_corpora(recipe)
     known = world.once(lambda: _see_the_doctor(corpora, say))
@@ -79,7 +88,6 @@ def prepare(
     if not recipe.train.evaluate_train:
         sets.pop("train")
     hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
-    bf16 = wants_bf16(recipe.train.precision, device)
     pairs = _pairs(corpora, sets) if recipe.train.evaluate_bleu else {}
     return Parts(recipe, device, bf16, tokenizer, classes, model, train, sets, hashes, world, pairs)
 

@@ -165,7 +165,8 @@ def _make(
     parts = state.pieces_of_batch
     shapes = [replace(shape, texts=-(-shape.texts // parts)) for shape in ahead.shapes]
     blanks = [blank(ahead.example, shape) for shape in shapes]
-    return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks)
+    whole = parts == 1 and settings.accumulate == 1
+    return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks, whole=whole)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

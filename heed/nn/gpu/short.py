@@ -21,11 +21,14 @@ from torch import Tensor
 
 from heed.nn.gpu import kernel
 from heed.nn.gpu.heads import laid
-from heed.nn.gpu.tiles import HIDDEN, LOG2E, NEAR, Heads, load, store, visible
+from heed.nn.gpu.tiles import HIDDEN, LOG2E, Heads, known, load, store
 
 
 class Side(NamedTuple):
-    """What is known of the queries or of the keys, each with the step from row to row."""
+    """What is known of the queries or of the keys, each with the step from row to row.
+
+    Steps of facts that have a number a token, and both lengths, come as `odd` numbers.
+    """
 
     turns: Tensor | None
     """[b or 1, size, 2, p]: cosines and sines of a token's angles; None where nothing turns."""
@@ -77,13 +80,41 @@ class Inputs(NamedTuple):
     keys: Side
     n: int
     m: int
-    ahead: int
-    """m - n: query i stands beside key i + ahead."""
+    """How many queries and keys, as `odd` numbers. Query i stands beside key i + m - n."""
     scale: float
     shape: Shape
 
 
+def odd(number: int) -> int:
+    """A number for which no kernel is compiled anew, as Triton does for 1 and multiples of 16."""
+    return 2 * number + 3
+
+
 # ----------------------------------------------------------------------------------------- pieces
+
+
+@kernel
+def _even(number: tl.tensor) -> tl.tensor:
+    """The number that `odd` was given."""
+    return (number - 3) // 2
+
+
+@kernel
+def _seen(
+    x: tl.tuple, b: tl.tensor, rows: tl.tensor, columns: tl.tensor, n: tl.tensor, m: tl.tensor
+) -> tl.tensor:
+    """Which of these keys each of these queries may see [R, C]."""
+    rows, columns = rows[:, None], columns[None, :]
+    seen = (columns < m) & (rows < n)
+    if x.shape.CAUSAL:
+        seen = seen & (columns <= rows + m - n)
+    if x.keys.real is not None:
+        seen = seen & (known(x.keys.real, _even(x.keys.real_b), b, columns, m) != 0)
+    if x.keys.segments is not None:
+        q_segment = known(x.queries.segments, _even(x.queries.segments_b), b, rows, n)
+        k_segment = known(x.keys.segments, _even(x.keys.segments_b), b, columns, m)
+        seen = seen & (q_segment == k_segment)
+    return seen
 
 
 @kernel
@@ -196,19 +227,19 @@ def _forward(
     """One of BLOCKS blocks of queries of one head of one text: its output."""
     head = tl.program_id(0) // BLOCKS
     b, h = head // heads, head % heads
-    g = h // x.shape.SHARE
+    g, n, m = h // x.shape.SHARE, _even(x.n), _even(x.m)
     rows, columns = tl.program_id(0) % BLOCKS * R + tl.arange(0, R), tl.arange(0, C)
-    q_low, q_high = _halves(x.q, x, b, h, rows, x.n)
-    k_low, k_high = _halves(x.k, x, b, g, columns, x.m)
-    v_cd = load(x.v, x.shape, b, g, columns, x.m)
-    cos, sin = _turn(x, x.queries, b, rows, x.n, False)
+    q_low, q_high = _halves(x.q, x, b, h, rows, n)
+    k_low, k_high = _halves(x.k, x, b, g, columns, m)
+    v_cd = load(x.v, x.shape, b, g, columns, m)
+    cos, sin = _turn(x, x.queries, b, rows, n, False)
     q_low, q_high = _turned(x.queries, q_low, q_high, cos, sin)
-    cos, sin = _turn(x, x.keys, b, columns, x.m, False)
+    cos, sin = _turn(x, x.keys, b, columns, m, False)
     k_low, k_high = _turned(x.keys, k_low, k_high, cos, sin)
-    seen = visible(x, b, rows[:, None], columns[None, :], NEAR)
+    seen = _seen(x, b, rows, columns, n, m)
     weights = _weights(q_low, q_high, k_low, k_high, seen, x)
     mixed = tl.dot(weights.to(v_cd.dtype), v_cd, input_precision=x.shape.PRECISION)
-    store(mixed, out, x.shape, b, h, rows, x.n)
+    store(mixed, out, x.shape, b, h, rows, n)
 
 
 @kernel
@@ -225,21 +256,21 @@ def _backward(
 ) -> None:
     """One key head of one text, and all queries of all heads that read it: their gradients."""
     b, g = tl.program_id(0) // heads, tl.program_id(0) % heads
-    columns = tl.arange(0, C)
-    k_low, k_high = _halves(x.k, x, b, g, columns, x.m)
-    v_cd = load(x.v, x.shape, b, g, columns, x.m)
-    k_cos, k_sin = _turn(x, x.keys, b, columns, x.m, False)
+    n, m, columns = _even(x.n), _even(x.m), tl.arange(0, C)
+    k_low, k_high = _halves(x.k, x, b, g, columns, m)
+    v_cd = load(x.v, x.shape, b, g, columns, m)
+    k_cos, k_sin = _turn(x, x.keys, b, columns, m, False)
     k_low, k_high = _turned(x.keys, k_low, k_high, k_cos, k_sin)
     dk_low = tl.zeros([C, x.shape.PAIRS], tl.float32)
     dk_high = tl.zeros([C, x.shape.PAIRS], tl.float32)
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
     for i in range(x.shape.SHARE * BLOCKS):
         h, rows = g * x.shape.SHARE + i // BLOCKS, i % BLOCKS * R + tl.arange(0, R)
-        q_low, q_high = _halves(x.q, x, b, h, rows, x.n)
-        d_out_rd = load(d_out, x.shape, b, h, rows, x.n)
-        cos, sin = _turn(x, x.queries, b, rows, x.n, False)
+        q_low, q_high = _halves(x.q, x, b, h, rows, n)
+        d_out_rd = load(d_out, x.shape, b, h, rows, n)
+        cos, sin = _turn(x, x.queries, b, rows, n, False)
         q_low, q_high = _turned(x.queries, q_low, q_high, cos, sin)
-        seen = visible(x, b, rows[:, None], columns[None, :], NEAR)
+        seen = _seen(x, b, rows, columns, n, m)
         weights = _weights(q_low, q_high, k_low, k_high, seen, x)
         d_weights = tl.dot(d_out_rd, tl.trans(v_cd), input_precision=x.shape.PRECISION)
         lost = tl.sum(weights * d_weights, axis=1)
@@ -251,13 +282,13 @@ def _backward(
         dk_high = tl.dot(back, q_high, dk_high, input_precision=x.shape.PRECISION)
         dq_low = tl.dot(d_scores, k_low, input_precision=x.shape.PRECISION) * x.scale
         dq_high = tl.dot(d_scores, k_high, input_precision=x.shape.PRECISION) * x.scale
-        cos, sin = _turn(x, x.queries, b, rows, x.n, True)
+        cos, sin = _turn(x, x.queries, b, rows, n, True)
         dq_low, dq_high = _turned(x.queries, dq_low, dq_high, cos, -sin)
-        _put_halves(dq_low, dq_high, dq, x, b, h, rows, x.n)
-    k_cos, k_sin = _turn(x, x.keys, b, columns, x.m, True)
+        _put_halves(dq_low, dq_high, dq, x, b, h, rows, n)
+    k_cos, k_sin = _turn(x, x.keys, b, columns, m, True)
     dk_low, dk_high = _turned(x.keys, dk_low * x.scale, dk_high * x.scale, k_cos, -k_sin)
-    _put_halves(dk_low, dk_high, dk, x, b, g, columns, x.m)
-    store(dv_cd, dv, x.shape, b, g, columns, x.m)
+    _put_halves(dk_low, dk_high, dk, x, b, g, columns, m)
+    store(dv_cd, dv, x.shape, b, g, columns, m)
 
 
 # ----------------------------------------------------------------------------------------- launch
@@ -272,13 +303,8 @@ class Tiling(NamedTuple):
 
 
 TILINGS = {
-    "forward": {16: Tiling(16, 1), 32: Tiling(32, 2), 64: Tiling(64, 4), 128: Tiling(64, 4)},
-    "backward": {
-        16: Tiling(16, 1),
-        32: Tiling(32, 2, 160),
-        64: Tiling(64, 4, 168),
-        128: Tiling(128, 8),
-    },
+    "forward": {32: Tiling(32, 2), 64: Tiling(64, 4), 128: Tiling(64, 4)},
+    "backward": {32: Tiling(32, 2, 160), 64: Tiling(64, 4, 168), 128: Tiling(128, 8)},
 }
 """By the longer of queries and keys, for heads of 64 numbers of 16 bits: what spills no register
 and leaves room for several programs on one processor."""
@@ -310,10 +336,12 @@ def backward(call: Call, d_out: Tensor, grads: list[Tensor]) -> None:
 
 
 def _sizes(kernel: str, call: Call) -> dict[str, int]:
-    n, m = (max(16, triton.next_power_of_2(x.shape[2])) for x in (call.q, call.k))
-    rows, warps, registers = tiling(kernel, max(n, m), call)
-    rows = min(n, rows)
-    sizes = {"BLOCKS": n // rows, "R": rows, "C": m, "num_warps": warps, "num_stages": 1}
+    # One size for both, for every pair of sizes would be compiled for itself.
+    longest = max(32, triton.next_power_of_2(max(call.q.shape[2], call.k.shape[2])))
+    rows, warps, registers = tiling(kernel, longest, call)
+    rows = min(longest, rows)
+    sizes = {"BLOCKS": longest // rows, "R": rows, "C": longest}
+    sizes |= {"num_warps": warps, "num_stages": 1}
     return sizes if registers is None else sizes | {"maxnreg": registers}
 
 
@@ -335,9 +363,8 @@ def _inputs(call: Call) -> Inputs:
         laid(call.v),
         _side(call.q_turns, call.q_segments, None),
         _side(call.k_turns, call.k_segments, call.real),
-        n,
-        m,
-        m - n,
+        odd(n),
+        odd(m),
         call.scale,
         Shape(*(tl.constexpr(value) for value in constants)),
     )
@@ -347,4 +374,4 @@ def _side(turns: Tensor | None, segments: Tensor | None, real: Tensor | None) ->
     """Tensors [b or 1, …] without gaps, and steps of 0 where all rows of the batch share one."""
     told = [None if x is None else x.contiguous() for x in (turns, segments, real)]
     steps = [0 if x is None or x.shape[0] == 1 else x.stride(0) for x in told]
-    return Side(told[0], steps[0], told[1], steps[1], told[2], steps[2])
+    return Side(told[0], steps[0], told[1], odd(steps[1]), told[2], odd(steps[2]))
