@@ -19,7 +19,7 @@ from heed.api import Translator
 from heed.config import Recipe
 from heed.config.sections import InitConfig
 from heed.data.batches import Batches, Rows
-from heed.data.corpus import Corpus, Record, kept, open_corpus
+from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.doctor import overlap
 from heed.data.store import open_store
 from heed.data.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class HeldOut:
 
     def records(self, dropped: Counter[str]) -> list[Record]:
         """The texts, in order."""
-        records = list(kept(self.corpus, dropped))
+        records = list(self.corpus.kept(dropped))
         return records if self.rows is None else [records[i] for i in self.rows.tolist()]
 
 
@@ -150,7 +150,7 @@ def training_text(run: Run, recipe: Recipe) -> Train:
         if data.world is not None:
             corpus = open_corpora(recipe)["train"]
         else:
-            corpus = open_corpus(data.train, task=recipe.task, unit=data.unit)
+            corpus = open_corpus(data.train, task=recipe.task, unit=data.unit, drop=data.drop)
         now = corpus.fingerprint()
     except DataError as error:
         return Train(None, f"the training text cannot be read: {error}")

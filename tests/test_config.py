@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from heed.config import ModelConfig, position_names
+from heed.config import ModelConfig, Recipe, position_names
 from heed.errors import ConfigError, HeedError
 
 KEYS = sorted(ModelConfig.model_fields)
@@ -246,3 +246,8 @@ def test_recipes_are_read_without_torch() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "False"
+
+
+def test_a_pattern_must_be_one() -> None:
+    with pytest.raises(ConfigError, match="drop is no regular expression"):
+        Recipe.of({"task": "translate", "data": {"drop": "(("}})

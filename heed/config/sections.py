@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from heed.config.section import Count, Rule, Section, Share
+
+
+def _pattern(key: str, pattern: str | None) -> str | None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        return f"{key} is no regular expression: {error}."
+    return None
 
 
 class DataConfig(Section):
@@ -28,6 +37,8 @@ class DataConfig(Section):
     """What one text of a plain file is, for language models."""
     max_length: Count = 256
     """Tokens a text may have; longer ones are cut, and counted (a language model's windowed)."""
+    drop: str | None = None
+    """Learn from no text in which this pattern (a regular expression) is found; "^<" for markup."""
     pack: bool = False
     """Fill a language model's training rows with several texts, which don't see each other."""
 
@@ -37,6 +48,7 @@ class DataConfig(Section):
             if d.world is not None and d.train
             else None
         ),
+        lambda d: _pattern("drop", d.drop),
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.data.corpus import Corpus, Record, kept
+from heed.data.corpus import Corpus, Record
 from heed.data.tokenizer import Tokenizer
 from heed.data.wordwise import Wordwise
 from heed.errors import DataError, nearest
@@ -102,7 +102,7 @@ def open_store(
 def store_key(corpus: Corpus, tokenizer: Tokenizer, classes: Sequence[str]) -> str:
     """What a store's content hangs on, as a name."""
     facts = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), corpus.task, list(classes)]
-    facts += [corpus.unit, repr(corpus.layout)]
+    facts += [corpus.unit, repr(corpus.layout), corpus.drop]
     return blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -146,7 +146,7 @@ def _write(draft: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]
         writers = [files.enter_context(_SideWriter(draft, i, dtype)) for i in range(sides)]
         labels = files.enter_context((draft / "labels").open("wb"))
         encoder = Wordwise(tokenizer)
-        for chunk in _chunks(kept(corpus, dropped)):
+        for chunk in _chunks(corpus.kept(dropped)):
             for i, writer in enumerate(writers):
                 writer.add(encoder.encode_batch([_side(record, i, sides) for record in chunk]))
             if classes:

@@ -186,7 +186,13 @@ def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
     for name, paths in named.items():
         if paths:
             like = corpora.get("train")
-            corpora[name] = open_corpus(paths, task=recipe.task, unit=data.unit, like=like)
+            corpora[name] = open_corpus(
+                paths,
+                task=recipe.task,
+                unit=data.unit,
+                like=like,
+                drop=data.drop if name == "train" else None,
+            )
     return corpora
 
 
@@ -238,8 +244,9 @@ def _tokenizer(recipe: Recipe, run: Run, corpus: Corpus, say: Say) -> Tokenizer:
         tokenizer.save(run.tokenizer_path)
         return tokenizer
     settings = recipe.tokenizer
-    facts = f"{corpus.fingerprint()} {corpus.task} {corpus.unit} {settings.model_dump_json()}"
-    name = blake2b(facts.encode(), digest_size=16).hexdigest()
+    facts = [corpus.fingerprint(), corpus.task, corpus.unit, corpus.drop]
+    told = f"{facts} {settings.model_dump_json()}"
+    name = blake2b(told.encode(), digest_size=16).hexdigest()
     kept = cache_root() / "tokenizers" / f"{name}.json"
     if kept.exists():
         tokenizer = Tokenizer.load(kept)

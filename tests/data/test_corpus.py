@@ -23,9 +23,7 @@ from heed.data.corpus import (
     Place,
     Record,
     class_order,
-    drop_reason,
     files,
-    kept,
     open_corpus,
     splits,
 )
@@ -178,7 +176,7 @@ def test_semicolons_and_json_values(tmp_path: Path) -> None:
     corpus = open_corpus([write(tmp_path / "a.jsonl", "\n".join(objects))], task="classify")
     assert [record.label for record in corpus] == ["1", "2", "true", "", "word"]
     dropped: Counter[str] = Counter()
-    assert len(list(kept(corpus, dropped))) == 4
+    assert len(list(corpus.kept(dropped))) == 4
     assert dropped == {"unlabelled": 1}
 
 
@@ -249,7 +247,7 @@ def test_blank_lines_are_dropped_not_faults(tmp_path: Path) -> None:
     for name, content in contents.items():
         corpus = open_corpus([write(tmp_path / name, content)], task="classify")
         assert [record.texts[0] for record in corpus.kept()] == ["a b", "b c"]
-        assert {drop_reason(record) for record in corpus} == {None, "empty"}
+        assert {corpus.drop_reason(record) for record in corpus} == {None, "empty"}
 
 
 def test_compressed_is_the_same(tmp_path: Path) -> None:
@@ -370,3 +368,14 @@ def test_records_are_light_and_places_read_well() -> None:
 def test_no_torch_for_reading() -> None:
     program = "import sys, heed.data.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_what_a_pattern_finds_is_left_out_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.en").write_text("one\n<title>two</title>\nthree\nfour <b>\n")
+    (tmp_path / "a.fr").write_text("un\n<title>deux</title>\ntrois\n<b> quatre\n")
+    paths = [tmp_path / "a.en", tmp_path / "a.fr"]
+    corpus = open_corpus(paths, task="translate", drop="^<")
+    dropped: Counter[str] = Counter()
+    assert [record.texts[0] for record in corpus.kept(dropped)] == ["one", "three"]
+    assert dropped == {"told": 2}
+    assert len(list(open_corpus(paths, task="translate").kept())) == 4

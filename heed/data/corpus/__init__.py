@@ -6,9 +6,7 @@ from heed.data.corpus.reader import (
     NUMBER,
     Corpus,
     class_order,
-    drop_reason,
     infer_task,
-    kept,
     open_corpus,
 )
 from heed.data.corpus.records import Record
@@ -22,9 +20,7 @@ __all__ = [
     "Place",
     "Record",
     "class_order",
-    "drop_reason",
     "infer_task",
-    "kept",
     "open_corpus",
     "splits",
 ]

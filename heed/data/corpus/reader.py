@@ -28,25 +28,6 @@ UNITS = ("line", "document", "file")
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
-def drop_reason(record: Record) -> str | None:
-    """Why training must drop a record, or None to keep it: the one rule for all who read."""
-    if not all(map(str.strip, record.texts)):
-        return "empty"
-    if record.label is not None and not record.label:
-        return "unlabelled"
-    return None
-
-
-def kept(records: Iterable[Record], dropped: Counter[str] | None = None) -> Iterator[Record]:
-    """The records that training keeps; `dropped` counts the others by reason."""
-    for record in records:
-        reason = drop_reason(record)
-        if reason is None:
-            yield record
-        elif dropped is not None:
-            dropped[reason] += 1
-
-
 def class_order(labels: Iterable[str]) -> list[str]:
     """Distinct labels in the order of the classes: by number if all are numbers, else by letter."""
     distinct = set(labels)
@@ -64,6 +45,7 @@ class Corpus:
     form: str  # one of FORM_NAMES
     unit: str = "line"
     layout: Layout | None = None  # of tables
+    drop: str | None = None  # a pattern: records with a text in which it is found are left out
 
     @property
     def decided(self) -> str:
@@ -111,9 +93,24 @@ class Corpus:
             else:
                 yield from table(path, self.form, self.layout)
 
-    def kept(self) -> Iterator[Record]:
-        """The records that training uses, read strictly."""
-        return kept(self)
+    def drop_reason(self, record: Record) -> str | None:
+        """Why training drops a record, or None to keep it: the one rule for all who read."""
+        if not all(map(str.strip, record.texts)):
+            return "empty"
+        if record.label is not None and not record.label:
+            return "unlabelled"
+        if self.drop is not None and any(re.search(self.drop, text) for text in record.texts):
+            return "told"
+        return None
+
+    def kept(self, dropped: Counter[str] | None = None) -> Iterator[Record]:
+        """The records that training uses, read strictly; `dropped` counts the others by reason."""
+        for record in self:
+            reason = self.drop_reason(record)
+            if reason is None:
+                yield record
+            elif dropped is not None:
+                dropped[reason] += 1
 
     def labels(self) -> list[str]:
         """The labels in the order of the classes; reads the whole corpus."""
@@ -138,6 +135,7 @@ def open_corpus(
     columns: Sequence[Key] | None = None,
     unit: str = "line",
     like: Corpus | None = None,
+    drop: str | None = None,
 ) -> Corpus:
     """Open one split.
 
@@ -145,7 +143,7 @@ def open_corpus(
     after another. `form`: "text", "tsv", "csv", "jsonl" or "hf"; by default what the names say.
     `columns`: the columns of the texts in order, then of the label, by name or number from 1.
     `unit`: what a record of plain text is: a "line", a "document" or a "file". `like`: a split
-    already open, whose layout this one shares.
+    already open, whose layout this one shares. `drop`: a pattern of texts to leave out.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     names = tuple(str(path) for path in given)
@@ -159,13 +157,14 @@ def open_corpus(
     _check_word("form", form, FORM_NAMES)
     if form == "text":
         _check_plain(names, task)
-        return Corpus(task, names, form, unit)
+        return Corpus(task, names, form, unit, drop=drop)
     shared = like.layout if like and (like.task, like.form) == (task, form) else None
     if shared is not None and columns is None:
-        return Corpus(task, names, form, unit, replace(shared, how="as in the split before"))
+        as_before = replace(shared, how="as in the split before")
+        return Corpus(task, names, form, unit, as_before, drop)
     where = printable(names[0])
     head = sample(list(islice(rows(names[0], form), SAMPLE)), form, where)
-    return Corpus(task, names, form, unit, decide(head, task, columns, where=where))
+    return Corpus(task, names, form, unit, decide(head, task, columns, where=where), drop)
 
 
 def infer_task(paths: Sequence[str | Path], form: str | None = None) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from heed.data.corpus import Corpus, Record, drop_reason
+from heed.data.corpus import Corpus, Record
 from heed.data.corpus.files import Place
 from heed.data.doctor.digests import Flags, Lookout, as_digests, digest
 
@@ -96,7 +96,7 @@ def read(chart: Chart, limits: Limits, elsewhere: Elsewhere | None = None) -> No
             )
             continue
         chart.records += 1
-        reason = drop_reason(record)
+        reason = chart.corpus.drop_reason(record)
         if reason is not None:
             chart.dropped[reason] += 1
             chart.mark(reason, record.place, limits.places)

@@ -23,7 +23,6 @@ from heed.data.corpus import (
     Record,
     class_order,
     infer_task,
-    kept,
     open_corpus,
     splits,
 )
@@ -37,6 +36,7 @@ from heed.errors import DataError, nearest
 SYMPTOMS: dict[str, tuple[Severity, str]] = {
     "empty": ("warning", "empty; training drops them"),
     "unlabelled": ("warning", "without a label; training drops them"),
+    "told": ("warning", "left out, as data.drop says"),
     "control": ("warning", "with control characters"),
     "replacement": ("warning", "with U+FFFD, the mark of text once decoded wrongly"),
     "markup": ("warning", "with tags of XML or HTML"),
@@ -309,7 +309,8 @@ def _share(count: int, total: int, chart: Chart) -> str:
 
 def _sound(chart: Chart) -> Iterator[Record]:
     """The records that training keeps, read once more."""
-    return kept(record for record in chart.corpus.scan() if record.fault is None)
+    sound = (record for record in chart.corpus.scan() if record.fault is None)
+    return (record for record in sound if chart.corpus.drop_reason(record) is None)
 
 
 def _first(records: Iterable[Record], limits: Limits) -> tuple[Place, ...]:
