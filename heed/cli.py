@@ -336,7 +336,7 @@ def bench(
 
 @app.command()
 def selfcheck(json: AsJson = False) -> None:
-    """Prove on this machine: fused = plain, cached = uncached, resumed = unbroken."""
+    """Prove on this machine: fused = plain, cached = uncached, resumed = unbroken, two = one."""
     from dataclasses import asdict
 
     from heed import selfcheck as checks

@@ -1,0 +1,43 @@
+"""Every shipped recipe can be read, and trains on files of the right kind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from heed.config import Recipe
+from heed.recipes import find, names, show
+from heed.train import command, engine
+
+SMALL = ["model.layers=1", "model.width=24", "model.heads=2", "train.steps=2", "train.warmup=0"]
+SMALL += ["tokenizer.vocab_size=300", "train.average=1", "train.evaluate_bleu=false"]
+SMALL += ["train.best=dev/loss"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_can_be_read_and_shown(name: str) -> None:
+    recipe = Recipe.read(find(name))
+    assert f"task = '{recipe.task}'" in show(name).replace('"', "'")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files named like the corpus that `ted-en-fr` recipes are for."""
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
+    draw = random.Random(0)
+    for split, count in (("train", 60), ("dev", 12), ("test", 12)):
+        lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(count)]
+        for side in ("en", "fr"):
+            (tmp_path / f"{split}.{side}").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("ted-en-fr/")])
+def test_a_translation_recipe_trains(name: str, pairs: Path) -> None:
+    recipe, _ = command.recipe(name, None, None, None, SMALL, None, pairs)
+    assert recipe.data.train == [str(pairs / "train.en"), str(pairs / "train.fr")]
+    run = engine.start(recipe, pairs / "run", device="cpu", console=Console(quiet=True))
+    assert run.finished
