@@ -46,7 +46,7 @@ def join(
         run: Any = _Join.apply
         return run(x_bnw, branch_bnw, norm.weight, bias, seed, *rule, dropped, for_map)
     if branch_bnw is not None:
-        x_bnw = x_bnw + dropout(branch_bnw)
+        x_bnw = x_bnw + (branch_bnw if dropped == 0.0 else dropout(branch_bnw))
     return x_bnw, norm(x_bnw)
 
 

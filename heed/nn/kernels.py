@@ -26,6 +26,7 @@ from heed.nn.masks import Mask, hide, merged
 from heed.nn.relative import Relative, ScoreMod, attend_by_distance, plans
 from heed.nn.short import LazyTurn, attend_short
 from heed.nn.turning import turn as turn_parts
+from heed.nn.turning import turn_halves
 
 LONG, LONG_BY_QUERY = 512, 128
 """From how many tokens on a bias held as a tensor costs more than one made cell by cell: where all
@@ -100,10 +101,13 @@ def turned(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> li
         return turn_parts(parts, positions_bn, frequencies)
     angles = positions_bn[:, None, :, None].float() * frequencies
     cos, sin = angles.cos(), angles.sin()
-    return [_turned(x, cos, sin) for x in parts]
+    if torch.compiler.is_compiling():
+        return [_turned(x, cos, sin) for x in parts]
+    return turn_halves(parts, cos, sin)
 
 
 def _turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The formula as it stands: a compiler finds the fewest passes by itself."""
     x, y = x_bhnd.chunk(2, dim=-1)
     return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
 

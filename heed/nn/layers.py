@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.maps import Linear, activated
+from heed.nn.maps import Dropout, Linear, activated
 
 
 class Table(nn.Embedding):
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
         gates = 2 if config.activation == "swiglu" else 1
         self.up = nn.Linear(config.width, gates * hidden, bias=config.bias)
         self.down = BranchOut(hidden, config.width, bias=config.bias)
-        self.dropout = nn.Dropout(config.feed_forward_dropout)
+        self.dropout = Dropout(config.feed_forward_dropout)
 
     def forward(self, x_bnw: Tensor) -> Tensor:
         """down(activation(up(x))), or down(silu(gate(x)) · up(x))."""

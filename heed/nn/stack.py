@@ -17,6 +17,7 @@ from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
 from heed.nn.join import draw_seeds, join
 from heed.nn.layers import FeedForward, build_norm
+from heed.nn.maps import Dropout
 from heed.nn.masks import Mask
 from heed.nn.merges import build_merge
 from heed.nn.positions import LazyBias, Position, build_position
@@ -42,7 +43,7 @@ class Block(nn.Module):
             self.cross_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = build_norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,
@@ -125,7 +126,7 @@ class Stack(nn.Module):
         else:
             self.cross_position = Position()
             self.cross_layer_positions = nn.ModuleList()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
         self.norm = build_norm(config) if config.norm_place == "pre" else nn.Identity()
 

@@ -171,16 +171,18 @@ def move(optimizer: Optimizer, divisor: Tensor, finite: Tensor) -> None:
     """One step with gradients over `divisor`, or none at all where they are not `finite`.
 
     Both are 0-d tensors that stay on their device where the rule reads them itself, by torch's
-    contract for scaled losses (`grad_scale`, `found_inf`). Adafactor asks the host.
+    contract for scaled losses (`grad_scale`, `found_inf`). Adafactor asks the host, and so does a
+    CPU, which has nobody to wait for: that contract takes an operation more a parameter.
     """
     rule: Any = optimizer
-    if getattr(rule, "_step_supports_amp_scaling", False):
+    if divisor.device.type != "cpu" and getattr(rule, "_step_supports_amp_scaling", False):
         rule.grad_scale, rule.found_inf = divisor, 1.0 - finite.float()
         optimizer.step()
         rule.grad_scale = rule.found_inf = None
     elif finite:
         grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        torch._foreach_div_([grad for grad in grads if grad is not None], divisor)
+        if divisor != 1.0:
+            torch._foreach_div_([grad for grad in grads if grad is not None], divisor)
         optimizer.step()
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,11 +30,10 @@ from heed.train.state import State
 from heed.train.step import Limits, Step
 
 Say = Callable[[str], None]
-COMPILING, SAVED = 60.0, 0.15
-"""Seconds that one kind of block takes to compile on a CPU, and the share of an update that this
-saves, about. On a GPU our own kernels, captured, are faster than compiled blocks (docs/log.md)."""
-OPERATIONS = 1e11
-"""Arithmetic a CPU does in a second, about."""
+KEPT = 2**30
+"""Bytes of free memory that a CPU run does not hand back; also those that lie in one piece."""
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""What glibc's mallopt calls them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def build_step(
 
     `objective` is the model's as several ranks share it.
     """
+    if state.device.type == "cpu":
+        keep_memory()
     objective = objective or Objective(model, label_smoothing=recipe.train.label_smoothing)
     make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.speed
     if speed == "graphs" and state.world.several:
@@ -68,9 +71,7 @@ def build_step(
         raise ConfigError([f"[train] speed cannot be {speed!r}: {hindered}."])
     while True:
         try:
-            return (
-                _choose(recipe, model, state, ahead, make, say) if speed == "auto" else make(speed)
-            )
+            return _choose(recipe, state, ahead, make, say) if speed == "auto" else make(speed)
         except torch.OutOfMemoryError:
             most = max(shape.texts for shape in ahead.shapes)
             if not recipe.train.halve or state.pieces_of_batch >= most:
@@ -79,6 +80,20 @@ def build_step(
         state.pieces_of_batch *= 2
         torch.cuda.empty_cache()
         say(f"A batch does not fit into memory: learning from it in {state.pieces_of_batch} parts.")
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory that an update frees: the next one needs the same.
+
+    glibc hands large pieces back to the system at once and has them given anew, zeroed page by
+    page: a tenth of a translator's update on a CPU. Other C libraries are left alone.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
+            library.mallopt(option, KEPT)
 
 
 def obstacle(recipe: Recipe, speed: str, device: torch.device) -> str | None:
@@ -103,15 +118,14 @@ def _has_compiler(device: torch.device) -> bool:
 
 def _choose(
     recipe: Recipe,
-    model: Model,
     state: State,
     ahead: Ahead,
     make: Callable[[str], Step],
     say: Say,
 ) -> Step:
-    """Graphs on a GPU, for they pay at once; compiled blocks on a CPU, where that is repaid."""
-    if state.device.type == "cpu":
-        return make(_on_cpu(recipe, model, state, ahead, say))
+    """Graphs on a GPU, for they pay at once. Compiled blocks never beat what `auto` takes here:
+    our own kernels, captured, on a GPU, torch's on a CPU (docs/log.md); they can be asked for.
+    """
     hindered = obstacle(recipe, "graphs", state.device)
     if state.world.several:
         hindered = "several ranks share the work"
@@ -131,24 +145,6 @@ def _choose(
     took = time.perf_counter() - began
     say(f"Speed: {len(ahead.shapes)} shapes captured as graphs in {took:.1f} s.")
     return step
-
-
-def _on_cpu(recipe: Recipe, model: Model, state: State, ahead: Ahead, say: Say) -> str:
-    """Whether compiled blocks will have paid for themselves, by a guess at the work ahead."""
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    seconds = 6 * weights * ahead.example.tokens / OPERATIONS * ahead.updates
-    kinds = len({hasattr(block, "cross") for block in _blocks(model)})
-    price, gain = COMPILING * kinds, SAVED * seconds
-    hindered = obstacle(recipe, "compile", state.device)
-    if state.world.several:
-        hindered = "several ranks share the work"
-    elif not kinds or gain <= price:
-        hindered = "to compile would take longer than it saves"
-    if hindered is not None:
-        say(f"Speed: one kernel at a time, because {hindered}.")
-        return "eager"
-    say(f"Speed: compiled, to save about {gain:.0f} of {seconds:.0f} s of updates.")
-    return "compile"
 
 
 def _make(

@@ -36,6 +36,7 @@ class Step:
     def __init__(self, objective: nn.Module, state: State, limits: Limits, *, bf16: bool) -> None:
         """`objective` is an `Objective`, or what stands for one: replicated, sharded."""
         self.objective, self.state, self.limits, self.bf16 = objective, state, limits, bf16
+        self.weights = list(state.model.parameters())  # to look for them takes longer than a norm
 
     def __call__(self, batches: list[Batch]) -> None:
         """One update over the mean loss of all targets in these batches."""
@@ -95,7 +96,7 @@ class Step:
 
     def gradients(self) -> list[Tensor]:
         """The gradients there are."""
-        return [p.grad for p in self.state.model.parameters() if p.grad is not None]
+        return [p.grad for p in self.weights if p.grad is not None]
 
 
 def pieces(batches: list[Batch], parts: int) -> Iterator[Batch]:

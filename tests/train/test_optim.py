@@ -398,3 +398,32 @@ def test_each_bad_number_gets_one_sentence(wrong: dict[str, Any], complaint: str
     with pytest.raises(ConfigError) as caught:
         OptimizerSettings(**{"name": "muoon"} | wrong)
     assert len(caught.value.complaints) == 2  # all of them, not only the first
+
+
+@pytest.mark.parametrize("name", sorted(CAPTURABLE))
+def test_a_rule_skips_and_scales_as_it_is_told(name: str) -> None:
+    """Without asking the host, as a captured update needs it (torch's contract for scaling)."""
+
+    def after(*steps: tuple[float, float | None]) -> list[Tensor]:
+        """Weights and what the rule keeps after steps of (gradient, found_inf), over 4."""
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        told = OptimizerSettings(name=name, lr=1e-2, weight_decay=0.1)
+        optimizer: Any = build_optimizer(model, told)
+        for size, found_inf in steps:
+            for parameter in model.parameters():
+                scale = 1.0 if found_inf is None else 4.0
+                parameter.grad = torch.full_like(parameter, size * scale)
+            optimizer.grad_scale = None if found_inf is None else torch.tensor(4.0)
+            optimizer.found_inf = None if found_inf is None else torch.tensor(found_inf)
+            optimizer.step()
+        kept = [v for state in optimizer.state.values() for v in state.values()]
+        return [p.detach().clone() for p in model.parameters()] + [torch.as_tensor(v) for v in kept]
+
+    plain = after((0.3, None), (-0.2, None))
+    for found in (
+        after((0.3, 0.0), (-0.2, 0.0)),
+        after((0.3, 0.0), (torch.nan, 1.0), (-0.2, 0.0)),
+        after((torch.inf, 1.0), (0.3, 0.0), (-0.2, 0.0)),
+    ):
+        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(plain, found, strict=True))
