@@ -20,6 +20,8 @@ from heed.train.distributed import among_several, one_voice
 from heed.train.engine import build_loop
 from heed.train.setup import choose_device, prepare, refuse_nonsense
 
+SMALL = 2**21
+"""Bytes of text up to which a model of two layers is enough."""
 TRIED = 5
 """Updates timed for an estimate, after one to warm up."""
 
@@ -40,6 +42,8 @@ def recipe(
     if name is not None:
         path = find(name)
         tables, where = read_tables(path), str(path)
+    elif train:
+        tables = _sensible(train)
     data = dict(tables.get("data", {}))
     if folder is not None:
         data = _inside(folder, data)
@@ -54,6 +58,15 @@ def recipe(
     extra = [f"train.precision={precision}"] if precision else []
     resolved = Recipe.of(changed(tables, [*(changes or ()), *extra]), where=where)
     return resolved, Path(name).stem if name else resolved.task
+
+
+def _sensible(files: Sequence[str]) -> dict[str, Any]:
+    """Settings for files without a recipe: a small text gets a small model, stopped in time."""
+    sizes = [Path(name).stat().st_size for name in files if Path(name).is_file()]
+    if len(sizes) < len(files) or sum(sizes) > SMALL:
+        return {"train": {"patience": 3}}
+    train = {"batch_tokens": 2048, "lr": 2e-3, "patience": 3}
+    return {"model": {"layers": 2, "width": 128}, "train": train}
 
 
 def _inside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
