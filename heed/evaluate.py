@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from heed.api import Translator
 from heed.config import Recipe
-from heed.config.sections import InitConfig
 from heed.data.batches import Batches, Rows
 from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.doctor import overlap
@@ -33,7 +31,7 @@ from heed.score.evaluation import evaluate as mean_loss
 from heed.score.translation import METRICS, RESAMPLES
 from heed.train.engine import load
 from heed.train.ledger import FALLING
-from heed.train.setup import open_corpora, prepare
+from heed.train.setup import batches_of, open_corpora, set_aside, world_files
 
 Say = Callable[[str], None]
 RESULTS = "evaluation.json"
@@ -86,7 +84,7 @@ def evaluate(folder: Path, settings: Settings, *, device: str, say: Say) -> dict
         raise ConfigError([f"--sentences and --beam are for translations; {folder} makes none."])
     model, tokenizer, recipe = load(folder, device=device)
     train = training_text(run, recipe)
-    held_out = find_set(run, recipe, train, settings)
+    held_out = find_set(recipe, train, settings)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)
     if not records:
@@ -96,7 +94,8 @@ def evaluate(folder: Path, settings: Settings, *, device: str, say: Say) -> dict
     parts: list[Sequence[int]] = [range(len(records))]
     if 0 < len(clean) < len(records):
         parts.append(clean)
-    facts = _losses(model, batches_of(recipe, held_out, tokenizer, train), held_out, parts)
+    batches = _batches(recipe, held_out, tokenizer, train)
+    facts = _losses(model, batches, held_out, parts)
     if isinstance(model, TranslationModel):
         say(f"Translating {len(records):,} texts…")
         translator = Translator(model, tokenizer, recipe)
@@ -160,7 +159,7 @@ def training_text(run: Run, recipe: Recipe) -> Train:
     return Train(corpus)
 
 
-def find_set(run: Run, recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
+def find_set(recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
     """The files named, or the split named, or the recipe's test set, or dev."""
     if settings.test and settings.split is not None:
         raise ConfigError(["--test and --split are two ways to name a set: use one of them."])
@@ -168,9 +167,7 @@ def find_set(run: Run, recipe: Recipe, train: Train, settings: Settings) -> Held
         return HeldOut(_stem(settings.test[0]), _open(settings.test, recipe, train))
     data, named = recipe.data, dict(recipe.data.sets)
     if data.world is not None:
-        corpora = open_corpora(recipe)
-        named |= {name: list(corpus.paths) for name, corpus in corpora.items()}
-        named["test"] = _world_test(corpora["dev"])
+        named |= world_files(recipe)
     else:
         given = {"train": data.train, "dev": data.dev, "test": data.test}
         named |= {name: files for name, files in given.items() if files}
@@ -178,20 +175,14 @@ def find_set(run: Run, recipe: Recipe, train: Train, settings: Settings) -> Held
     if name in named:
         return HeldOut(name, _open(named[name], recipe, train))
     if name == "dev" and train.corpus is not None:  # a share of train was set aside
-        told = replace(recipe, init=InitConfig())
-        parts = prepare(told, run, device=torch.device("cpu"), say=lambda _: None)
-        return HeldOut("dev", train.corpus, np.unique(parts.sets["dev"].rows))
+        held_out, _ = set_aside(sum(1 for _ in train.corpus.kept()), recipe.seed)
+        return HeldOut("dev", train.corpus, held_out)
     known = [*named, *([] if "dev" in named else ["dev"])]
     if name in known:
         raise RunError(f"dev was a part of train. {train.missing}", todo="Name files with --test.")
     raise ConfigError(
         [f"There is no set {name!r}: this run has {', '.join(known)}.{nearest(name, known)}"]
     )
-
-
-def _world_test(dev: Corpus) -> list[str]:
-    """The generated world keeps its test set beside its dev set."""
-    return [str(path.with_name(f"test{path.suffix}")) for path in map(Path, dev.paths)]
 
 
 def _open(files: Sequence[str], recipe: Recipe, train: Train) -> Corpus:
@@ -203,24 +194,15 @@ def _stem(path: str) -> str:
     return Path(path).name.partition(".")[0] or "test"
 
 
-def batches_of(recipe: Recipe, held_out: HeldOut, tokenizer: Tokenizer, train: Train) -> Batches:
+def _batches(recipe: Recipe, held_out: HeldOut, tokenizer: Tokenizer, train: Train) -> Batches:
     """The set as the model reads it, made as training makes it."""
     classes: list[str] = []
     if recipe.task == "classify":
         if train.corpus is None:
             raise RunError(f"the classes are named by train. {train.missing}")
         classes = train.corpus.labels()
-    masked = recipe.train.objective == "masked"
-    return Batches(
-        open_store(held_out.corpus, tokenizer, classes=classes),
-        recipe.task,
-        max_length=recipe.data.max_length,
-        batch_tokens=recipe.train.batch_tokens,
-        batch_size=recipe.train.batch_size,
-        seed=recipe.seed,
-        rows=held_out.rows,
-        masked=recipe.train.mask_share if masked else 0.0,
-    )
+    store = open_store(held_out.corpus, tokenizer, classes=classes)
+    return batches_of(recipe, store, held_out.rows)
 
 
 def seen_in_train(held_out: HeldOut, records: Sequence[Record], train: Train) -> list[bool] | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels import HAS_TRITON
+from heed.nn.kernels import on_gpu
 
 WIDEST = 8192
 """A kernel holds whole rows; wider ones it does not take."""
@@ -52,7 +52,7 @@ def join(
 
 def draw_seeds(x: Tensor, dropout: nn.Dropout, *size: int) -> Tensor | None:
     """Seeds [*size, 2] for so many joins of one pass; None where they need none."""
-    if _share(dropout) == 0.0 or not _on_gpu(x):
+    if _share(dropout) == 0.0 or not on_gpu(x):
         return None
     return torch.randint(2**63 - 1, (*size, SEED), device=x.device)
 
@@ -61,12 +61,8 @@ def _share(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
 
 
-def _on_gpu(x: Tensor) -> bool:
-    return HAS_TRITON and x.is_cuda
-
-
 def _has_kernel(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:
-    if not _on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] > WIDEST:
+    if not on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] > WIDEST:
         return False
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.eps is None:
         return False

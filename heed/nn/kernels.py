@@ -84,7 +84,7 @@ def prepare(
 def split(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
     """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
     learns = torch.is_grad_enabled() and packed_bnw.requires_grad
-    if learns and _on_gpu(packed_bnw) and not torch.compiler.is_compiling():
+    if learns and on_gpu(packed_bnw) and not torch.compiler.is_compiling():
         return heads.split_learning(packed_bnw, counts, width)
     return heads.split(packed_bnw, counts, width)
 
@@ -97,7 +97,7 @@ def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
 
 def turned(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
     """Tensors [b, heads, n, d], each pair (i, i + d/2) turned by position · frequency."""
-    if _on_gpu(positions_bn):
+    if on_gpu(positions_bn):
         return turn_parts(parts, positions_bn, frequencies)
     angles = positions_bn[:, None, :, None].float() * frequencies
     cos, sin = angles.cos(), angles.sin()
@@ -112,7 +112,8 @@ def _turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
 
 
-def _on_gpu(x: Tensor) -> bool:
+def on_gpu(x: Tensor) -> bool:
+    """Whether a kernel of ours could read it."""
     return HAS_TRITON and x.device.type == "cuda"
 
 
@@ -127,7 +128,7 @@ def _short(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
     n, (m, d) = q_bhnd.shape[2], k_bgmd.shape[2:]
     known = q_bhnd.dtype in SHORT_DTYPES and q_bhnd.dtype == k_bgmd.dtype == v_bgmd.dtype
     fits = 1 < n <= SHORT and m <= SHORT and d * q_bhnd.element_size() <= SHORT_BYTES
-    return fits and known and _on_gpu(q_bhnd)
+    return fits and known and on_gpu(q_bhnd)
 
 
 def _simple(mask: Mask) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels import HAS_TRITON
+from heed.nn.kernels import on_gpu
 
 HELD, HELD_ON_GPU = 2**22, 2**29
 """How many logits to hold at once: what a CPU's cache takes, and a gigabyte of bfloat16."""
@@ -157,7 +157,7 @@ def _add_product(sum_vw: Tensor, a_vr: Tensor, b_rw: Tensor, *, first: bool) -> 
 
 
 def _has_kernel(x: Tensor) -> bool:
-    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+    return on_gpu(x) and x.dtype != torch.float64
 
 
 def _judge_on_gpu(*told: Any) -> Tensor:

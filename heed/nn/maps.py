@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels import HAS_TRITON
+from heed.nn.kernels import on_gpu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -75,11 +75,8 @@ def activated(x: Tensor, up: nn.Linear, name: str) -> Tensor:
 
 
 def _learns_on_gpu(x: Tensor) -> bool:
-    return _on_gpu(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return HAS_TRITON and x.is_cuda and x.dtype != torch.float64
+    learns = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return learns and on_gpu(x) and x.dtype != torch.float64
 
 
 class _LearnBias(torch.autograd.Function):

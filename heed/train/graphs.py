@@ -99,24 +99,32 @@ class GraphStep(Step):
         sums, counts = state.tally.sums.clone(), state.tally.counts.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            state.tally.begin(1)
-            state.ema_share.zero_()
-            for batch in blanks:
-                Step.learn(self, batch)
-            # A gradient that is not finite moves nothing, but makes all that the optimizer keeps.
-            self.gradients()[0].fill_(torch.inf)
-            Step.move(self)
-            for batch in blanks:
-                graph = _graph(partial(self._update, batch), pool)
-                self._captured[_shapes(batch)] = _Captured(batch, graph)
-            if not self.whole:
-                self._moves = _graph(partial(Step.move, self), pool)
-        torch.cuda.current_stream().wait_stream(aside)
-        self.forget()
-        state.tally.sums.copy_(sums)
-        state.tally.counts.copy_(counts)
-        torch.cuda.set_rng_state(random, state.device)
+        try:
+            with torch.cuda.stream(aside):
+                self._run_and_capture(blanks, pool)
+        except RuntimeError:  # what follows then learns in another way, from a clean state
+            state.optimizer.zero_grad(set_to_none=True)
+            raise
+        finally:
+            torch.cuda.current_stream().wait_stream(aside)
+            state.tally.sums.copy_(sums)
+            state.tally.counts.copy_(counts)
+            torch.cuda.set_rng_state(random, state.device)
+
+    def _run_and_capture(self, blanks: Sequence[Batch], pool: Any) -> None:
+        state = self.state
+        state.tally.begin(1)
+        state.ema_share.zero_()
+        for batch in blanks:
+            Step.learn(self, batch)
+        # A gradient that is not finite moves nothing, but makes all that the optimizer keeps.
+        self.gradients()[0].fill_(torch.inf)
+        Step.move(self)
+        for batch in blanks:
+            graph = _graph(partial(self._update, batch), pool)
+            self._captured[_shapes(batch)] = _Captured(batch, graph)
+        if not self.whole:
+            self._moves = _graph(partial(Step.move, self), pool)
 
     def _update(self, batch: Batch) -> None:
         """What a batch's graph does."""

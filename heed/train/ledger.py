@@ -95,7 +95,7 @@ class Ledger:
         value, best = sets[name][metric], state.best
         better = best is None or (value < best if metric in FALLING else value > best)
         if better:
-            state.best, state.best_step = value, state.step
+            state.best = value
         return better
 
     def choose(self, view: View) -> dict[str, Tensor]:

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from heed.config import DataConfig, Recipe, TokenizerConfig
+from heed.config import Recipe, TokenizerConfig
 from heed.data import world
 from heed.data.batches import Batches, Rows
 from heed.data.corpus import Corpus, open_corpus
 from heed.data.doctor import examine
 from heed.data.packing import PackedBatches
 from heed.data.shapes import chunks
-from heed.data.store import cache_root, open_store
+from heed.data.store import Store, cache_root, open_store
 from heed.data.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
 from heed.models import Model, build
@@ -170,6 +170,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def wants_bf16(precision: str, device: torch.device) -> bool:
+    """Whether the forward pass is to be in bfloat16; `auto` is where a GPU is fast at it."""
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     return precision == "bf16"
@@ -179,7 +180,7 @@ def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
     """The splits a recipe names, those of the generated world written first if they are not."""
     data = recipe.data
     if data.world is not None:
-        named = _world_files(recipe.task, data, recipe.seed)
+        named = {name: files for name, files in world_files(recipe).items() if name != "test"}
     else:
         named = {"train": data.train, "dev": data.dev, **data.sets}
     corpora: dict[str, Corpus] = {}
@@ -196,16 +197,17 @@ def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
     return corpora
 
 
-def _world_files(task: str, data: DataConfig, seed: int) -> dict[str, list[str]]:
-    size, held_out = data.world or 0, data.world_test
-    folder = cache_root() / "world" / f"{world.edition()}-{seed}-{size}-{held_out}"
+def world_files(recipe: Recipe) -> dict[str, list[str]]:
+    """The generated world's train, dev and test files for a task, written if they are not there."""
+    size, held_out = recipe.data.world or 0, recipe.data.world_test
+    folder = cache_root() / "world" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        world.write(folder, train=size, dev=held_out, test=held_out, seed=seed)
-    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[task]
+        world.write(folder, train=size, dev=held_out, test=held_out, seed=recipe.seed)
+    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {
         split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
-        for split in ("train", "dev")
+        for split in ("train", "dev", "test")
     }
 
 
@@ -291,6 +293,21 @@ def set_aside(count: int, seed: int) -> tuple[Rows, Rows]:
     return np.flatnonzero(~learnt).astype(np.uint32), np.concatenate(parts)
 
 
+def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batches:
+    """Some of a store's texts, or all, as a recipe's model reads them."""
+    settings = recipe.train
+    return Batches(
+        store,
+        recipe.task,
+        max_length=recipe.data.max_length,
+        batch_tokens=settings.batch_tokens,
+        batch_size=settings.batch_size,
+        seed=recipe.seed,
+        rows=rows,
+        masked=settings.mask_share if settings.objective == "masked" else 0.0,
+    )
+
+
 def _batches(
     recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
 ) -> tuple[Batches | PackedBatches, dict[str, Batches]]:
@@ -302,19 +319,7 @@ def _batches(
         stores["dev"] = stores["train"]
         count = len(stores["train"])
         rows["dev"], rows["train"] = set_aside(count, recipe.seed)
-    sets = {
-        name: Batches(
-            store,
-            recipe.task,
-            max_length=data.max_length,
-            batch_tokens=settings.batch_tokens,
-            batch_size=settings.batch_size,
-            seed=recipe.seed,
-            rows=rows[name],
-            masked=settings.mask_share if settings.objective == "masked" else 0.0,
-        )
-        for name, store in stores.items()
-    }
+    sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
     if not data.pack:
         return sets["train"], sets
     packed = PackedBatches(

@@ -76,9 +76,7 @@ def build_step(
             most = max(shape.texts for shape in ahead.shapes)
             if not recipe.train.halve or state.pieces_of_batch >= most:
                 raise
-        state.optimizer.zero_grad(set_to_none=True)
-        state.pieces_of_batch *= 2
-        torch.cuda.empty_cache()
+        state.halve()
         say(f"A batch does not fit into memory: learning from it in {state.pieces_of_batch} parts.")
 
 

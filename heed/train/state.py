@@ -104,7 +104,6 @@ class State:
     lines: int = 0
     """Lines of metrics.jsonl written by now: what a resumed run keeps of it."""
     best: float | None = None
-    best_step: int = 0
     worse: int = 0
     """Evaluations since the best one."""
     pieces_of_batch: int = 1
@@ -126,6 +125,16 @@ class State:
         if self.ema:
             number = self.step + 1
             self.ema_share.fill_(1.0 - min(self.ema_decay, (1 + number) / (10 + number)))
+
+    def halve(self) -> None:
+        """Cut batches smaller after one did not fit, and forget what was counted of it.
+
+        Its gradient is to be forgotten before, by whoever made it.
+        """
+        self.tally.sums[NOW].zero_()
+        self.pieces_of_batch *= 2
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def update_ema(self) -> None:
@@ -188,7 +197,7 @@ class State:
             setattr(self, name, facts[name])
 
 
-FACTS = ("lines", "best", "best_step", "worse", "pieces_of_batch")
+FACTS = ("lines", "best", "worse", "pieces_of_batch")
 """The plain numbers of a state that a checkpoint keeps beside its step."""
 
 

@@ -48,13 +48,17 @@ class Step:
                     self.learn(batch)
             self.learn(last)
         except torch.OutOfMemoryError:
-            if not self._halve(max(len(batch.ids) for batch in batches)):
+            most = max(len(batch.ids) for batch in batches)
+            if not self.limits.halve or self.state.pieces_of_batch >= most:
                 raise
         else:
             self.move()
             self.state.step += 1
             return
-        self(batches)  # outside of `except`, which would keep what did not fit
+        # Outside of `except`, which would keep what did not fit.
+        self.forget()
+        self.state.halve()
+        self(batches)
 
     def learn(self, batch: Batch) -> None:
         """Add one micro-batch's share to the gradient."""
@@ -63,17 +67,6 @@ class Step:
             total, right = self.objective(batch)
         (total / tally.sums[NOW, 2].to(total.dtype)).backward()
         tally.add(total.detach(), right)
-
-    def _halve(self, texts: int) -> bool:
-        """After an update that did not fit: forget it, and cut batches smaller where allowed."""
-        if not self.limits.halve or self.state.pieces_of_batch >= texts:
-            return False
-        self.forget()
-        self.state.tally.sums[NOW].zero_()
-        self.state.pieces_of_batch *= 2
-        if self.state.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return True
 
     def move(self) -> None:
         """Clip the gradient to its largest norm, move the weights, forget the gradient."""

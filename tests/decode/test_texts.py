@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,14 +32,14 @@ WILD = [
 anything = st.text(max_size=60)
 
 
-def scribe(kind: str = "bpe", longest: int = 20, **settings: object) -> Scribe:
+def scribe(kind: str = "bpe", longest: int = 20, **settings: Any) -> Scribe:
     """A translator with random weights over a tokenizer of this kind."""
     tokenizer = Tokenizer.train(LINES, kind=kind, vocab_size=280 if kind == "bpe" else None)
     base = new_translator()
     model = build("translate", base.config, vocab=tokenizer.vocab_size)
     assert isinstance(model, Translator)
     nbest, aligned = settings.pop("nbest", 1), settings.pop("alignments", False)
-    told = DecodeConfig(**({"max_ratio": 0.5, "max_extra": 4} | settings))  # type: ignore[arg-type]
+    told = DecodeConfig(**({"max_ratio": 0.5, "max_extra": 4} | settings))
     assert isinstance(nbest, int)
     return Scribe(
         [model.eval()], tokenizer, told, longest=longest, nbest=nbest, alignments=bool(aligned)

@@ -46,7 +46,7 @@ MANY = 3000 if CUDA else 40
 @pytest.fixture(autouse=True)
 def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA:
-        monkeypatch.setattr(joining, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(joining, "on_gpu", lambda x: True)
 
 
 def build_norm(kind: str, w: int, dtype: torch.dtype = torch.float32) -> Norm:
@@ -155,7 +155,7 @@ def test_under_autocast_a_map_reads_what_it_would_make_of_it(
     assert (joined.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert join(x, branch, norm, NONE)[1].dtype == torch.float32
-    monkeypatch.setattr(joining, "_on_gpu", lambda x: False)
+    monkeypatch.setattr(joining, "on_gpu", lambda x: False)
     plain_joined, plain_normed, plain = run()
     assert torch.equal(joined, plain_joined)
     torch.testing.assert_close(normed, plain_normed.bfloat16(), rtol=2**-7, atol=1e-6)
@@ -295,7 +295,7 @@ def test_a_stack_of_joins_is_a_stack_of_steps(
     model = language_model(norm_place=place, norm=norm, bias=biased)
     found, traced = result(model, ids()), model.trace(ids())
     assert apart(traced.logits, found[0]) <= 1e-5
-    monkeypatch.setattr(joining, "_on_gpu", lambda x: False)
+    monkeypatch.setattr(joining, "on_gpu", lambda x: False)
     plain, plainly_traced = result(model, ids()), model.trace(ids())
     assert apart(found[0], plain[0]) <= 1e-5
     assert all_apart(found[1:], plain[1:]) <= 1e-4

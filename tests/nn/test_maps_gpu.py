@@ -38,7 +38,7 @@ SIZES = [(0, 8), (1, 1), (37, 5), (70, 130), (9, 512)] + [(5000, 768), (40_000, 
 @pytest.fixture(autouse=True)
 def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA:
-        monkeypatch.setattr(maps, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(maps, "on_gpu", lambda x: True)
 
 
 def rows(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -327,7 +327,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(kernels, "attend_short", noting)
     if not CUDA:
-        monkeypatch.setattr(kernels, "_on_gpu", lambda x: x.is_floating_point())
+        monkeypatch.setattr(kernels, "on_gpu", lambda x: x.is_floating_point())
     return called
 
 
