@@ -1,0 +1,54 @@
+"""The command line: one function a command, no logic, nothing slow imported before its time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+# Importing these adds their commands to the app, in the order that `heed --help` lists them.
+from heed.cli import learning, machine, scoring, writing
+from heed.cli.common import app, reader_left
+
+__all__ = ["app", "learning", "machine", "main", "scoring", "writing"]
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options of every command."""
+    if debug:
+        os.environ["HEED_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run a command, and end as ranks that trained together must."""
+    try:
+        _run()
+    except SystemExit as end:
+        if "heed.train.distributed" in sys.modules:
+            from heed.train.distributed import leave
+
+            leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+        raise
+
+
+def _run() -> None:
+    """Run a command; a mistake a person can mend is a sentence and exit code 2."""
+    from heed.errors import HeedError, StoppedError
+
+    try:
+        app()
+    except StoppedError as stopped:
+        typer.echo(str(stopped), err=True)
+        raise SystemExit(130) from None
+    except HeedError as error:
+        if os.environ.get("HEED_DEBUG"):
+            raise
+        typer.echo(f"heed: {error}", err=True)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        reader_left()

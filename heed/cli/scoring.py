@@ -1,0 +1,89 @@
+"""Commands that score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heed.cli.common import (
+    AsJson,
+    Bootstrap,
+    Device,
+    Metric,
+    RunFolder,
+    SentencesTo,
+    app,
+    console,
+    print_json,
+)
+
+
+@app.command(rich_help_panel="Score")
+def evaluate(
+    run: RunFolder,
+    test: Annotated[list[str] | None, typer.Option(help="A file to score on; repeat.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="dev, test or a named set; unset, test, or else dev.")
+    ] = None,
+    sentences: SentencesTo = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side; 1 is greedy.")] = None,
+    metric: Metric = "bleu,chrf,ter",
+    bootstrap: Bootstrap = 1000,
+    device: Device = "auto",
+    json: AsJson = False,
+) -> None:
+    """Score a run on held-out text, the part that train does not have beside the whole.
+
+    heed evaluate runs/demo
+
+    heed evaluate runs/mine --test test.en --test test.fr --sentences scores.tsv
+    """
+    from heed.evaluate import Settings
+    from heed.evaluate import evaluate as assess
+    from heed.score import command, report
+
+    command.check_resamples(bootstrap)
+    command.check_folder(sentences)
+    metrics = command.parse_metrics(metric)
+    decode = {} if beam is None else {"beam": beam}
+    settings = Settings(split, test or (), metrics, bootstrap, sentences, decode)
+    screen = console(quiet=json)
+    facts = assess(run, settings, device=device, say=screen.print)
+    if json:
+        print_json(facts)
+    else:
+        screen.print(report.evaluation(facts))
+
+
+@app.command(rich_help_panel="Score")
+def score(
+    hypotheses: Annotated[
+        list[Path],
+        typer.Argument(help="Translations, one a line; more are held against the first."),
+    ],
+    ref: Annotated[list[Path], typer.Option(help="References, one a line; repeat for several.")],
+    src: Annotated[Path | None, typer.Option(help="Sources, for BLEU by their length.")] = None,
+    sentences: SentencesTo = None,
+    metric: Metric = "bleu,chrf,ter",
+    bootstrap: Bootstrap = 1000,
+    seed: Annotated[int | None, typer.Option(help="Of the resampling; unset, sacreBLEU's.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Score translations as sacreBLEU does, with intervals, and test systems against the first.
+
+    heed score out.fr --ref test.fr --src test.en
+
+    heed score before.fr after.fr --ref test.fr
+    """
+    from heed.score import command, report
+
+    command.check_folder(sentences)
+    found = command.score(hypotheses, ref, src, metrics=metric, resamples=bootstrap, seed=seed)
+    if sentences is not None:
+        sentences.write_text(found.table(), encoding="utf-8")
+    if json:
+        print_json(found.facts())
+    else:
+        console().print(report.scores(found.facts()))
