@@ -168,7 +168,8 @@ def _two_ranks_are_one() -> Check:
             "data": {"world": 300, "world_test": 50, "max_length": 48},
             "tokenizer": {"kind": "word"},
             "model": {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0},
-            "train": {"steps": 10, "batch_size": 15, "accumulate": 2, "log_every": 1},
+            "train": {"steps": 10, "batch_size": 15, "accumulate": 2, "log_every": 1}
+            | {"precision": "float32"},
         }
     )
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")

@@ -116,7 +116,7 @@ class TrainConfig(Section):
     ema: Share = 0.0
     """Decay of a running mean of the weights, which then is what is scored and kept; 0 is none."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Arithmetic of the forward pass; auto is bf16 where a GPU is fast at it."""
+    """Arithmetic of the forward pass; auto is bf16 where the device is fast at it."""
     speed: Literal["auto", "eager", "graphs", "compile"] = "auto"
     """How updates are launched: kernel by kernel, as captured CUDA graphs, or with blocks compiled
     (on a GPU then captured). Auto takes what will be done first."""

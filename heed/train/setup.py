@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -170,10 +170,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def wants_bf16(precision: str, device: torch.device) -> bool:
-    """Whether the forward pass is to be in bfloat16; `auto` is where a GPU is fast at it."""
-    if precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return precision == "bf16"
+    """Whether the forward pass is to be in bfloat16; `auto` is where the device is fast at it."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # Without these instructions a CPU would widen every number and narrow every result.
+    able: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def open_corpora(recipe: Recipe) -> dict[str, Corpus]:

@@ -150,7 +150,10 @@ def _make(
 ) -> Step:
     settings, several = recipe.train, state.world.several
     if speed == "compile":
-        for block in _blocks(objective):
+        # All blocks are one code to dynamo, which would give up after eight versions of it.
+        blocks, versions = _blocks(objective), torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(versions, len(blocks) * len(ahead.shapes))
+        for block in blocks:
             block.compile(dynamic=len(ahead.shapes) > 1)
     # One rank cannot halve alone: the others would wait for what it takes back.
     limits = Limits(settings.clip, settings.skip_limit, settings.halve and not several)

@@ -113,7 +113,7 @@ def _recipe(
             **what,
             "tokenizer": {"kind": "word"},
             "model": {"layers": 1, "width": 16, "heads": 2, **model},
-            "train": {"checkpoint_every": 3, **size, **train},
+            "train": {"checkpoint_every": 3, "precision": "float32", **size, **train},
         }
     )
 

@@ -123,7 +123,8 @@ def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
     weights = []
     for size, accumulate in ((32, 1), (16, 2)):
         train = {"batch_size": size, "accumulate": accumulate, "steps": 1, "optimizer": "sgd"}
-        told = recipe(text, task, train=train | {"lr": 0.1, "momentum": 0.0, "clip": 0.0})
+        exact = {"lr": 0.1, "momentum": 0.0, "clip": 0.0, "precision": "float32"}
+        told = recipe(text, task, train=train | exact)
         run = Run.create(text / f"run-{size}", told)
         parts = prepare(told, run, device=CPU, say=print)
         made = engine.build_loop(parts, run, say=print)
@@ -270,7 +271,8 @@ def test_batches_that_do_not_fit_are_halved_where_allowed(
     text: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     """And that changes nothing but rounding."""
-    told = recipe(text, task, train={"halve": True, "optimizer": "sgd", "lr": 0.1})
+    exact = {"optimizer": "sgd", "lr": 0.1, "precision": "float32"}
+    told = recipe(text, task, train={"halve": True} | exact)
     whole = load_file(trained(told, text / "whole").weights_path)
     monkeypatch.setattr(Objective, "forward", room_for(5, Objective.forward))
     run = trained(told, text / "halved")
