@@ -5,8 +5,9 @@
 
 All is measured in one run on a causal language model at 128 and at 1,024 tokens, the encodings
 taking turns: a forward pass, a forward and backward pass, and a whole training step (forward,
-backward, clip, optimizer). On a GPU the step is also measured as one captured graph, which leaves
-out what Python takes to launch it, and the longer one with its blocks compiled.
+backward, clip, optimizer). On a GPU the step is also measured as training does it, captured as a
+graph with our own loss, which leaves out what Python takes to launch it; and the longer one with
+its blocks compiled.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import torch.nn.functional as F
 from common import keep, side_by_side, table
 from torch import Tensor, nn
 
+from heed.bench.standard import Setting, trainee
 from heed.config import ModelConfig
 from heed.models import LanguageModel, build
 from heed.nn.stack import Stack
+from heed.train.setup import wants_bf16
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
 BEFORE_BLOCKS = ("sinusoidal", "learned")
@@ -93,46 +96,38 @@ def both(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
 
 def step(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
     """A whole training step."""
-    on_gpu = ids.device.type == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True, capturable=on_gpu)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     loss = forward(model, ids, path)
 
     def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
         loss().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    def clear() -> None:
-        optimizer.zero_grad(set_to_none=True)
-
-    def cleanly() -> None:
-        clear()
-        run()
-
-    return captured(run, clear) if path == "captured" else cleanly
+    return run
 
 
-def captured(run: Callable[[], object], clear: Callable[[], object]) -> Callable[[], object]:
-    """The same work, launched as one CUDA graph: what is left is the GPU's own time.
-
-    Gradients are cleared before the capture, so that a replay writes them anew.
-    """
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            clear()
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    clear()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-
-    def replay(graph: torch.cuda.CUDAGraph = graph, run: object = run) -> None:
-        graph.replay()  # It reads memory that belongs to `run`, which is kept for that.
-
-    return replay
+def captured(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], object]:
+    """The step that `heed train` takes, launched as one CUDA graph."""
+    config, device = model.config, ids.device
+    texts, length = ids.shape
+    setting = Setting(
+        config.position,
+        "generate",
+        config.layers,
+        config.heads,
+        config.width,
+        model.head.weight.shape[0],
+        texts,
+        length,
+        position=config.position,
+    )
+    batch = setting.batch(device)
+    recipe = setting.recipe([f"train.speed={'graphs' if device.type == 'cuda' else 'eager'}"])
+    bf16 = wants_bf16(recipe.train.precision, device)
+    update = trainee(setting, recipe, batch, device=device, bf16=bf16).update
+    return lambda: update([batch])
 
 
 WHAT: dict[str, Callable[[LanguageModel, Tensor, str], Callable[[], object]]] = {
@@ -152,8 +147,9 @@ def measure(
 ) -> dict[str, float]:
     """Seconds by encoding, all in one run."""
     what, path = plan
+    make_run = captured if path == "captured" else WHAT[what]
     runs = {
-        position: WHAT[what](model, ids, path)
+        position: make_run(model, ids, path)
         for position, model in models.items()
         if path in ("plain", "fused") or position not in BEFORE_BLOCKS
     }
@@ -194,6 +190,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=0, help="0: as many as the device allows")
     parser.add_argument("--paths", nargs="+", choices=PATHS, help="all that the device has")
+    parser.add_argument("--long", action="store_true", help="only the longer texts")
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
     options = parser.parse_args()
@@ -208,6 +205,7 @@ def main() -> None:
         shapes = [Shape(2, 4, 256, 1000, 16, 128), Shape(2, 4, 256, 1000, 2, 1024)]
     if options.tiny:
         shapes, rounds = [Shape(1, 2, 32, 50, 2, 32), Shape(1, 2, 32, 50, 2, 64)], 2
+    shapes = shapes[1:] if options.long else shapes
     models = {position: make(shapes[0], position, device) for position in ENCODINGS}
     results: Results = {}
     for path in options.paths or (PATHS if cuda else PATHS[:2]):

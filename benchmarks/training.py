@@ -29,6 +29,7 @@ from heed.bench.measure import Product, side_by_side
 from heed.bench.peers import Update, peer_of, peer_step
 from heed.bench.standard import GPT2, SETS, SMALL_LM, SMALL_MT, Setting, few, for_peer, trainee
 from heed.errors import HeedError
+from heed.train.setup import wants_bf16
 from heed.train.speed import obstacle
 
 WORKS = ("gpt2", "sets", "few", "small")
@@ -104,7 +105,7 @@ class Bench:
             if activation is not None:
                 changes.append(f"model.activation={activation}")
             recipe = setting.recipe(changes)
-            bf16 = self.cuda and precision == "auto"
+            bf16 = wants_bf16(precision, self.device)
             batch = setting.batch(self.device)
             return trainee(setting, recipe, batch, device=self.device, bf16=bf16).update
 
@@ -269,9 +270,11 @@ def small(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
     lm, mt = options.size(SMALL_LM), options.size(SMALL_MT)
     # The plain GPT's own: GPT-2's takes twice as long on a CPU, and both are to do the same work.
     ours = partial(bench.ours, activation="gelu")
+    exactly = "heed eager, float32"
     contenders = [
         Contender("plain eager", lambda setting: plain_gpt_step(setting, bench.device), lm),
         Contender("heed eager", ours("eager"), lm, (Bar(1.0, over="plain eager"),)),
+        Contender(exactly, ours("eager", precision="float32"), lm),
     ]
     if compiles:
         fast = Contender("heed compile", ours("compile"), lm, (Bar(1.2, over="plain eager"),))
@@ -281,6 +284,7 @@ def small(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
     contenders = [
         Contender("Marian eager", bench.theirs(), mt),
         Contender("heed eager", bench.ours("eager"), mt, bars),
+        Contender(exactly, bench.ours("eager", precision="float32"), mt, bars),
     ]
     if compiles:
         contenders.append(Contender("heed compile", bench.ours("compile"), mt, bars))
@@ -315,8 +319,9 @@ def report(rows: list[Row]) -> str:
     columns = ["", "tokens/s", "updates/s", "peak", "of peak", "in full", "GiB", "ready, s"]
     title = (
         "Full training steps. Tokens are of both sides. Peak: TFLOP/s of a large matrix product "
-        "(bfloat16 on a GPU, tf32\nfor what is trained in float32), in turns with the others. "
-        "Of peak: causal attention counted by half; in full: as nanoGPT counts.\n"
+        "(bfloat16 on a GPU, tf32\nfor what is trained in float32 there; float32 on a CPU), in "
+        "turns with the others.\nOf peak: causal attention counted by half; in full: as nanoGPT "
+        "counts.\n"
     )
     told = [f"{row.work}: {row.contender}: {v}" for row in rows for v in row.verdicts or ()]
     failed = [_line(row) for row in rows if row.failed]

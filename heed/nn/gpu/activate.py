@@ -16,8 +16,8 @@ from torch import Tensor
 from heed.nn.gpu import kernel
 from heed.nn.gpu.columns import RESIDENT
 
-ROWS, COLUMNS, WARPS = 8, 256, 4
-"""What a program takes at once: 32 bytes of bfloat16 a thread."""
+ROWS, COLUMNS, WARPS = 32, 128, 4
+"""What a program takes at once: 64 bytes of bfloat16 a thread."""
 
 
 @kernel
