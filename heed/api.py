@@ -4,43 +4,66 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from rich.console import Console
 
 from heed.config import SECTIONS, DecodeConfig, Recipe
-from heed.data.tokenizer import BOS, Tokenizer
+from heed.data.tokenizer import Tokenizer
+from heed.decode import engines
+from heed.decode.author import Author, Tell
+from heed.decode.labels import Calibration, Classes, Label, Labeller, Text, check_kind
 from heed.decode.pipe import too_long
-from heed.decode.search import Search
-from heed.decode.texts import Scribe, Translation, strategy
-from heed.errors import ConfigError, RunError, nearest
+from heed.decode.texts import Scribe, Translation
+from heed.errors import ConfigError, DataError, RunError, nearest
+from heed.models import Classifier as Telling
 from heed.models import LanguageModel as Predictor
 from heed.models import Translator as Model
 from heed.probe.maps import CrossMap, cross_map
 from heed.runs import Run
+from heed.score.language import Judged, judge
 from heed.train import engine
+from heed.train.classes import classes_in
 from heed.train.command import free_folder
+from heed.train.setup import open_corpora
+
+if TYPE_CHECKING:
+    from heed.decode.ctranslate2 import Served
 
 STREAMED = 64
 """Lines read ahead of a stream and translated side by side."""
 TRAINED_BY = ("model", "train", "tokenizer", "data", "decode")
 """Where `train` looks for a key that it is told, in this order."""
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
-M = TypeVar("M", Model, Predictor)
+M = TypeVar("M", Model, Predictor, Telling)
+KINDS: dict[str, type[torch.nn.Module]] = {
+    "translate": Model,
+    "generate": Predictor,
+    "classify": Telling,
+}
+"""The model of each task."""
 
 
 class Translator:
     """A trained translator: text in, text out. With more models, an ensemble of them."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, recipe: Recipe, *, others: Sequence[Model] = ()
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        *,
+        others: Sequence[Model] = (),
+        served: Served | None = None,
     ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
-        self.models = [model, *others]
+        self.models, self.served = [model, *others], served
+        self.both = recipe.data.both
+        """Whether the models translate either way."""
         self._scribes: dict[str, Scribe] = {}
 
     @classmethod
@@ -50,12 +73,19 @@ class Translator:
         *others: str | Path,
         device: str = "auto",
         precision: str = "float32",
+        engine: str = "heed",
     ) -> Translator:
-        """The translator that a run trained; of several runs, the mean of what they say."""
-        model, tokenizer, recipe = _load(folder, Model, device, precision)
-        more = []
+        """The translator that a run trained; of several runs, the mean of what they say.
+
+        `engine` is who writes: heed itself, or "ctranslate2" where that is installed.
+        """
+        engines.check(engine, models=1 + len(others))
+        own = precision if engine == engines.HEED else "float32"
+        model, tokenizer, recipe = _load(folder, Model, device, own)
+        more, both = [], recipe.data.both
         for other in others:
-            another, its_own, _ = _load(other, Model, device, precision)
+            another, its_own, trained_by = _load(other, Model, device, precision)
+            both = both and trained_by.data.both
             if its_own.fingerprint() != tokenizer.fingerprint():
                 raise RunError(
                     f"its tokenizer is not that of {folder}, so they cannot write together.",
@@ -63,7 +93,11 @@ class Translator:
                     todo="Train it on the same pieces: `[init] from` takes another run's.",
                 )
             more.append(another)
-        return cls(model, tokenizer, recipe, others=more)
+        told = {"device": device, "precision": precision}
+        served = engines.served(engine, model, tokenizer, least=recipe.data.max_length, **told)
+        found = cls(model, tokenizer, recipe, others=more, served=served)
+        found.both = both
+        return found
 
     @classmethod
     def train(
@@ -81,18 +115,14 @@ class Translator:
         `settings` are a recipe's keys: layers=4, position="rope", epochs=10. A key that several
         sections have, is that of `model`, else of `train`.
         """
-        files = {"train": [str(path) for path in train], "dev": [str(path) for path in dev]}
-        tables: dict[str, Any] = {"task": "translate", "seed": seed, "data": files}
-        for key, value in settings.items():
-            tables.setdefault(_section_of(key), {})[key] = value
-        folder = Path(run) if run is not None else free_folder("translate")
-        engine.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))
+        folder = trained("translate", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
     def translate(self, texts: Iterable[str], **settings: Any) -> list[str]:
         """One translation a text, in order; what is blank stays empty.
 
-        `settings` are keys of a recipe's `[decode]`: beam=5, length_penalty=0.6.
+        `settings` are keys of a recipe's `[decode]`: beam=5, length_penalty=0.6. With
+        `reverse=True` a run that was trained with `data.both` translates the other way.
         """
         found = self.translations(list(texts), **settings)
         long = [i for i, one in enumerate(found) if one.parts > 1]
@@ -106,6 +136,7 @@ class Translator:
         *,
         nbest: int = 1,
         alignments: bool = False,
+        reverse: bool = False,
         first: int = 0,
         **settings: Any,
     ) -> list[Translation]:
@@ -113,12 +144,19 @@ class Translator:
 
         `first` is the number of the first text: what it samples depends on it.
         """
-        return self.scribe(nbest, alignments, **settings).translate(texts, first=first)
+        return self.scribe(nbest, alignments, reverse, **settings).translate(texts, first=first)
 
-    def scribe(self, nbest: int = 1, alignments: bool = False, **settings: Any) -> Scribe:
+    def scribe(
+        self, nbest: int = 1, alignments: bool = False, reverse: bool = False, **settings: Any
+    ) -> Scribe:
         """What translates by these settings, kept for the next time."""
+        if reverse and not self.both:
+            what = "was not trained with data.both = true, so it does not translate in reverse."
+            raise ConfigError([f"This run {what}"])
+        if reverse and self.served is not None:
+            raise ConfigError(["Only heed's own engine translates in reverse: leave --engine out."])
         decode = DecodeConfig(**(self.recipe.decode.model_dump() | settings))
-        key = f"{decode.model_dump_json()} {nbest} {alignments}"
+        key = f"{decode.model_dump_json()} {nbest} {alignments} {reverse}"
         if key not in self._scribes:
             self._scribes[key] = Scribe(
                 self.models,
@@ -127,6 +165,8 @@ class Translator:
                 longest=self.recipe.data.max_length - 1,
                 nbest=nbest,
                 alignments=alignments,
+                search=None if self.served is None else self.served.search(decode, nbest),
+                reverse=reverse,
             )
         return self._scribes[key]
 
@@ -163,32 +203,143 @@ class LanguageModel:
         self,
         prompts: Sequence[str] = ("",),
         *,
-        most: int = 100,
+        length: int = 100,
         samples: int = 1,
+        stop: Sequence[str] = (),
         first: int = 0,
+        cut_prompt: bool = False,
+        tell: Tell | None = None,
         **settings: Any,
     ) -> list[list[str]]:
-        """For each prompt `samples` texts that begin with it, `most` new tokens long at most."""
-        told = {"sample": True} | settings
+        """For each prompt `samples` texts that begin with it, `length` new tokens long at most.
+
+        `settings` are keys of a recipe's `[decode]`: temperature=0.8, top_p=0.9, seed=3. Tokens are
+        drawn unless `beam` or `sample=False` is given. `Author.write` says what the others do.
+        """
+        found = self.author(**settings).write(
+            prompts,
+            length=length,
+            samples=samples,
+            stop=stop,
+            first=first,
+            cut_prompt=cut_prompt,
+            tell=tell,
+        )
+        return [[one.whole for one in several] for several in found]
+
+    def author(self, **settings: Any) -> Author:
+        """What writes by these settings."""
+        told = {"sample": "beam" not in settings, "beam": 1} | settings
         decode = DecodeConfig(**(self.recipe.decode.model_dump() | told))
-        search = Search([self.model], strategy(decode, samples), batch_size=decode.batch_size)
-        begun = [[BOS, *ids] for ids in self.tokenizer.encode_batch(prompts)]
-        numbers = range(first, first + len(begun))
-        written = search.go_on(begun, most=most, numbers=numbers)
-        return [
-            self.tokenizer.decode_batch([[*prompt, *one.ids] for one in several])
-            for prompt, several in zip(begun, written, strict=True)
-        ]
+        longest = self.recipe.data.max_length
+        return Author(self.model, self.tokenizer, decode, context=longest)
+
+    def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
+        """The loss of every token of each text, its end mark last."""
+        ids, window = self.tokenizer.encode_batch(texts), self.recipe.data.max_length
+        marks = self.tokenizer.specials
+        return judge(self.model, ids, window=window, stride=stride, specials=marks)
 
 
-def load(folder: str | Path, *, device: str = "auto") -> Translator | LanguageModel:
+class Classifier:
+    """A trained classifier: text in, labels out."""
+
+    def __init__(
+        self,
+        model: Telling,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        classes: Classes,
+        *,
+        temperature: float = 1.0,
+    ) -> None:
+        self.model, self.tokenizer, self.recipe, self.classes = model, tokenizer, recipe, classes
+        self.labeller = Labeller(
+            model,
+            tokenizer,
+            classes,
+            longest=recipe.data.max_length,
+            temperature=temperature,
+        )
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
+    ) -> Classifier:
+        """The classifier that a run trained, its probabilities as they were calibrated, if so."""
+        model, tokenizer, recipe = _load(folder, Telling, device, precision)
+        run = Run.open(Path(folder))
+        kept = Calibration.read(run)
+        temperature = 1.0 if kept is None else kept.temperature
+        return cls(model, tokenizer, recipe, _classes(run, recipe), temperature=temperature)
+
+    @classmethod
+    def train(
+        cls,
+        *,
+        train: Sequence[str | Path],
+        dev: Sequence[str | Path] = (),
+        run: str | Path | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        **settings: Any,
+    ) -> Classifier:
+        """Train on a table of texts and labels, and load what came of it.
+
+        `settings` are a recipe's keys: layers=1, pooling="max", class_weights="balanced".
+        """
+        folder = trained("classify", train, dev, run, seed, device, settings)
+        return cls.load(folder, device=device)
+
+    def classify(self, texts: Iterable[Text]) -> list[str]:
+        """The label of each text, in order; of pairs, `texts` are pairs. What is blank has none."""
+        return [label.name or "" for label in self._labels(texts)]
+
+    def probabilities(self, texts: Iterable[Text]) -> list[dict[str, float]]:
+        """How likely each class is, text by text; for a blank one there is nothing to say."""
+        return [label.probabilities for label in self._labels(texts)]
+
+    def _labels(self, texts: Iterable[Text]) -> list[Label]:
+        asked = list(texts)
+        check_kind(self.classes, asked)
+        return self.labeller.labels(asked)
+
+
+def load(folder: str | Path, *, device: str = "auto") -> Translator | LanguageModel | Classifier:
     """Whatever the run in this folder is."""
     task = Run.open(Path(folder)).recipe().task
     if task == "translate":
         return Translator.load(folder, device=device)
     if task == "generate":
         return LanguageModel.load(folder, device=device)
-    raise RunError(f"a run that was trained to {task} has no object yet.", where=str(folder))
+    return Classifier.load(folder, device=device)
+
+
+def _classes(run: Run, recipe: Recipe) -> Classes:
+    """What a run tells apart; one made before that was kept must still have its training text."""
+    try:
+        return Classes.read(run) or classes_in(run, open_corpora(recipe)["train"])
+    except DataError as error:
+        return classes_in(run, None, str(error))
+
+
+def trained(
+    task: str,
+    train: Sequence[str | Path],
+    dev: Sequence[str | Path],
+    run: str | Path | None,
+    seed: int,
+    device: str,
+    settings: Mapping[str, Any],
+) -> Path:
+    """The folder of a run trained on files, by a recipe's keys."""
+    files = {"train": [str(path) for path in train], "dev": [str(path) for path in dev]}
+    tables: dict[str, Any] = {"task": task, "seed": seed, "data": files}
+    for key, value in settings.items():
+        tables.setdefault(_section_of(key), {})[key] = value
+    folder = Path(run) if run is not None else free_folder(task)
+    engine.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))
+    return folder
 
 
 def _load(
@@ -199,7 +350,7 @@ def _load(
         raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(PRECISIONS)}."])
     model, tokenizer, recipe = engine.load(Path(folder), device=device)
     if not isinstance(model, kind):
-        needed = "translate" if kind is Model else "generate"
+        needed = next(task for task, one in KINDS.items() if one is kind)
         raise RunError(
             f"this run was trained to {recipe.task}, not to {needed}.", where=str(folder)
         )

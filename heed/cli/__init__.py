@@ -12,7 +12,10 @@ import typer
 from heed.cli import learning, machine, scoring, writing
 from heed.cli.common import app, reader_left
 
-__all__ = ["app", "learning", "machine", "main", "scoring", "writing"]
+# isort: split
+from heed.cli import exchange
+
+__all__ = ["app", "exchange", "learning", "machine", "main", "scoring", "writing"]
 
 
 @app.callback()

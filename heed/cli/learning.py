@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -57,20 +58,31 @@ def train(
 
     heed train --task translate --train a.en --train a.fr --dev b.en --dev b.fr
     """
+    from heed.train import kindle
+
+    kindle.lay(device)  # Before torch is imported: kernels take as long to compile.
     from heed.train import command, engine
 
     resolved, name = command.recipe(recipe, task, train, dev, change, precision, data)
+    kindle.light(resolved, device)
     command.use_threads(threads)
     if dry_run:
         command.dry_run(resolved, device=device, console=console())
     else:
         folder = run or command.free_folder(name)
         engine.start(resolved, folder, device=device, console=console())
+        if resolved.train.evaluate_test and os.environ.get("RANK", "0") == "0":
+            from heed.cli import scoring
+
+            scoring.evaluate(folder, split="test", metric="bleu,chrf", device=device)
 
 
 @app.command(rich_help_panel="Train")
 def resume(run: RunFolder, device: Device = "auto") -> None:
     """Go on with a run that was stopped, to the same bits as if it had not been."""
+    from heed.train import kindle
+
+    kindle.lay(device)
     from heed.train import engine
 
     engine.resume(run, device=device, console=console())

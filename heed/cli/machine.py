@@ -37,6 +37,9 @@ def bench(
 
     heed bench --against transformers
     """
+    from heed.train import kindle
+
+    kindle.lay(device)
     from heed.bench import command
 
     facts, report = command.bench(

@@ -30,6 +30,19 @@ def evaluate(
     sentences: SentencesTo = None,
     beam: Annotated[int | None, typer.Option(help="Hypotheses side by side; 1 is greedy.")] = None,
     metric: Metric = "bleu,chrf,ter",
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Beside a classifier, simple ones on the same text.")
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit a classifier's probabilities to dev, and keep.")
+    ] = False,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="A text of yours, with what each token costs a language model; repeat."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens between windows over long text; unset, half of one.")
+    ] = None,
     bootstrap: Bootstrap = 1000,
     device: Device = "auto",
     json: AsJson = False,
@@ -39,6 +52,10 @@ def evaluate(
     heed evaluate runs/demo
 
     heed evaluate runs/mine --test test.en --test test.fr --sentences scores.tsv
+
+    heed evaluate runs/sorter --baseline --calibrate
+
+    heed evaluate runs/writer --text "My fellow citizens, thank you."
     """
     from heed.evaluate import Settings
     from heed.evaluate import evaluate as assess
@@ -48,7 +65,18 @@ def evaluate(
     command.check_folder(sentences)
     metrics = command.parse_metrics(metric)
     decode = {} if beam is None else {"beam": beam}
-    settings = Settings(split, test or (), metrics, bootstrap, sentences, decode)
+    settings = Settings(
+        split,
+        test or (),
+        metrics,
+        bootstrap,
+        sentences,
+        decode,
+        baseline=baseline,
+        calibrate=calibrate,
+        text=text or (),
+        stride=stride,
+    )
     screen = console(quiet=json)
     facts = assess(run, settings, device=device, say=screen.print)
     if json:

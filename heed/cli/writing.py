@@ -45,7 +45,13 @@ def translate(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="float32 or bf16; of ctranslate2 int8 and float16, too.")
+    ] = "float32",
+    engine: Annotated[str, typer.Option(help="Who writes: heed or ctranslate2.")] = "heed",
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="The other way round, of a run with data.both.")
+    ] = False,
 ) -> None:
     """Translate sentences, a file or a pipe, one line out for each line in.
 
@@ -59,13 +65,110 @@ def translate(
     from heed.decode import pipe
 
     settings = pipe.chosen(context.params)  # all flags that [decode] has a key for
-    translator = Translator.load(run, *(others or ()), device=device, precision=precision)
+    told = {"device": device, "precision": precision, "engine": engine}
+    translator = Translator.load(run, *(others or ()), **told)
     try:
         with pipe.opened(text, file) as lines:
             pipe.pump(
                 lines,
-                translator.scribe(nbest, alignments, **settings),
+                translator.scribe(nbest, alignments, reverse, **settings),
                 pipe.Shown(scores, alignments, json),
+                out=sys.stdout.buffer,
+                say=lambda word: typer.echo(word, err=True),
+            )
+    except BrokenPipeError:
+        reader_left()
+
+
+@app.command(rich_help_panel="Use a model")
+def classify(
+    run: RunFolder,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts; without any, a pipe.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Classify the lines of this file.")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="How likely each class is, after the label.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
+) -> None:
+    """Classify texts, a file or a pipe, one line out for each line in.
+
+    A run that was trained on pairs takes two texts a line, with a tab between.
+
+    heed classify runs/mine "What a wonderful film!" --probabilities
+
+    heed classify runs/mine < input.txt > labels.txt
+    """
+    from heed.api import Classifier
+    from heed.decode import labels, pipe
+
+    labeller = Classifier.load(run, device=device, precision=precision).labeller
+    try:
+        with pipe.opened(text, file) as lines:
+            labels.pump(
+                lines,
+                labeller,
+                probabilities=probabilities,
+                as_json=json,
+                out=sys.stdout.buffer,
+                say=lambda word: typer.echo(word, err=True),
+            )
+    except BrokenPipeError:
+        reader_left()
+
+
+@app.command(rich_help_panel="Use a model")
+def generate(
+    context: typer.Context,
+    run: RunFolder,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What to go on from; repeat. Without any, a pipe.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Go on from each line of this file.")] = None,
+    length: Annotated[int, typer.Option(help="New tokens at most.")] = 100,
+    samples: Annotated[int, typer.Option(help="Texts for each prompt.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(help="Below 1 the likely gets likelier.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from so much probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw what has such a share of it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeat.")] = None,
+    cut_prompt: Annotated[
+        bool, typer.Option("--cut-prompt", help="Leave out the oldest tokens of one too long.")
+    ] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Texts side by side.")] = None,
+    stream: Annotated[
+        bool | None, typer.Option(help="Write while it is made; unset, on a terminal.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
+) -> None:
+    """Write on from prompts, lines of a file or of a pipe; from nothing where there are none.
+
+    What is not said here, is as the decode section of the run's recipe has it.
+
+    heed generate runs/mine --prompt "My fellow Americans" --length 50 --top-p 0.9
+
+    heed generate runs/mine --samples 100 --seed 3 --json > texts.jsonl
+    """
+    from heed.api import LanguageModel
+    from heed.decode import pipe, recite
+
+    model = LanguageModel.load(run, device=device, precision=precision)
+    author = model.author(**pipe.chosen(context.params))
+    streamed = sys.stdout.isatty() if stream is None else stream
+    asked = recite.Asked(length, samples, stop or (), cut_prompt, json, streamed)
+    nothing = [""] if file is None and sys.stdin.isatty() else None
+    try:
+        with pipe.opened(prompt or nothing, file) as lines:
+            recite.recite(
+                lines,
+                author,
+                asked,
                 out=sys.stdout.buffer,
                 say=lambda word: typer.echo(word, err=True),
             )

@@ -8,7 +8,13 @@ one, and all complaints about a recipe come at once.
 from heed.config.model import MERGES, ModelConfig, position_names
 from heed.config.recipe import SECTIONS, TASKS, Recipe, changed, read_tables
 from heed.config.section import Section
-from heed.config.sections import DataConfig, DecodeConfig, TokenizerConfig, TrainConfig
+from heed.config.sections import (
+    DataConfig,
+    DecodeConfig,
+    InitConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
 
 __all__ = [
     "MERGES",
@@ -16,6 +22,7 @@ __all__ = [
     "TASKS",
     "DataConfig",
     "DecodeConfig",
+    "InitConfig",
     "ModelConfig",
     "Recipe",
     "Section",

@@ -72,6 +72,18 @@ def _embedding_width(m: Any) -> str | None:
     return None
 
 
+def _recurrent_norm(m: Any) -> str | None:
+    if m.family != "lstm" or not m.embedding_norm:
+        return None
+    return "embedding_norm belongs to family 'transformer': an LSTM has no norms."
+
+
+def _learned_offset(m: Any) -> str | None:
+    if not m.position_offset or m.position == "learned":
+        return None
+    return f"position_offset belongs to position 'learned', not to {m.position!r}."
+
+
 class ModelConfig(Section):
     """The shape of a model. One key swaps any part."""
 
@@ -91,8 +103,8 @@ class ModelConfig(Section):
     """Size of one head; unset, width / heads."""
     feed_forward: Count | None = None
     """Hidden size of a feed-forward; unset, four times the width."""
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "gelu"
-    """What the feed-forward does between its matrices; `swiglu` adds a gate."""
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"] = "gelu"
+    """What the feed-forward does between its matrices; `swiglu` and `geglu` add a gate."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     norm_place: Literal["pre", "post"] = "pre"
@@ -111,7 +123,11 @@ class ModelConfig(Section):
     cross_position: bool = False
     """Whether cross-attention, too, uses the relative part of the position encoding."""
     max_positions: Count = 1024
-    """Length of the `learned` table; no other encoding has a limit."""
+    """How many positions `learned` has; no other encoding has a limit."""
+    position_offset: Annotated[int, Field(ge=0)] = 0
+    """Rows of the `learned` table before that of the first token (RoBERTa has 2)."""
+    sinusoids: Literal["paired", "halves"] = "paired"
+    """Where `sinusoidal` puts each cosine: after its sine, or all after all sines (Marian)."""
     rope_base: Annotated[float, Field(gt=1.0)] = 10000.0
     """Base of the rotation wavelengths."""
     shaw_clip: Count = 16
@@ -134,6 +150,18 @@ class ModelConfig(Section):
 
     tie_embeddings: bool = True
     """One table for tokens in and tokens out."""
+    embedding_scale: Annotated[float, Field(gt=0.0)] | None = None
+    """What multiplies a token's vector; unset, width^0.75."""
+    embedding_norm: bool = False
+    """Normalise what enters the first block, order included, as BERT does."""
+    token_types: Annotated[int, Field(ge=0)] = 0
+    """Kinds of tokens (BERT tells two sentences apart), each with a learned vector; 0 is none."""
+    head_map: bool = False
+    """A map, the activation and a norm before the map to the vocabulary, as BERT has."""
+    head_bias: bool = False
+    """Whether the map to the vocabulary has a bias."""
+    head_scale: Annotated[float, Field(gt=0.0)] | None = None
+    """What multiplies vectors before they are mapped to the vocabulary (T5); unset, nothing."""
     dropout: Share = 0.1
     """On the embedding and on every residual branch."""
     attention_dropout: Share = 0.0
@@ -143,8 +171,12 @@ class ModelConfig(Section):
 
     pooling: Literal["mean", "first", "max", "attention"] = "mean"
     """How a classifier makes one vector of a sentence."""
+    pooler: bool = False
+    """A map and a tanh after pooling, as BERT has."""
     classifier_hidden: Count | None = None
     """Hidden size between pooling and classes; unset, none."""
+    classifier_activation: Literal["relu", "tanh"] = "relu"
+    """What follows the map to that hidden size."""
     embedding_width: Count | None = None
     """Size of the LSTM's token vectors; unset, its width."""
 
@@ -155,6 +187,8 @@ class ModelConfig(Section):
         _recurrent_merge,
         _over_what,
         _embedding_width,
+        _recurrent_norm,
+        _learned_offset,
     )
 
     def leak(self, task: str) -> str | None:

@@ -83,10 +83,14 @@ class Recipe:
         return cls.of(changed(read_tables(path), changes), where=str(path))
 
     def tables(self) -> dict[str, Any]:
-        """Every key with its value, as `of` takes them; what is unset is left out."""
+        """Every key with its value, as `of` takes them; what is unset is left out.
+
+        So are defaults that the model to begin from has yet to decide.
+        """
         top: dict[str, Any] = {"task": self.task, "seed": self.seed}
         for name in SECTIONS:
-            values = getattr(self, name).model_dump(by_alias=True)
+            open_yet = self.init.run is not None and name in ("model", "tokenizer")
+            values = getattr(self, name).model_dump(by_alias=True, exclude_unset=open_yet)
             top[name] = {key: value for key, value in values.items() if value not in (None, {})}
         return top
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from heed.config.section import Count, Rule, Section, Share
+from heed.errors import nearest
 
 
 def _pattern(key: str, pattern: str | None) -> str | None:
@@ -39,10 +40,24 @@ class DataConfig(Section):
     """Tokens a text may have; longer ones are cut, and counted (a language model's windowed)."""
     drop: str | None = None
     """Learn from no text in which this pattern (a regular expression) is found; "^<" for markup."""
+    both: bool = False
+    """Learn every pair of texts in both directions, with one model that then translates either way
+    (docs/small-data.md); what is evaluated is source to target."""
+    denoise: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of texts that an epoch has once more, to be restored: the target language read with
+    pieces hidden, left out and out of order; with `both`, either (docs/small-data.md)."""
     pack: bool = False
     """Fill a language model's training rows with several texts, which don't see each other."""
+    blocks: Literal["random"] | None = None
+    """Learn from blocks of max_length tokens that begin anywhere in the text, which is read as one
+    stream, a text after the other; unset, from whole texts."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        lambda d: (
+            "pack and blocks are two ways to fill a row: use one of them."
+            if d.pack and d.blocks
+            else None
+        ),
         lambda d: (
             "world and train are two sources of text: give one of them."
             if d.world is not None and d.train
@@ -63,9 +78,30 @@ class TokenizerConfig(Section):
     """How often a word or character must occur to get an id of its own."""
     lowercase: bool = False
     """Fold case before anything else."""
+    split: Literal["space", "treebank"] = "space"
+    """What parts words of kind `word`: white space, or punctuation and contractions as well."""
+    text: list[str] = Field(default_factory=list)
+    """Files to learn the pieces from beside data.train."""
+    dropout: Share = 0.0
+    """Share of merges left out at random while the training text of kind `bpe` is cut, so that
+    words are met in other pieces every epoch (docs/small-data.md); 0.1 is usual."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        lambda t: (
+            f"split {t.split!r} is for kind 'word', not for {t.kind!r}."
+            if t.split != "space" and t.kind != "word"
+            else None
+        ),
+        lambda t: (
+            f"dropout leaves out merges, which kind {t.kind!r} has none of: use kind = 'bpe'."
+            if t.dropout and t.kind != "bpe"
+            else None
+        ),
+    )
 
 
 NonNegative = Annotated[float, Field(ge=0.0)]
+Weight = Annotated[float, Field(gt=0.0)]
 
 
 def _one_budget(t: Any) -> str | None:
@@ -99,6 +135,8 @@ class TrainConfig(Section):
     """Of SGD and Muon; unset, the rule's own."""
     muon_lr: Annotated[float, Field(gt=0.0)] | None = None
     """Muon's rate for matrices; unset, lr."""
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """What each layer's rate is of the one above it: heads learn at lr, embeddings slowest."""
     schedule: str = "inverse_sqrt"
     """constant, inverse_sqrt, cosine, linear or wsd (warm-up, stable, decay)."""
     warmup: Annotated[int, Field(ge=0)] | None = None
@@ -113,6 +151,17 @@ class TrainConfig(Section):
     """Share of tokens the masked objective asks for."""
     label_smoothing: Share = 0.0
     """Share of the target spread over all classes or tokens."""
+    class_weights: Literal["balanced"] | dict[str, Weight] | None = None
+    """What a text of each class counts for in training: `balanced`, so much that all classes count
+    alike; or a table, { name = 2.0 }, where a class left out counts 1. Unset, texts count alike."""
+    token_dropout: Share = 0.0
+    """Share of its tokens that a classifier in training does not see, drawn anew each time."""
+    hide_source: Share = 0.0
+    """Share of a translation's source tokens shown as the mask in training, others every epoch
+    (docs/small-data.md); 0.1 is usual."""
+    rdrop: NonNegative = 0.0
+    """Weight of R-Drop (Liang et al. 2021): each text is read twice with other dropout, and what is
+    said is to agree (docs/small-data.md). An update costs twice as much; 5 is usual, 0 is none."""
     ema: Share = 0.0
     """Decay of a running mean of the weights, which then is what is scored and kept; 0 is none."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -132,6 +181,8 @@ class TrainConfig(Section):
     """Evaluate on the training text too, by the same path."""
     evaluate_bleu: bool = False
     """Translate every set at every evaluation, greedily, and keep its BLEU beside its loss."""
+    evaluate_test: bool = False
+    """When all is done, score the chosen weights on the test set, as `heed evaluate` would."""
     evaluate_batches: Count | None = None
     """Look at no more than this many batches of each set."""
     patience: Count | None = None
@@ -155,11 +206,50 @@ class TrainConfig(Section):
     rules: ClassVar[tuple[Rule, ...]] = (_one_budget,)
 
 
+FROZEN = ("embeddings", "body")
+
+
+def _freezes_what(i: Any) -> str | None:
+    if i.freeze is None or i.freeze in FROZEN:
+        return None
+    if isinstance(i.freeze, int) and i.freeze >= 1:
+        return None
+    hint = nearest(str(i.freeze), FROZEN)
+    return (
+        f"freeze cannot be {i.freeze!r}: it is 'embeddings', a number of layers from below, or "
+        f"'body'.{hint}"
+    )
+
+
+def _keeps_something(i: Any) -> str | None:
+    asked = [key for key in ("freeze", "lora", "lora_alpha") if getattr(i, key) is not None]
+    if asked and getattr(i, "from", None) is None:
+        return f"{asked[0]} keeps weights as they were: say with `from` where they come from."
+    if i.freeze is not None and i.lora is not None:
+        return "lora leaves all layers as they were already: leave freeze out."
+    if i.lora_alpha is not None and i.lora is None:
+        return "lora_alpha is for lora, which is unset."
+    return None
+
+
 class InitConfig(Section):
-    """Where the weights begin."""
+    """Where the weights begin, and which of them learn."""
 
     run: str | None = Field(default=None, alias="from")
-    """A finished run whose weights and tokenizer to begin from; unset, random weights."""
+    """A finished run, a folder of `transformers`, or a name on its hub: the model's shape, its
+    weights and its tokenizer come from there. Unset, weights are random."""
+    freeze: str | int | None = None
+    """What stays as it was: "embeddings"; a number of layers from below, embeddings with them; or
+    "body", all but the head."""
+    lora: Count | None = None
+    """Rank of adapters that learn in place of the layers (Hu et al. 2021); merged at the end."""
+    lora_alpha: Annotated[float, Field(gt=0.0)] | None = None
+    """Adapters count lora_alpha / lora times; unset, twice."""
+    lora_on: Literal["qv", "attention", "all"] = "attention"
+    """Which maps get one: to queries and values, all four of attention, or those and feed-forward.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = (_freezes_what, _keeps_something)
 
 
 class DecodeConfig(Section):

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heed.data.specials import OWN, Specials
 from heed.data.store import Side
-from heed.data.tokenizer import BOS, EOS, MASK, PAD
 
 Ids = NDArray[np.int64]
 IGNORED = -100
@@ -68,7 +68,7 @@ class Batch:
 def filled(batch: Batch, texts: int) -> Batch:
     """The batch with blank rows up to `texts`: nothing in them is real, nothing is asked."""
     more = texts - len(batch.ids)
-    blanks = {"ids": PAD, "targets": IGNORED, "mask": False, "source": PAD, "source_mask": False}
+    blanks = {"ids": 0, "targets": IGNORED, "mask": False, "source": 0, "source_mask": False}
     if batch.segments is not None:  # only then has each row positions of its own
         blanks |= {"segments": -1, "positions": 0}
     longer: dict[str, Any] = {}
@@ -77,6 +77,17 @@ def filled(batch: Batch, texts: int) -> Batch:
         if value is not None and more:
             longer[name] = torch.cat([value, value.new_full((more, *value.shape[1:]), blank)])
     return replace(batch, **longer)
+
+
+def joined(parts: list[Batch]) -> Batch:
+    """Batches of the same lengths as one: the rows of the first, then those of the next."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    own = [name for name, t in first.tensors().items() if not name.endswith("positions")]
+    tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in own}
+    rows = tuple(row for part in parts for row in part.rows)
+    return first.with_tensors(tensors, count=sum(part.count for part in parts), rows=rows)
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,13 @@ class Stretch:
     """[b] from which token on,"""
     sizes: Ids
     """[b] and how many cells, those of special tokens included."""
+    begin: int | None = None
+    """What is read before the first token; unset, BOS."""
+
+    @property
+    def specials(self) -> Specials:
+        """The ids of padding, begin, end and the mask here."""
+        return self.side.specials
 
     def real(self, length: int) -> NDArray[np.bool_]:
         """[b, n] which cells of rows so long are not padding."""
@@ -100,12 +118,13 @@ class Stretch:
         """[b, n] the tokens, and from the end of its text on, EOS."""
         left = self.side.lengths(self.rows) - self.starts
         tokens = self.side.tokens(self.rows, self.starts, length)
-        return np.where(np.arange(length) < left[:, None], tokens, EOS)
+        return np.where(np.arange(length) < left[:, None], tokens, self.specials.eos)
 
     def before(self) -> Ids:
-        """[b] the token before the first, BOS where that is the first of its text."""
+        """[b] the token before the first; `begin` where that is the first of its text."""
         tokens = self.side.tokens(self.rows, np.maximum(self.starts - 1, 0), 1)[:, 0]
-        return np.where(self.starts > 0, tokens, BOS)
+        begin = self.specials.bos if self.begin is None else self.begin
+        return np.where(self.starts > 0, tokens, begin)
 
 
 def to_continue(texts: Stretch, length: int) -> Batch:
@@ -113,7 +132,7 @@ def to_continue(texts: Stretch, length: int) -> Batch:
     said, mask = texts.ended(length), texts.real(length)
     read = np.concatenate([texts.before()[:, None], said[:, :-1]], axis=1)
     targets = np.where(mask, said, IGNORED)
-    return _batch(texts, np.where(mask, read, PAD), targets, mask, int(texts.sizes.sum()))
+    return _batch(texts, read, targets, mask, int(texts.sizes.sum()))
 
 
 def to_translate(sources: Stretch, texts: Stretch, source_length: int, length: int) -> Batch:
@@ -121,7 +140,7 @@ def to_translate(sources: Stretch, texts: Stretch, source_length: int, length: i
     mask = sources.real(source_length)
     return replace(
         to_continue(texts, length),
-        source=torch.from_numpy(np.where(mask, sources.ended(source_length), PAD)),
+        source=torch.from_numpy(_padded(sources, sources.ended(source_length), mask)),
         source_mask=torch.from_numpy(mask),
         source_positions=torch.arange(source_length)[None],
     )
@@ -130,10 +149,26 @@ def to_translate(sources: Stretch, texts: Stretch, source_length: int, length: i
 def to_classify(texts: Stretch, length: int, classes: NDArray[Any] | None) -> Batch:
     """Read a text between BOS and EOS, which stand even where the text is cut; say its class."""
     mask, column = texts.real(length), np.arange(length)
-    read = np.concatenate([np.full((len(mask), 1), BOS), texts.ended(length)[:, :-1]], axis=1)
-    read = np.where((column > 0) & (column == texts.sizes[:, None] - 1), EOS, read)
+    first = np.full((len(mask), 1), texts.specials.bos)
+    read = np.concatenate([first, texts.ended(length)[:, :-1]], axis=1)
+    read = np.where((column > 0) & (column == texts.sizes[:, None] - 1), texts.specials.eos, read)
     said = np.full(len(mask), IGNORED) if classes is None else classes.astype(np.int64)
-    return _batch(texts, np.where(mask, read, PAD), said, mask, len(mask))
+    return _batch(texts, read, said, mask, len(mask))
+
+
+def hidden(
+    batch: Batch, share: float, random: np.random.Generator, specials: Specials = OWN
+) -> Batch:
+    """The batch with about this share of its words shown as the mask; BOS and EOS stay.
+
+    Of a translation that is its source (Gal and Ghahramani 2016, Sennrich et al. 2016).
+    """
+    name, ids, real = "ids", batch.ids, batch.mask
+    if batch.source is not None and batch.source_mask is not None:
+        name, ids, real = "source", batch.source, batch.source_mask
+    drawn = torch.from_numpy(random.random(tuple(ids.shape)) < share)
+    words = real & (ids != specials.bos) & (ids != specials.eos)
+    return batch.with_tensors({name: ids.masked_fill(drawn & words, specials.masking())})
 
 
 def to_unmask(
@@ -148,18 +183,23 @@ def to_unmask(
     asked = random.random(mask.shape) < share
     asked[np.arange(len(mask)), (random.random(len(mask)) * texts.sizes).astype(np.int64)] = True
     asked &= mask
+    shown, least = texts.specials.masking(), texts.specials.ordinary
     how, other = (
         random.random(mask.shape),
-        random.integers(MASK + 1, max(MASK + 2, vocab), mask.shape),
+        random.integers(least, max(least + 1, vocab), mask.shape),
     )
-    read = np.where(asked & (how < 0.8), MASK, np.where(asked & (how >= 0.9), other, said))
+    read = np.where(asked & (how < 0.8), shown, np.where(asked & (how >= 0.9), other, said))
     targets = np.where(asked, said, IGNORED)
-    return _batch(texts, np.where(mask, read, PAD), targets, mask, int(asked.sum()))
+    return _batch(texts, read, targets, mask, int(asked.sum()))
+
+
+def _padded(texts: Stretch, ids: Ids, mask: NDArray[np.bool_]) -> Ids:
+    return np.where(mask, ids, texts.specials.pad)
 
 
 def _batch(texts: Stretch, ids: Ids, targets: Ids, mask: NDArray[np.bool_], count: int) -> Batch:
     return Batch(
-        torch.from_numpy(ids),
+        torch.from_numpy(_padded(texts, ids, mask)),
         torch.from_numpy(targets),
         torch.from_numpy(mask),
         torch.arange(ids.shape[1])[None],

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from heed.data.batches import DEFAULT_TOKENS, IGNORED, Batch, Plan, Rows, Shape, at, batch_sizes
 from heed.data.shapes import chunks
 from heed.data.store import Store
-from heed.data.tokenizer import BOS, EOS, PAD
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,9 @@ class PackedBatches:
         side = self.store.sides[0]
         place_t = side.starts[rows_p].astype(np.int64)[part_t] + offset_t
         last_t = offset_t == side.lengths(rows_p)[part_t]
-        said_t = np.where(last_t, EOS, side.ids.take(place_t, mode="clip"))
-        read_t = np.where(offset_t == 0, BOS, side.ids.take(place_t - 1, mode="clip"))
+        marks = side.specials
+        said_t = np.where(last_t, marks.eos, side.ids.take(place_t, mode="clip"))
+        read_t = np.where(offset_t == 0, marks.bos, side.ids.take(place_t - 1, mode="clip"))
 
         def laid(values_t: NDArray[np.int64], blank: int) -> torch.Tensor:
             cells = np.full(len(items_b) * self.max_length, blank, np.int64)
@@ -102,7 +102,7 @@ class PackedBatches:
 
         segments = laid(part_t, -1)
         return Batch(
-            laid(read_t, PAD),
+            laid(read_t, marks.pad),
             laid(said_t, IGNORED),
             segments >= 0,
             laid(position_t, 0),

@@ -16,7 +16,7 @@ Grids: i rungs of the source by j of the target; one rung, 0, where there is no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ Array = NDArray[Any]
 Rows = NDArray[np.uint32]
 Lengths = Callable[[slice], tuple[Array, Array]]
 """Some texts to the tokens of each, of its source (0 where there is none) and of itself."""
+Corners = list[tuple[int, int]]
+"""Source by target, the smallest first."""
 
 ALIGNED = 8
 """Lengths are multiples of this, which kernels like; the longest of all is as it is."""
@@ -63,15 +65,16 @@ class Layout:
         longest: int,
         paired: bool,
         size: Callable[[int], int],
+        corners: Corners | None = None,
     ) -> None:
-        """`size` is how many texts of a length a batch holds; `longest` bounds all lengths."""
-        rungs = ladder(longest)
-        sides = (rungs if paired else np.zeros(1, np.int64), rungs)
-        cells = (len(sides[0]), len(sides[1]))
-        found = np.zeros(cells[0] * cells[1], np.int64)
-        for part in chunks(count):
-            found += np.bincount(_cell(lengths(part), sides), minlength=len(found))
-        corners = choose(found.reshape(cells), *sides)
+        """`size` is how many texts of a length a batch holds; `longest` bounds all lengths.
+
+        Corners that hold all texts may be given; else they are chosen by these.
+        """
+        sides = _sides(longest, paired)
+        found_ij = _found(lengths, count, sides)
+        found = found_ij.ravel()
+        corners = corners or choose(found_ij, *sides)
         self.shapes = [
             Shape(size(max(source, length)), length, source if paired else None)
             for source, length in corners
@@ -114,6 +117,29 @@ class Layout:
             yield (np.flatnonzero(self._of[part] == number) + part.start).astype(np.uint32)
 
 
+def common_corners(
+    editions: Sequence[tuple[Lengths, int]], *, longest: int, paired: bool
+) -> Corners:
+    """Corners for texts that come in several editions, of other lengths each time, and so many."""
+    sides = _sides(longest, paired)
+    found_ij = sum(_found(lengths, count, sides) for lengths, count in editions)
+    return choose(np.asarray(found_ij), *sides)
+
+
+def _sides(longest: int, paired: bool) -> tuple[Array, Array]:
+    """The rungs of source and target."""
+    rungs = ladder(longest)
+    return (rungs if paired else np.zeros(1, np.int64)), rungs
+
+
+def _found(lengths: Lengths, count: int, sides: tuple[Array, Array]) -> Array:
+    """[i, j]: how many texts there are between each rung and the one below, on either side."""
+    found = np.zeros(len(sides[0]) * len(sides[1]), np.int64)
+    for part in chunks(count):
+        found += np.bincount(_cell(lengths(part), sides), minlength=len(found))
+    return found.reshape(len(sides[0]), len(sides[1]))
+
+
 def ladder(longest: int) -> NDArray[np.int64]:
     """The lengths a batch may have, up to `longest`."""
     rungs = [min(ALIGNED, longest)]
@@ -129,7 +155,7 @@ def chunks(count: int) -> Iterator[slice]:
         yield slice(start, min(start + CHUNK, count))
 
 
-def choose(found_ij: Array, sources_i: Array, lengths_j: Array) -> list[tuple[int, int]]:
+def choose(found_ij: Array, sources_i: Array, lengths_j: Array) -> Corners:
     """Corners (source, length) that hold all texts with few cells; the smallest first.
 
     `found_ij` counts the texts between each rung and the one below, on either side.
@@ -165,7 +191,7 @@ def _cell(lengths: tuple[Array, Array], sides: tuple[Array, Array]) -> Array:
     return i * len(sides[1]) + j
 
 
-def _holder(corners: list[tuple[int, int]], number: int) -> int:
+def _holder(corners: Corners, number: int) -> int:
     """The smallest other corner that holds this one; of the last, itself."""
     source, length = corners[number]
     above = range(number + 1, len(corners))

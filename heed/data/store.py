@@ -4,6 +4,9 @@ A store is a folder named by the hash of its text and its tokenizer. It holds, f
 corpus, all ids end to end and where each text begins; and the labels, where there are any. Opening
 one reads nothing, and rows come off the disk as they are asked for, so ten million pairs cost no
 more memory than ten.
+
+With BPE dropout a store holds the same texts again and again, each time cut into other pieces:
+draws. So every draw has its lengths, and an epoch that reads one is planned like any other.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
@@ -25,13 +29,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.data.corpus import Corpus, Record
+from heed.data.dropout import Cutter
+from heed.data.specials import OWN, Specials
 from heed.data.tokenizer import Tokenizer
 from heed.data.wordwise import Wordwise
 from heed.errors import DataError, nearest
 
-FORMAT = 1
-CHUNK = 8192
-"""Texts tokenized at once: enough to keep every core busy, few enough to hold."""
+FORMAT = 2
+CHUNK, DRAWN_CHUNK = 1 << 13, 1 << 15
+"""Texts tokenized at once: enough to keep every core busy, few enough to hold. With dropout more,
+for each word is cut anew for every chunk."""
+DRAWS = 16
+"""How often a store with dropout holds every text; then they come round again."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Side:
     ids: NDArray[np.unsignedinteger[Any]]
     starts: NDArray[np.uint64]
     """Where text i begins; one more than there are texts."""
+    specials: Specials = OWN
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -71,9 +81,15 @@ class Store:
     """Texts left out, by reason."""
     vocab: int
     """Ids are below this."""
+    draws: tuple[tuple[Side, ...], ...] = ()
+    """The sides again, cut with dropout, as often as they are there."""
 
     def __len__(self) -> int:
         return len(self.sides[0])
+
+    def plain(self) -> Store:
+        """The same without draws."""
+        return replace(self, draws=())
 
 
 def cache_root() -> Path:
@@ -90,30 +106,58 @@ def open_store(
     *,
     classes: Sequence[str] = (),
     root: Path | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
 ) -> Store:
-    """The store of this corpus under this tokenizer, made now if there is none yet."""
-    name = store_key(corpus, tokenizer, classes)
+    """The store of this corpus under this tokenizer, made now if there is none yet.
+
+    With `dropout`, the share of merges left out, it has draws too, which `seed` decides.
+    """
+    drawn = (dropout, seed) if dropout else None
+    name = store_key(corpus, tokenizer, classes, drawn)
     folder = (root or cache_root()) / "store" / name
     if not (folder / "store.json").exists():
-        _build(folder, corpus, tokenizer, list(classes))
+        _build(folder, corpus, tokenizer, list(classes), drawn)
     return _open(folder)
 
 
-def store_key(corpus: Corpus, tokenizer: Tokenizer, classes: Sequence[str]) -> str:
+Drawn = tuple[float, int]
+"""Dropout and seed."""
+
+
+def store_key(
+    corpus: Corpus, tokenizer: Tokenizer, classes: Sequence[str], drawn: Drawn | None = None
+) -> str:
     """What a store's content hangs on, as a name."""
     facts = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), corpus.task, list(classes)]
     facts += [corpus.unit, repr(corpus.layout), corpus.drop]
+    facts += [] if drawn is None else [DRAWS, *drawn]
     return blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def _open(folder: Path) -> Store:
     facts = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-    sides = tuple(
-        Side(_map(folder / f"{i}.ids", facts["dtype"]), _map(folder / f"{i}.starts", "uint64"))
-        for i in range(facts["sides"])
-    )
+
+    def sides(draw: int | None) -> tuple[Side, ...]:
+        paths = [folder / _name(i, draw) for i in range(facts["sides"])]
+        return tuple(
+            Side(
+                _map(path.with_suffix(".ids"), facts["dtype"]),
+                _map(path.with_suffix(".starts"), "uint64"),
+                Specials(**facts.get("specials", {})),
+            )
+            for path in paths
+        )
+
     labels = _map(folder / "labels", "int32") if facts["classes"] else None
-    return Store(folder, sides, labels, tuple(facts["classes"]), facts["dropped"], facts["vocab"])
+    named = (tuple(facts["classes"]), facts["dropped"], facts["vocab"])
+    draws = tuple(sides(draw) for draw in range(facts.get("draws", 0)))
+    return Store(folder, sides(None), labels, *named, draws)
+
+
+def _name(side: int, draw: int | None) -> str:
+    """What a side's files are called."""
+    return f"{side}" if draw is None else f"{side}-{draw}"
 
 
 def _map(path: Path, dtype: str) -> NDArray[Any]:
@@ -122,12 +166,14 @@ def _map(path: Path, dtype: str) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
-def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> None:
+def _build(
+    folder: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str], drawn: Drawn | None
+) -> None:
     """Write to a folder beside, then rename: a store is there whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     try:
-        _write(draft, corpus, tokenizer, classes)
+        _write(draft, corpus, tokenizer, classes, drawn)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster; what it made is the same
@@ -137,28 +183,40 @@ def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(draft: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> None:
+def _write(
+    draft: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str], drawn: Drawn | None
+) -> None:
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     dropped: Counter[str] = Counter()
     sides = 2 if corpus.task == "translate" else 1
     numbers = {name: i for i, name in enumerate(classes)}
     with ExitStack() as files:
-        writers = [files.enter_context(_SideWriter(draft, i, dtype)) for i in range(sides)]
+        writers = [
+            files.enter_context(_SideWriter(draft, i, dtype, tokenizer, drawn))
+            for i in range(sides)
+        ]
         labels = files.enter_context((draft / "labels").open("wb"))
-        encoder = Wordwise(tokenizer)
-        for chunk in _chunks(corpus.kept(dropped)):
-            for i, writer in enumerate(writers):
-                writer.add(encoder.encode_batch([_side(record, i, sides) for record in chunk]))
+        pool = files.enter_context(ThreadPoolExecutor(sides))
+        for chunk in _chunks(corpus.kept(dropped), DRAWN_CHUNK if drawn else CHUNK):
+            several = [[_texts(record, i, sides) for record in chunk] for i in range(sides)]
+            list(pool.map(_SideWriter.add, writers, several))
             if classes:
                 labels.write(np.array([_number(r, numbers) for r in chunk], np.int32).tobytes())
     facts = {"sides": sides, "dtype": dtype.name, "classes": classes, "dropped": dict(dropped)}
-    facts["vocab"] = tokenizer.vocab_size
+    facts |= {"vocab": tokenizer.vocab_size, "draws": DRAWS if drawn else 0}
+    facts["specials"] = asdict(tokenizer.specials)
     (draft / "store.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
 
 
-def _side(record: Record, side: int, sides: int) -> str:
-    # A pair of texts to classify is one text, a line break between its parts.
-    return record.texts[side] if sides == 2 else "\n".join(record.texts)
+def _texts(record: Record, side: int, sides: int) -> tuple[str, ...]:
+    """One side of a record; where there is but one, all of its texts are in it."""
+    return record.texts[side : side + 1] if sides == 2 else record.texts
+
+
+def joined(parts: Sequence[list[int]], specials: Specials = OWN) -> list[int]:
+    """A text to classify as one row of ids: of a pair, EOS parts the two."""
+    first, *others = parts
+    return list(chain(first, *([specials.eos, *other] for other in others)))
 
 
 def _number(record: Record, numbers: dict[str, int]) -> int:
@@ -173,32 +231,77 @@ def _number(record: Record, numbers: dict[str, int]) -> int:
     return numbers[label]
 
 
-def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+def _chunks(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
     records = iter(records)
-    while chunk := list(islice(records, CHUNK)):
+    while chunk := list(islice(records, size)):
         yield chunk
 
 
 class _SideWriter:
-    """Ids and starts of one side, appended as they come."""
+    """One side's texts: as they are, and with dropout, as often as they are drawn."""
 
-    def __init__(self, folder: Path, side: int, dtype: np.dtype[Any]) -> None:
-        self.dtype, self.end = dtype, 0
-        self.ids: BinaryIO = (folder / f"{side}.ids").open("wb")
-        self.starts: BinaryIO = (folder / f"{side}.starts").open("wb")
-        self.starts.write(np.zeros(1, np.uint64).tobytes())
+    def __init__(
+        self,
+        folder: Path,
+        side: int,
+        dtype: np.dtype[Any],
+        tokenizer: Tokenizer,
+        drawn: Drawn | None,
+    ) -> None:
+        self.encoder, self.side, self.chunks = Wordwise(tokenizer), side, 0
+        between = tokenizer.specials.eos
+        self.plain = _RowWriter(folder / _name(side, None), dtype, between)
+        self.draws: list[_RowWriter] = []
+        if drawn is not None:
+            dropout, self.seed = drawn
+            self.cutter = Cutter(tokenizer, dropout)
+            paths = [folder / _name(side, draw) for draw in range(DRAWS)]
+            self.draws = [_RowWriter(path, dtype, between) for path in paths]
 
-    def add(self, texts: list[list[int]]) -> None:
-        """Append texts."""
-        ends = self.end + np.cumsum([len(text) for text in texts], dtype=np.uint64)
-        self.starts.write(ends.astype(np.uint64).tobytes())
-        ids = np.fromiter(chain.from_iterable(texts), self.dtype, int(ends[-1]) - self.end)
-        self.ids.write(ids.tobytes())
-        self.end = int(ends[-1])
+    def add(self, rows: list[tuple[str, ...]]) -> None:
+        """Append rows, each of one text or more."""
+        texts, parts = list(chain.from_iterable(rows)), np.array([len(row) for row in rows])
+        ids = self.encoder.encode_batch(texts)
+        lengths = np.array([len(text) for text in ids], np.int64)
+        self.plain.add(
+            np.fromiter(chain.from_iterable(ids), np.int64, lengths.sum()), lengths, parts
+        )
+        if self.draws:
+            random = np.random.Generator(np.random.PCG64([self.seed, self.side, self.chunks]))
+            drawn = self.cutter.draws(texts, len(self.draws), random)
+            for writer, (pieces, sizes) in zip(self.draws, drawn, strict=True):
+                writer.add(pieces, sizes, parts)
+        self.chunks += 1
 
     def __enter__(self) -> _SideWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        for writer in (self.plain, *self.draws):
+            writer.close()
+
+
+class _RowWriter:
+    """Ids and starts of rows, appended as they come."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], between: int) -> None:
+        self.dtype, self.between, self.end = dtype, between, 0
+        self.ids: BinaryIO = path.with_suffix(".ids").open("wb")
+        self.starts: BinaryIO = path.with_suffix(".starts").open("wb")
+        self.starts.write(np.zeros(1, np.uint64).tobytes())
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[Any], parts: NDArray[np.int64]) -> None:
+        """Append texts, their ids end to end; so many `parts` are a row, EOS between two."""
+        last = np.cumsum(parts) - 1
+        if len(parts) < len(lengths):
+            inner = np.setdiff1d(np.arange(len(lengths)), last)
+            ids = np.insert(ids, np.cumsum(lengths)[inner], self.between)
+            lengths[inner] += 1
+        self.starts.write((self.end + np.cumsum(lengths)[last]).astype(np.uint64).tobytes())
+        self.ids.write(ids.astype(self.dtype).tobytes())
+        self.end += len(ids)
+
+    def close(self) -> None:
+        """Nothing more comes."""
         self.ids.close()
         self.starts.close()

@@ -7,6 +7,7 @@
 | `byte`    | one byte of UTF-8                 | any text, exactly; byte b has id 5 + b       |
 | `char`    | one Unicode character             | text whose characters were all kept          |
 | `word`    | what stands between white space   | kept words, joined by single spaces          |
+|           | or (`treebank`) punctuation, too  | the same, punctuation where it belongs       |
 
 `lowercase` folds the text first, so what comes back is in lower case. A character or word that
 was not kept becomes `<unk>`. The special tokens have the same ids everywhere and are never read
@@ -29,39 +30,41 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import chain, repeat
+from itertools import chain, product, repeat
 from math import inf, log
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from heed.data import treebank
+from heed.data.forks import quiet_forks
+from heed.data.specials import OWN
+from heed.data.spelling import BYTES, spelled, visible
 from heed.errors import DataError, nearest
 
 PAD, UNK, BOS, EOS, MASK = 0, 1, 2, 3, 4
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
 MODELS = {"bpe": "BPE", "unigram": "Unigram", "word": "WordLevel", "char": "BPE", "byte": "BPE"}
 KINDS = tuple(MODELS)
+SPLITS = ("space", "treebank")
 DEFAULT_VOCAB_SIZE = 8000  # for bpe and unigram
 
-_VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _LONGEST = 48  # bytes in a piece that bpe or unigram learns
 _SEEDS = 4  # unigram starts from this many times the pieces it ends with
 _KEEP = 0.8  # of the pieces survive each round, as in Kudo (2018)
 _UNUSED = 0.1  # the count of a piece that was never used, so that every byte stays possible
 
-# Byte-level pieces write a byte as one character: itself if printable, else one from U+0100 on.
-_PLAIN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = iter(range(0x100, 0x200))
-_BYTES = [chr(byte if byte in _PLAIN else next(_OTHERS)) for byte in range(256)]
-_BYTE_OF = {character: byte for byte, character in enumerate(_BYTES)}
-
 
 class Tokenizer:
     """A trained tokenizer. Make one with `train` or `load`."""
 
-    def __init__(self, kind: str, lowercase: bool, core: tokenizers.Tokenizer) -> None:
-        self.kind, self.lowercase, self._core = kind, lowercase, core
+    specials = OWN
+
+    def __init__(
+        self, kind: str, lowercase: bool, core: tokenizers.Tokenizer, split: str = SPLITS[0]
+    ) -> None:
+        self.kind, self.lowercase, self.split, self.core = kind, lowercase, split, core
         self._names = _by_number(core.get_vocab(with_added_tokens=False))
 
     @property
@@ -77,6 +80,7 @@ class Tokenizer:
         vocab_size: int | None = None,
         min_count: int = 1,
         lowercase: bool = False,
+        split: str = SPLITS[0],
     ) -> Tokenizer:
         """Learn a tokenizer from lines: the same lines always give the same bytes of JSON.
 
@@ -84,18 +88,19 @@ class Tokenizer:
         enough; `word` and `char` keep the most frequent that fit, or all when it is None.
         `min_count` is how often a word, a character or a pair of pieces must occur to count (in
         `unigram` twice at least). `byte` learns nothing: it passes over lines and both numbers.
+        `split` is what parts words of kind `word`: white space, or the rules of the treebank.
         """
-        _check_settings(kind, vocab_size, min_count)
-        core = _pipeline(kind, lowercase)
+        _check_settings(kind, vocab_size, min_count, split)
+        core = _pipeline(kind, lowercase, split)
         if kind == "byte":
-            core.model = models.BPE(vocab=_numbered(_BYTES), merges=[])
+            core.model = models.BPE(vocab=_numbered(BYTES), merges=[])
         elif kind in ("word", "char"):
             core.model = _most_frequent(kind, core, lines, vocab_size, min_count)
         else:
             room = (vocab_size or DEFAULT_VOCAB_SIZE) - len(SPECIALS)
             learn = _learn_bpe if kind == "bpe" else _learn_unigram
             core.model = learn(core, _readable(lines), room, min_count)
-        return cls(kind, lowercase, core)
+        return cls(kind, lowercase, core, split)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. No special token is added."""
@@ -103,7 +108,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         try:
-            batch = self._core.encode_batch_fast(list(texts), add_special_tokens=False)
+            batch = self.core.encode_batch_fast(list(texts), add_special_tokens=False)
         except TypeError:
             _refuse_half_characters(texts)
             raise
@@ -116,8 +121,12 @@ class Tokenizer:
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
         for ids in batch:
             self._check(ids)
-        plain = [[int(i) for i in ids if i >= len(SPECIALS)] for ids in batch]
-        return self._core.decode_batch(plain, skip_special_tokens=False)
+        plain = [self.without_specials(ids) for ids in batch]
+        return self.core.decode_batch(plain, skip_special_tokens=False)
+
+    def without_specials(self, ids: Sequence[int]) -> list[int]:
+        """The ids that stand for text."""
+        return [int(i) for i in ids if i >= len(SPECIALS)]
 
     def pieces(self, text: str) -> list[str]:
         """The pieces of a text as a person reads them, one for each id of `encode(text)`."""
@@ -137,7 +146,7 @@ class Tokenizer:
         _refuse_half_characters([text])
         ends = [word.end() for word in re.finditer(r"\S+", text)]
         found = []
-        for start, stop in self._core.encode(text, add_special_tokens=False).offsets:
+        for start, stop in self.core.encode(text, add_special_tokens=False).offsets:
             inked = (at for at in range(start, stop) if not text[at].isspace())
             found.append(min(bisect_right(ends, next(inked, start)), max(len(ends) - 1, 0)))
         return found
@@ -146,12 +155,12 @@ class Tokenizer:
         """Write the one JSON file. A reader sees the old file or the new one, never a part."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(self._core.to_str(), encoding="utf-8")
+        part.write_text(self.core.to_str(), encoding="utf-8")
         part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; or what someone else did, if it can be used."""
         try:
             text = path.read_text(encoding="utf-8")
             model = json.loads(text)["model"]["type"]
@@ -164,16 +173,22 @@ class Tokenizer:
             raise _unusable(path, "this is JSON, but not a tokenizer") from problem
         specials = tuple(core.id_to_token(number) for number in range(len(SPECIALS)))
         found = (model, specials, _around(core))
-        for kind in KINDS:
-            for lowercase in (False, True):
-                if found == (MODELS[kind], SPECIALS, _around(_pipeline(kind, lowercase))):
-                    return cls(kind, lowercase, core)
-        raise _unusable(path, "this is a tokenizer, but not one that heed trained")
+        for kind, lowercase, split in product(KINDS, (False, True), SPLITS):
+            if found == (MODELS[kind], SPECIALS, _around(_pipeline(kind, lowercase, split))):
+                return cls(kind, lowercase, core, split)
+        from heed.data.borrowed import borrowed  # which is a Tokenizer, and so imports this
+
+        found_elsewhere = borrowed(core, path)
+        if found_elsewhere is None:
+            what = "this is a tokenizer, but not one that heed trained, and without begin and end"
+            raise _unusable(path, what)
+        return found_elsewhere
 
     def fingerprint(self) -> str:
         """A hex digest of all that encoding and decoding depend on."""
-        model = json.loads(self._core.to_str())["model"]
+        model = json.loads(self.core.to_str())["model"]
         content = [self.kind, self.lowercase, model["vocab"], model.get("merges")]
+        content += [] if self.split == SPLITS[0] else [self.split]
         return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     def _check(self, ids: Sequence[int]) -> None:
@@ -190,12 +205,10 @@ class Tokenizer:
             return name
         if self.kind == "word":
             return name.removeprefix(" ")
-        if self.kind != "char":
-            name = bytes(_BYTE_OF[c] for c in name).decode("utf-8", errors="backslashreplace")
-        return name.translate(_VISIBLE)
+        return visible(name if self.kind == "char" else spelled(name))
 
 
-def _pipeline(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
+def _pipeline(kind: str, lowercase: bool, split: str) -> tokenizers.Tokenizer:
     """What goes before and after the model of a kind."""
     core = tokenizers.Tokenizer(models.BPE())
     before: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
@@ -211,8 +224,13 @@ def _pipeline(kind: str, lowercase: bool) -> tokenizers.Tokenizer:
     elif kind == "word":
         # Each word keeps a space before it: " <pad>" the word is not "<pad>" the special token.
         spaced = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="always", split=False)
-        core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaced])
-        core.decoder = decoders.Sequence([decoders.Fuse(), drop_first_space])
+        cuts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit(), spaced]
+        joins: list[decoders.Decoder] = [drop_first_space]
+        if split == "treebank":
+            before += treebank.quotes()
+            cuts, joins = [treebank.cut(), *cuts], [*treebank.joined(), *joins]
+        core.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+        core.decoder = decoders.Sequence([decoders.Fuse(), *joins])
     else:
         core.decoder = decoders.Fuse()
     core.normalizer = normalizers.Sequence(before)
@@ -228,13 +246,16 @@ def _unusable(path: Path, what: str) -> DataError:
     return DataError(f"{what}.", where=str(path), todo="Name the tokenizer.json of a run.")
 
 
-def _check_settings(kind: str, vocab_size: int | None, min_count: int) -> None:
+def _check_settings(kind: str, vocab_size: int | None, min_count: int, split: str) -> None:
     if kind not in KINDS:
         what = f"There is no tokenizer kind {kind!r}.{nearest(kind, KINDS)}"
         raise DataError(what, todo=f"The kinds are {', '.join(KINDS)}.")
+    if split not in SPLITS or (split != SPLITS[0] and kind != "word"):
+        what = f"kind {kind!r} cannot be split by {split!r}.{nearest(split, SPLITS)}"
+        raise DataError(what, todo=f"Kind 'word' has {' and '.join(SPLITS)}; the others have none.")
     if min_count < 1:
         raise DataError(f"min_count is {min_count}.", todo="Give 1 or more.")
-    alphabet = len(_BYTES) if kind in ("bpe", "unigram") else 1
+    alphabet = len(BYTES) if kind in ("bpe", "unigram") else 1
     least = alphabet + len(SPECIALS)
     if kind != "byte" and vocab_size is not None and vocab_size < least:
         what = f"vocab_size is {vocab_size}, but {kind!r} needs {alphabet} for its alphabet"
@@ -306,7 +327,7 @@ def _learn_bpe(
     trainer = trainers.BpeTrainer(
         vocab_size=room,
         min_frequency=min_count,
-        initial_alphabet=_BYTES,
+        initial_alphabet=BYTES,
         max_token_length=_LONGEST,
         show_progress=False,
     )
@@ -369,27 +390,4 @@ def _detour(piece: str, scores: Mapping[str, float]) -> float:
     return best[-1]
 
 
-def _quiet_forks() -> None:
-    """Let a forked child encode on one thread, without the library's warning.
-
-    The library's threads do not outlive a fork. Before version 0.23 it prints a warning in the
-    child unless it was told so first. So it is told before each fork, and in the parent untold.
-    """
-    name, told = "TOKENIZERS_PARALLELISM", []
-
-    def before() -> None:
-        if name not in os.environ:
-            os.environ[name] = "false"
-            told.append(name)
-
-    def after_in_parent() -> None:
-        while told:
-            os.environ.pop(told.pop(), None)
-
-    if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(
-            before=before, after_in_parent=after_in_parent, after_in_child=told.clear
-        )
-
-
-_quiet_forks()
+quiet_forks()

@@ -32,7 +32,7 @@ class Wordwise:
         """The same ids as the tokenizer's own `encode_batch`."""
         if self.tokenizer.kind not in KINDS:
             return self.tokenizer.encode_batch(texts)
-        cut = [_words(text) for text in texts]
+        cut = [words_of(text) for text in texts]
         here = {word: self._known.get(word) for word in chain.from_iterable(cut)}
         new = [word for word, ids in here.items() if ids is None]
         found = dict(zip(new, self.tokenizer.encode_batch(new), strict=True))
@@ -43,6 +43,7 @@ class Wordwise:
         return [list(chain.from_iterable(here[word] or () for word in words)) for words in cut]
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words that can be encoded apart; the whole text where that cannot be."""
     words = text.split()
     return words if " ".join(words) == text else [text]

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from heed.data.batches import padded
-from heed.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from heed.data.specials import OWN, Specials
+from heed.data.tokenizer import Tokenizer
 from heed.decode.writers import mean_look
 from heed.models import Translator
 
@@ -27,30 +28,41 @@ CELLS, TOGETHER = 1 << 20, 64
 
 
 def soft_alignments(
-    models: Sequence[Translator], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    models: Sequence[Translator],
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    begin: int | None = None,
+    specials: Specials = OWN,
 ) -> list[Floats]:
     """For each pair of source and target ids (no marks), weights [n, m]: a row a target piece.
 
-    The row of a piece is the one that predicted it. What went to the end mark is left out.
+    The row of a piece is the one that predicted it. What went to the end mark is left out. `begin`
+    is what was read before the first piece, unset the begin mark.
     """
+    begin = specials.bos if begin is None else begin
     lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
     order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
     out: list[Floats] = [np.zeros((0, 0))] * len(pairs)
     while order:
         count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
         chosen, order = order[:count], order[count:]
-        for i, weights in zip(chosen, _together(models, [pairs[i] for i in chosen]), strict=True):
+        found = _together(models, [pairs[i] for i in chosen], begin, specials)
+        for i, weights in zip(chosen, found, strict=True):
             out[i] = weights
     return out
 
 
 @torch.inference_mode()
 def _together(
-    models: Sequence[Translator], pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    models: Sequence[Translator],
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    begin: int,
+    specials: Specials,
 ) -> list[Floats]:
     device = models[0].embedding.table.weight.device
-    read, real = (x.to(device) for x in _side([[*source, EOS] for source, _ in pairs]))
-    written, _ = _side([[BOS, *target] for _, target in pairs])
+    sources = [[*source, specials.eos] for source, _ in pairs]
+    read, real = (x.to(device) for x in _side(sources, specials.pad))
+    written, _ = _side([[begin, *target] for _, target in pairs], specials.pad)
     looks = [mean_look(model.trace(read, written.to(device), mask=real).cross) for model in models]
     weights_bnm = torch.stack(looks).mean(dim=0).double().cpu().numpy()
     return [
@@ -59,8 +71,8 @@ def _together(
     ]
 
 
-def _side(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    return padded([np.array(ids) for ids in texts], max(map(len, texts)), PAD)
+def _side(texts: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return padded([np.array(ids) for ids in texts], max(map(len, texts)), fill)
 
 
 Words = tuple[Sequence[int], int]
@@ -96,14 +108,15 @@ def copies(
     tokenizer: Tokenizer, ids: Sequence[int], weights_nm: Floats, source: str
 ) -> dict[int, str]:
     """For each place of `<unk>` in a target, the source's word (or character) looked at most."""
-    if UNK not in ids or not weights_nm.shape[1]:
+    unknown = tokenizer.specials.unk
+    if unknown not in ids or not weights_nm.shape[1]:
         return {}
     if tokenizer.kind == "char" and weights_nm.shape[1] == len(source):
         units = list(source)
     else:
         words = source.split()
         units = [words[word] if words else "" for word in tokenizer.words(source)]
-    places = (place for place, token in enumerate(ids) if token == UNK)
+    places = (place for place, token in enumerate(ids) if token == unknown)
     return {place: units[int(weights_nm[place].argmax())] for place in places}
 
 

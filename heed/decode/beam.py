@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heed.data.tokenizer import EOS
 from heed.decode.board import Board, Kept, picked
 from heed.decode.strategy import Array, Strategy
 
@@ -53,7 +52,7 @@ class Beam(Strategy):
         k, done, length = self.lanes, board["done"].clone(), board.at + 1
         logprobs, tokens, parents = self._candidates(logits_bkv, board["logprobs"])
         penalties_bk = self._penalties(looked_bkm, board)
-        ends = tokens == EOS
+        ends = tokens == self.end
         self._collect(board, logprobs, parents, ends, penalties_bk)
         # The first k that don't end: a stable sort puts them first and keeps their order.
         going = ends.byte().sort(dim=1, stable=True).indices[:, :k]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heed.data.batches import padded
-from heed.data.tokenizer import BOS, EOS, PAD
+from heed.data.specials import OWN, Specials
 from heed.decode import limits as allowed
 from heed.decode.board import Board, Growth, Kept, Key
 from heed.decode.graphs import Step, captured
@@ -36,7 +36,8 @@ class Search:
     """Models that write together by one strategy. Keep it: on a GPU it is warm after its first use.
 
     Several models are an ensemble: the mean of their probabilities. `capture` is whether steps
-    are captured as CUDA graphs; unset, Transformers' are where there is a GPU.
+    are captured as CUDA graphs; unset, Transformers' are where there is a GPU. `begin` is what a
+    translator reads before its first word, unset the begin mark of `specials`.
     """
 
     def __init__(
@@ -46,14 +47,19 @@ class Search:
         *,
         batch_size: int = 128,
         capture: bool | None = None,
+        begin: int | None = None,
+        specials: Specials = OWN,
     ) -> None:
         self.models, self.how, self.batch_size = list(models), how, batch_size
+        self.specials, self.how.end = specials, specials.eos
+        self.begin = specials.bos if begin is None else begin
         self.writers = [writer(model, number) for number, model in enumerate(models)]
         self.device = self.models[0].embedding.table.weight.device
         if capture is None:
             attends = all(model.config.family == "transformer" for model in models)
             capture = self.device.type == "cuda" and attends
         self.capture = capture
+        self.unwritten = torch.tensor(specials.unwritten, dtype=torch.long, device=self.device)
         self.sizes = allowed.Sizes(few=self.capture)
         self._boards: dict[Key, tuple[Board, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
@@ -78,8 +84,8 @@ class Search:
         )
 
         def reading(chosen: list[int]) -> Reading:
-            source, real = self._padded([[*sources[i], EOS] for i in chosen])
-            prompt = torch.full_like(source[:, :1], BOS)
+            source, real = self._padded([[*sources[i], self.specials.eos] for i in chosen])
+            prompt = torch.full_like(source[:, :1], self.begin)
             return Reading(prompt, None, source, real)
 
         return self._all(lengths, limits, reading, numbers)
@@ -102,7 +108,7 @@ class Search:
 
     def _padded(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         length = self.sizes.length(max(map(len, texts)))
-        ids, real = padded([np.array(ids) for ids in texts], length, PAD)
+        ids, real = padded([np.array(ids) for ids in texts], length, self.specials.pad)
         return ids.to(self.device), real.to(self.device)
 
     def _all(
@@ -216,6 +222,8 @@ class Search:
         self._choose(board, *_joined(said))
 
     def _choose(self, board: Board, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
+        if self.specials.unwritten:
+            logits_bkv = logits_bkv.index_fill(-1, self.unwritten, -torch.inf)
         parents = self.how.choose(logits_bkv, looked_bkm, board)
         board.at.add_(1)
         if parents is not None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heed.data.tokenizer import EOS
+from heed.data.specials import OWN
 from heed.decode.board import Board, Growth, Kept
 
 Array = NDArray[Any]
@@ -41,6 +41,8 @@ class Strategy(ABC):
 
     looks = False
     """Whether it must know where in the source each token was found."""
+    end = OWN.eos
+    """What ends a text."""
 
     def __init__(self, lanes: int = 1, *, length_penalty: float = 1.0) -> None:
         self.lanes, self.length_penalty = lanes, length_penalty
@@ -124,7 +126,7 @@ class Apart(Strategy):
         gained = logits_bkv.gather(2, tokens_bk[..., None])[..., 0] - logits_bkv.logsumexp(dim=-1)
         ended, logprobs, length = board["ended"], board["logprobs"], board.at + 1
         logprobs.copy_(torch.where(ended, logprobs, logprobs + gained.double()))
-        ends = tokens_bk == EOS
+        ends = tokens_bk == self.end
         now = ~ended & (ends | (length >= board["limit"])[:, None])
         lanes = torch.arange(self.lanes, device=now.device).expand_as(tokens_bk)
         board.note(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from heed.config import DecodeConfig
-from heed.data.tokenizer import UNK, Tokenizer
+from heed.data.tokenizer import Tokenizer
 from heed.decode import align
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
@@ -107,6 +107,19 @@ def strategy(settings: DecodeConfig, nbest: int) -> Strategy:
     )
 
 
+class Searching(Protocol):
+    """What finds hypotheses for ids, as `Search.translate` says."""
+
+    def translate(
+        self,
+        sources: Sequence[Sequence[int]],
+        *,
+        max_ratio: float = 2.0,
+        max_extra: int = 10,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Written]]: ...
+
+
 class Scribe:
     """Writes translations of texts, whatever the texts: blank, too long, in any script."""
 
@@ -119,12 +132,23 @@ class Scribe:
         longest: int,
         nbest: int = 1,
         alignments: bool = False,
+        search: Searching | None = None,
+        reverse: bool = False,
     ) -> None:
-        """`longest` is how many tokens of a source the models read."""
+        """`longest` is how many tokens of a source the models read.
+
+        With `reverse` they write the language that they were given to read (`data.both`).
+        `search` is who writes, where that is another than heed's own search with these models.
+        """
         self.models, self.tokenizer, self.settings = list(models), tokenizer, settings
         self.longest, self.alignments = max(1, longest), alignments
         how = strategy(settings, nbest)
-        self.search = Search(self.models, how, batch_size=settings.batch_size)
+        marks = tokenizer.specials
+        self.begin = marks.eos if reverse else marks.bos
+        told: dict[str, Any] = {"begin": self.begin, "specials": marks}
+        self.search: Searching = search or Search(
+            self.models, how, batch_size=settings.batch_size, **told
+        )
 
     def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]:
         """One translation a text, in order. `first` is the number of the first of them."""
@@ -176,14 +200,15 @@ class Scribe:
         self, ids: Sequence[list[int]], flat: Sequence[tuple[int, Written]]
     ) -> dict[int, align.Floats | None]:
         """Soft alignments of those that need one."""
-        copying = self.settings.copy_unknown
+        copying, marks = self.settings.copy_unknown, self.tokenizer.specials
         asked = [
             number
             for number, (_, one) in enumerate(flat)
-            if self.alignments or (copying and UNK in one.ids)
+            if self.alignments or (copying and marks.unk in one.ids)
         ]
         pairs = [(ids[flat[n][0]][: self.longest], flat[n][1].ids) for n in asked]
-        return dict(zip(asked, align.soft_alignments(self.models, pairs), strict=True))
+        found = align.soft_alignments(self.models, pairs, begin=self.begin, specials=marks)
+        return dict(zip(asked, found, strict=True))
 
     def _choice(self, source: str, one: Written, weights: align.Floats | None) -> Choice:
         if weights is None:

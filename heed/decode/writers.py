@@ -132,7 +132,7 @@ class AttentionWriter(Writer):
         stack = cast(Stack, self.stack)
         sight = self._sight(board, stack.position)
         across = self._cross_sight(board, stack.cross_position, sight) if stack.crosses else None
-        x_bkw = stack.position.embed(self.model.embedding(board["ids"]), sight.q_positions)
+        x_bkw = stack.enter(self.model.embedding(board["ids"]), sight.q_positions)
         out = stack.through(x_bkw, sight, across, cache=self._cache(board), weights=looking)
         looked = mean_look(out.cross_weights) if out.cross_weights else None
         return self.model.head(out.x_bnw), looked

@@ -9,6 +9,8 @@ Shapes: n rows, r rows of a chunk, v vocabulary, w width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels import on_gpu
+from heed.nn.twice import disagreement
 
 HELD, HELD_ON_GPU = 2**22, 2**29
 """How many logits to hold at once: what a CPU's cache takes, and a gigabyte of bfloat16."""
@@ -23,6 +26,8 @@ ROWS_AT_LEAST = 256
 """A chunk with fewer rows would spend its time on moving the map's gradient."""
 ROWS_ROUND = 128
 """Chunks of a round number of rows fill the tiles of a matrix product."""
+HELD_IN_PAIRS = 2**26
+"""Logits of pairs on a GPU: they take several times their room in float32."""
 ALIGNED = 64
 """On a GPU rows of logits begin at multiples of this: products are slow where they do not."""
 
@@ -36,12 +41,16 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     bias_v: Tensor | None = None,
     held: int | None = None,
+    rdrop: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Over targets other than `ignored`: the sum of losses, and how many are the best answer.
 
     As F.cross_entropy of F.linear(x, weight, bias).float() would have it, with all gradients; once
     differentiable. Products are made in x's dtype, or autocast's. `held` bounds how many logits
     there are at any moment.
+
+    With `rdrop`, rows come in pairs, two passes over one text (`heed.nn.twice`): either counts for
+    half, and what they say is to agree.
     """
     if targets_n.shape != x_nw.shape[:1]:
         raise ValueError(f"{len(x_nw)} rows, but targets {list(targets_n.shape)}")
@@ -50,7 +59,8 @@ def linear_cross_entropy(
     wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
     # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
     run: Any = _operation if torch.compiler.is_compiling() else _Eagerly.apply
-    total, right, *_ = run(*tensors, targets_n, ignored, label_smoothing, held, wanted)
+    held = held or (HELD_IN_PAIRS if rdrop and x_nw.is_cuda else None)
+    total, right, *_ = run(*tensors, targets_n, ignored, label_smoothing, rdrop, held, wanted)
     return total, right
 
 
@@ -85,6 +95,7 @@ def _run(
     targets_n: Tensor,
     ignored: int,
     smoothing: float,
+    rdrop: float,
     held: int | None,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -100,8 +111,11 @@ def _run(
             d_weight.zero_()
             d_bias.zero_()
         rows = chunk_rows(n, v, gpu=x_nw.is_cuda, held=held)
+        rows += rows % 2 if rdrop else 0
         room_rv = _room(x_nw, min(rows, n), v)
-        judge = _judge_on_gpu if _has_kernel(x_nw) else _judge
+        judge = _judge_on_gpu if any(wanted) and _has_kernel(x_nw) else _judge
+        if rdrop:
+            judge = partial(_judge_pairs, judge, rdrop)
         for start in range(0, n, rows):
             part = slice(start, start + rows)
             x_rw, logits_rv = x_nw[part], room_rv[: n - start]
@@ -200,6 +214,30 @@ def _judge(
     return d_rv if d_rv.dtype == logits_rv.dtype else logits_rv.copy_(d_rv)
 
 
+def _judge_pairs(
+    judge: Callable[..., Tensor],
+    rdrop: float,
+    logits_rv: Tensor,
+    targets_r: Tensor,
+    losses_r: Tensor,
+    right_r: Tensor,
+    ignored: int,
+    smoothing: float,
+    gradient: bool,
+) -> Tensor:
+    """The same for pairs of rows: half of each one's cross-entropy, and what parts them."""
+    pairs_r2v = logits_rv.to(losses_r.dtype).unflatten(0, (-1, 2))
+    asked_r1 = (targets_r != ignored)[:, None]
+    apart_r, apart_rv = disagreement(pairs_r2v, rdrop)
+    d_rv = judge(logits_rv, targets_r, losses_r, right_r, ignored, smoothing, gradient)
+    parted_r1 = apart_r[:, None].expand(-1, 2).flatten()[:, None]
+    losses_r.add_(parted_r1.where(asked_r1, 0)[:, 0]).div_(2)
+    if gradient:
+        # In 16 bits d is rounded already; the sum is rounded once more.
+        d_rv.div_(2).add_(apart_rv.flatten(0, 1).where(asked_r1, 0))
+    return d_rv
+
+
 # ------------------------------------------------------------------ an operation, as torch knows it
 
 _operation = torch.library.custom_op(
@@ -207,7 +245,7 @@ _operation = torch.library.custom_op(
     _run,
     mutates_args=(),
     schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, int ignored, float smoothing, "
-    "int? held, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "float rdrop, int? held, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -219,6 +257,7 @@ def _shapes(
     targets_n: Tensor,
     ignored: int,
     smoothing: float,
+    rdrop: float,
     held: int | None,
     wanted: list[bool],
 ) -> tuple[Tensor, ...]:
@@ -238,7 +277,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 def _differentiate(ctx: Any, d_total: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     told = zip(ctx.saved_tensors, ctx.wanted, ctx.dtypes, strict=True)
     found = [_scaled(x, d_total, dtype) if wanted else None for x, wanted, dtype in told]
-    return *found, None, None, None, None, None
+    return *found, None, None, None, None, None, None
 
 
 def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:

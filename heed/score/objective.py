@@ -6,14 +6,17 @@ machines is one division, not a mean of means.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.data.batches import IGNORED, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.nn.losses import linear_cross_entropy
+from heed.nn.twice import agreeing, by_pairs, doubled
 
 
 @dataclass
@@ -25,27 +28,56 @@ class Loss:
     count: int
 
 
-def loss(model: Model, batch: Batch, *, label_smoothing: float = 0.0) -> Loss:
-    """Cross-entropy of what the model says against what it should say, in natural logarithms."""
+def loss(
+    model: Model,
+    batch: Batch,
+    *,
+    label_smoothing: float = 0.0,
+    class_weights: Tensor | None = None,
+    rdrop: float = 0.0,
+) -> Loss:
+    """Cross-entropy of what the model says against what it should say, in natural logarithms.
+
+    `class_weights` say what a text of each class counts for. With `rdrop` each text is read twice,
+    dropout drawn anew, and what is said is to agree (`heed.nn.twice`).
+    """
+    read = _doubled(batch) if rdrop else batch
     if isinstance(model, Classifier):
-        logits = model(batch.ids, mask=batch.mask, positions=batch.positions)
-        total = F.cross_entropy(
+        logits = model(read.ids, mask=read.mask, positions=read.positions)
+        losses = F.cross_entropy(
             logits.float(),
-            batch.targets,
+            read.targets,
             ignore_index=IGNORED,
-            reduction="sum",
+            reduction="none",
             label_smoothing=label_smoothing,
         )
-        right = (logits.detach().argmax(dim=-1) == batch.targets).sum()
+        if rdrop:
+            losses = losses.unflatten(0, (-1, 2)).mean(dim=1)
+            parted = agreeing(logits.float().unflatten(0, (-1, 2)), rdrop)
+            losses = losses + parted.where(batch.targets != IGNORED, 0.0)
+        if class_weights is not None:
+            losses = losses * class_weights[batch.targets.clamp(min=0)]
+        total = losses.sum()
+        right = (logits.detach().argmax(dim=-1) == read.targets).sum()
     else:
+        vectors, targets = model.head.ready(_vectors(model, read)), batch.targets.flatten()
         total, right = linear_cross_entropy(
-            _vectors(model, batch).flatten(0, 1),
+            by_pairs(vectors) if rdrop else vectors.flatten(0, 1),
             model.head.weight,
-            batch.targets.flatten(),
+            doubled(targets) if rdrop else targets,
+            bias_v=model.head.bias,
             ignored=IGNORED,
             label_smoothing=label_smoothing,
+            rdrop=rdrop,
         )
-    return Loss(total, right, batch.count)
+    return Loss(total, right / 2 if rdrop else right, batch.count)
+
+
+def _doubled(batch: Batch) -> Batch:
+    """Each text twice, one after the other."""
+    texts = len(batch.ids)
+    own = {name: doubled(t) for name, t in batch.tensors().items() if len(t) == texts}
+    return batch.with_tensors(own)
 
 
 def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
@@ -71,11 +103,30 @@ def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
 class Objective(nn.Module):
     """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
 
-    def __init__(self, model: Model, *, label_smoothing: float = 0.0) -> None:
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+        rdrop: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model, self.label_smoothing, self.rdrop = model, label_smoothing, rdrop
+        weights = None
+        if class_weights is not None:
+            weights = torch.tensor(class_weights, device=next(model.parameters()).device)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The sum of the batch's losses, and how many answers were right."""
-        part = loss(self.model, batch, label_smoothing=self.label_smoothing)
+        part = loss(
+            self.model,
+            batch,
+            label_smoothing=self.label_smoothing,
+            class_weights=self.class_weights,
+            rdrop=self.rdrop,
+        )
         return part.total, part.right

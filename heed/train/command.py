@@ -18,6 +18,8 @@ from heed.recipes import find
 from heed.runs import Run
 from heed.train.distributed import among_several, one_voice
 from heed.train.engine import build_loop
+from heed.train.optim import rates
+from heed.train.origin import settled
 from heed.train.setup import choose_device, prepare, refuse_nonsense
 
 SMALL = 2**21
@@ -43,10 +45,12 @@ def recipe(
         path = find(name)
         tables, where = read_tables(path), str(path)
     elif train:
-        tables = _sensible(train)
+        tables = _sensible(train, begins=_begins(changes))
     data = dict(tables.get("data", {}))
     if folder is not None:
         data = _inside(folder, data)
+        if pieces := tables.get("tokenizer", {}).get("text"):
+            tables["tokenizer"] = tables["tokenizer"] | {"text": _placed(folder, pieces)}
     if train:
         data.pop("world", None)
         data |= {"train": list(train), "dev": list(dev or ())}
@@ -60,8 +64,18 @@ def recipe(
     return resolved, Path(name).stem if name else resolved.task
 
 
-def _sensible(files: Sequence[str]) -> dict[str, Any]:
-    """Settings for files without a recipe: a small text gets a small model, stopped in time."""
+def _begins(changes: Sequence[str] | None) -> bool:
+    """Whether the command line says where the weights begin."""
+    return any(change.partition("=")[0].strip() == "init.from" for change in changes or ())
+
+
+def _sensible(files: Sequence[str], *, begins: bool) -> dict[str, Any]:
+    """Settings for files without a recipe: a small text gets a small model, stopped in time.
+
+    A model that begins from another has its shape, and learns slowly.
+    """
+    if begins:
+        return {"train": {"patience": 3, "batch_size": 32, "lr": 5e-5, "schedule": "linear"}}
     sizes = [Path(name).stat().st_size for name in files if Path(name).is_file()]
     if len(sizes) < len(files) or sum(sizes) > SMALL:
         return {"train": {"patience": 3}}
@@ -71,13 +85,13 @@ def _sensible(files: Sequence[str]) -> dict[str, Any]:
 
 def _inside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
     """The recipe's files, those of a relative name looked for in `folder`."""
-
-    def placed(names: Sequence[str]) -> list[str]:
-        return [str(folder / name) for name in names]
-
-    files = {key: placed(data[key]) for key in ("train", "dev", "test") if key in data}
-    sets = {name: placed(paths) for name, paths in data.get("sets", {}).items()}
+    files = {key: _placed(folder, data[key]) for key in ("train", "dev", "test") if key in data}
+    sets = {name: _placed(folder, paths) for name, paths in data.get("sets", {}).items()}
     return data | files | ({"sets": sets} if sets else {})
+
+
+def _placed(folder: Path, names: Sequence[str]) -> list[str]:
+    return [str(folder / name) for name in names]
 
 
 def free_folder(name: str) -> Path:
@@ -109,10 +123,11 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     chosen = choose_device(device)
+    recipe, origin = settled(recipe)
     refuse_nonsense(recipe)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
-        parts = prepare(recipe, run, device=chosen, say=say)
+        parts = prepare(recipe, run, device=chosen, say=say, origin=origin)
         loop = build_loop(parts, run, say=say)
         seconds = []
         for batches in loop.feed.walk(0, min(TRIED + 1, loop.steps)):
@@ -124,6 +139,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     weights = sum(p.numel() for p in parts.model.parameters())
     each = sorted(seconds[1:] or seconds)[len(seconds[1:] or seconds) // 2]
     say(f"parameters  {weights:,}")
+    say(f"rates       {rates(loop.state.optimizer, recipe.train.lr)}")
     say(f"vocabulary  {parts.tokenizer.vocab_size:,}")
     say(
         f"texts       {len(parts.train.rows):,} to learn from, "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,8 +17,9 @@ from heed import draw
 from heed.config import Recipe
 from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
-from heed.errors import HeedError, RunError
-from heed.models import Model
+from heed.errors import DataError, HeedError, RunError
+from heed.models import Model, holding
+from heed.nn.lora import merged
 from heed.runs import Run
 from heed.score.objective import Objective
 from heed.train import checkpoint
@@ -24,8 +27,9 @@ from heed.train.distributed import World, joined, refuse
 from heed.train.feed import Feed
 from heed.train.loop import Loop
 from heed.train.optim import CAPTURABLE, OptimizerSettings, build_optimizer
+from heed.train.origin import Origin, settled
 from heed.train.schedules import schedule
-from heed.train.setup import Parts, Say, build_model, choose_device, prepare, refuse_nonsense
+from heed.train.setup import Parts, Say, choose_device, prepare, refuse_nonsense
 from heed.train.sharding import Twin, spread
 from heed.train.speed import Ahead, build_step
 from heed.train.state import State
@@ -38,10 +42,17 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
     """Make a run folder and train in it to the end."""
     with joined() as world:
         chosen = world.join(choose_device(device))
+        with world.in_turn():
+            recipe, origin = settled(recipe)
         refuse_nonsense(recipe)
         refuse(recipe, world, begun=False)
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
-        _train(run, recipe, chosen, world, console)
+        try:
+            _train(run, recipe, chosen, world, console, origin)
+        except DataError:  # nothing was learnt from text that cannot be read
+            if world.first:
+                run.forget()
+            raise
     return run
 
 
@@ -58,7 +69,14 @@ def resume(folder: Path, *, device: str = "auto", console: Console) -> Run:
     return run
 
 
-def _train(run: Run, recipe: Recipe, device: torch.device, world: World, console: Console) -> None:
+def _train(
+    run: Run,
+    recipe: Recipe,
+    device: torch.device,
+    world: World,
+    console: Console,
+    origin: Origin | None = None,
+) -> None:
     """Only the first rank writes into the folder, and only it speaks."""
     world.folder, console = str(run.folder), world.voice(console)
 
@@ -66,7 +84,7 @@ def _train(run: Run, recipe: Recipe, device: torch.device, world: World, console
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     with run.locked() if world.first else nullcontext():
-        parts = prepare(recipe, run, device=device, say=say, world=world)
+        parts = prepare(recipe, run, device=device, say=say, world=world, origin=origin)
         with memory_guard(recipe):
             loop = build_loop(parts, run, say=say)
         if world.first:
@@ -79,7 +97,7 @@ def _train(run: Run, recipe: Recipe, device: torch.device, world: World, console
             weights = loop.ledger.choose(view) if world.first else {}
         if world.first:
             draw_curves(run)
-            checkpoint.write_tensors(run.weights_path, weights)
+            checkpoint.write_tensors(run.weights_path, merged(parts.model, weights))
 
 
 def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:
@@ -92,7 +110,12 @@ def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:
     ends = [settings.steps, epochs and epochs * feed.steps_per_epoch]
     steps = min(end for end in ends if end)
     twin = Twin(parts.model) if world.several and settings.parallel == "fsdp" else None
-    objective = Objective(parts.model, label_smoothing=settings.label_smoothing)
+    objective = Objective(
+        parts.model,
+        label_smoothing=settings.label_smoothing,
+        class_weights=parts.class_weights,
+        rdrop=settings.rdrop,
+    )
     shared = spread(objective, settings.parallel, world, parts.device)
     state = State(
         parts.model,
@@ -107,6 +130,12 @@ def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:
     if facts:
         state.restore(tensors, facts)
         say(f"Going on from step {state.step}.")
+    elif parts.begun and parts.recipe.init.run is not None:
+        raise RunError(
+            "none of its checkpoints is whole, and this run did not begin with random weights.",
+            where=str(run.folder),
+            todo="Remove its checkpoints folder to begin anew.",
+        )
     _refuse_different_steps(state, run)
     parts.model.train()
     ahead = Ahead(steps - state.step, parts.train.shapes(), feed.example())
@@ -130,6 +159,7 @@ def _optimizer(parts: Parts) -> Optimizer:
             betas=(settings.betas[0], settings.betas[1]) if settings.betas else None,
             momentum=settings.momentum,
             muon_lr=settings.muon_lr,
+            layer_decay=settings.layer_decay,
         ),
         lr_tensor=captured and settings.optimizer in CAPTURABLE,
     )
@@ -174,39 +204,52 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
 
 
 def draw_curves(run: Run) -> None:
-    """Loss by step, of training and of every set evaluated, the best marked."""
+    """Loss by step, of training and of every set evaluated, the best marked; of a language model
+    the perplexity of those sets as well, on a scale of logarithms."""
     lines = run.metrics()
-    series: dict[str, list[tuple[float, float]]] = {
-        "while training": [
-            (line["step"], line["loss"]) for line in lines if line["event"] == "train"
-        ]
-    }
-    for line in lines:
-        if line["event"] == "evaluate":
-            for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
-                label = "train, evaluated" if name == "train" else name
-                series.setdefault(label, []).append((line["step"], line[name]["loss"]))
-    best = {
-        name: min(points, key=lambda point: point[1])[0]
-        for name, points in series.items()
-        if name != "while training" and points
-    }
+    while_training = [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
+    losses = {"while training": while_training} | _evaluated(lines, "loss")
     figure = draw.curves(
-        {name: points for name, points in series.items() if points},
+        {name: points for name, points in losses.items() if points},
         title="Loss while training",
         x="step",
         y="cross-entropy a token",
-        best=best,
+        best=_lowest(_evaluated(lines, "loss")),
     )
     draw.save(figure, run.figures / "loss")
+    if run.recipe().task == "generate" and (found := _evaluated(lines, "perplexity")):
+        figure = draw.curves(
+            found,
+            title="Perplexity at every evaluation",
+            x="step",
+            y="perplexity by token",
+            best=_lowest(found),
+            log_y=True,
+        )
+        draw.save(figure, run.figures / "perplexity")
+
+
+def _evaluated(lines: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[float, float]]]:
+    """Every set's values by step; one beyond all numbers is left out."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        if line["event"] == "evaluate":
+            for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
+                if math.isfinite(line[name][metric]):
+                    label = "train, evaluated" if name == "train" else name
+                    series.setdefault(label, []).append((line["step"], line[name][metric]))
+    return dict(sorted(series.items()))
+
+
+def _lowest(series: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Where each is at its best."""
+    return {name: min(points, key=lambda point: point[1])[0] for name, points in series.items()}
 
 
 def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recipe]:
     """The model a finished run chose, its tokenizer and its recipe."""
     run, chosen = Run.open(folder), choose_device(device)
     recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
-    weights = load_file(run.require_weights())
-    classes = weights["head.bias"].shape[0] if "head.bias" in weights else None
-    model = build_model(recipe, tokenizer, classes)
-    model.load_state_dict(weights)
+    weights, causal = load_file(run.require_weights()), recipe.train.objective == "next"
+    model = holding(weights, recipe.task, recipe.model, causal=causal)
     return model.to(chosen).eval(), tokenizer, recipe

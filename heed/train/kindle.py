@@ -1,114 +1,197 @@
 """Kernels made before they are needed.
 
-A kernel of ours is compiled when it first runs on a machine, which takes about a second; then it
-is on disk. The first run on a fresh machine would wait for two dozen of them, one after another.
-So other threads run each once, on next to nothing, while the text is read.
+A kernel of ours is compiled when it first runs on a machine, which takes a second or two; then it
+is on disk. The first run on a fresh machine would wait for dozens, one after another. Threads do
+not help, for Triton is Python for the most part. So, while the text is read, another process finds
+out what a recipe launches and has each kernel compiled in a process of its own (`kindling`). None
+of them touches the GPU, and what fails there fails again where it is needed, and is told there.
+
+Nothing is imported here that takes long. The process has to import torch itself, so a command
+starts it before anything else, if this machine has compiled nothing yet.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from heed.config import Recipe
 
-from heed.config import ModelConfig, Recipe
-from heed.data.batch import Batch
-from heed.models import build
-from heed.nn import heads
-from heed.nn.kernels import HAS_TRITON
-from heed.nn.masks import Mask
-from heed.nn.positions import build_position
-from heed.nn.short import LazyTurn, attend_short, backward_too
-from heed.score.objective import Objective
+if TYPE_CHECKING:
+    import torch
 
-TEXTS, VOCAB = 2, 8000
-SIZES = (32, 64, 128)
-"""What attention over short texts is compiled for."""
+GPUS = ("/dev/nvidiactl", "/dev/dxg")
+"""Where Linux shows that there is one."""
+LONGEST = 60.0
+"""Seconds after which a run no longer waits, and compiles for itself."""
+ROOT = Path(__file__).parents[1]
+SOURCES = ("nn", "models", "score/objective.py", "train/rehearse.py")
+"""What decides which kernels there are."""
+
+
+class Fire:
+    """The process that compiles."""
+
+    def __init__(self, device: str) -> None:
+        """It begins with its imports, and waits to be told of a recipe."""
+        self.stamp: Path | None = None
+        """The file it will leave when all is compiled; None while it knows no recipe."""
+        path = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # for it forks
+        gpu = device.partition(":")[2] or "0"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "heed.train.kindling", str(os.getpid()), gpu],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=None if os.environ.get("HEED_DEBUG") else subprocess.DEVNULL,
+            env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(path)},
+            start_new_session=True,  # Ctrl-C is for who reads the console
+        )
+        atexit.register(self.stop)
+
+    def light(self, recipe: Recipe, stamp: Path) -> None:
+        """Tell it of the recipe."""
+        self.stamp = stamp
+        self._tell(json.dumps({"recipe": recipe.tables(), "stamp": str(stamp)}))
+
+    def wait(self) -> None:
+        """Until all is compiled."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LONGEST)
+        self.stop()
+
+    def stop(self) -> None:
+        """End it, and all it has started."""
+        atexit.unregister(self.stop)
+        self._tell("")
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _tell(self, text: str) -> None:
+        pipe = self._process.stdin
+        with suppress(OSError):  # It may have ended: it saw no GPU.
+            if pipe is not None and not pipe.closed:
+                with pipe:
+                    pipe.write(text.encode())
+
+
+_fire: Fire | None = None
+
+
+def lay(device: str) -> None:
+    """Start the process before any recipe is known, on a machine that has compiled nothing yet."""
+    global _fire
+    if _fire is None and _useful(device) and not any(_folder().glob(f"{_edition()}-*")):
+        _fire = Fire(device)
+
+
+def light(recipe: Recipe, device: str) -> None:
+    """Have compiled what this recipe launches, unless that was done here before."""
+    global _fire
+    if not _useful(device) or recipe.model.family == "lstm":
+        return
+    stamp = _stamp(recipe)
+    if stamp.exists():
+        return
+    if _fire is not None and _fire.stamp not in (None, stamp):
+        _fire.stop()
+        _fire = None
+    _fire = _fire or Fire(device)
+    if _fire.stamp is None:
+        _fire.light(recipe, stamp)
 
 
 @contextmanager
-def kindled(recipe: Recipe, device: torch.device, *, bf16: bool) -> Iterator[None]:
-    """Meanwhile, on other threads, compile what the batches of this recipe will need.
+def kindled(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """What the batches of this recipe will need is compiled meanwhile, and is there after."""
+    global _fire
+    light(recipe, str(device))
+    fire, _fire = _fire, None
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waking = pool.submit(_wake, device)
+            yield
+            waking.exception()
+        if fire is not None and fire.stamp is not None:
+            fire.wait()
+    finally:
+        if fire is not None:
+            fire.stop()
 
-    They draw from the GPU's generator, which is seeded again after.
-    """
-    if device.type != "cuda" or not HAS_TRITON or recipe.model.family == "lstm":
-        yield
+
+def _wake(device: torch.device) -> None:
+    """Have torch load, on a thread, what it loads when first asked: that, too, takes seconds."""
+    if device.type != "cuda" or not find_spec("triton"):
         return
-    with ThreadPoolExecutor(1 + len(SIZES)) as pool:
-        dtype, longest = torch.bfloat16 if bf16 else torch.float32, recipe.data.max_length
-        waiting = [pool.submit(_learn_once, recipe, device, bf16)]
-        waiting += [
-            pool.submit(_attend_once, recipe, size, device, dtype)
-            for size in SIZES[1:]
-            if size < 2 * longest
-        ]
-        yield
-        for one in waiting:
-            one.exception()  # What fails here fails again where it is needed, and is told there.
-    torch.cuda.manual_seed(recipe.seed)
+    import torch
+
+    weight = torch.zeros(64, 64, device=device, requires_grad=True)
+    with torch.autocast(device.type, torch.bfloat16):
+        (weight @ weight).sum().backward()  # CUDA, its matrix products, autograd's threads
+    torch.optim.SGD([weight])  # The first optimizer imports a compiler.
+    from triton.runtime.cache import triton_key
+
+    triton_key()  # Triton reads all of itself, to tell its versions apart.
 
 
-def _learn_once(recipe: Recipe, device: torch.device, bf16: bool) -> None:
-    """One pass forward and back of one layer over a short batch like those to come."""
-    config = recipe.model.model_copy(update={"layers": 1, "decoder_layers": None})
-    with torch.device("meta"):  # so that no weight is drawn from the generator of the run
-        model = build(
-            recipe.task,
-            config,
-            vocab=recipe.tokenizer.vocab_size or VOCAB,
-            classes=2,
-            causal=recipe.train.objective == "next",
-        )
-    model.to_empty(device=device).train()
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, 0.01)
-    torch.optim.SGD(model.parameters())  # The first optimizer imports a compiler: seconds.
-    objective = Objective(model, label_smoothing=recipe.train.label_smoothing)
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        total, _ = objective(_batch(recipe, device))
-    total.backward()
+def _useful(device: str) -> bool:
+    """Whether there are a GPU and Triton; of several ranks on a machine, only the first kindles."""
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    there = any(Path(name).exists() for name in GPUS)
+    return there and first and device.startswith(("auto", "cuda")) and bool(find_spec("triton"))
 
 
-def _batch(recipe: Recipe, device: torch.device) -> Batch:
-    length = min(SIZES[0], recipe.data.max_length)
-    ids = torch.ones(TEXTS, length, dtype=torch.int64, device=device)
-    real, positions = ids.bool(), torch.arange(length, device=device)[None]
-    targets = ids[:, 0] if recipe.task == "classify" else ids
-    batch = Batch(ids, targets, real, positions, TEXTS * length, ())
-    if recipe.task != "translate":
-        return batch
-    return batch.with_tensors({"source": ids, "source_mask": real, "source_positions": positions})
+def _stamp(recipe: Recipe) -> Path:
+    """The file that says that all was compiled for recipes like this one.
+
+    It lies where Triton keeps what it compiled, and goes when that goes.
+    """
+    settings, data = recipe.train, recipe.data
+    told = [
+        recipe.task,
+        recipe.model.model_dump(),
+        recipe.tokenizer.vocab_size,
+        [data.max_length, data.pack],
+        [settings.precision, settings.objective, settings.label_smoothing],
+    ]
+    return _folder() / f"{_edition()}-{_name(json.dumps(told).encode())}"
 
 
-def _attend_once(recipe: Recipe, size: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Attention over texts of this length, forward and back, of every kind the task has."""
-    config = recipe.model
-    shared = config.kv_heads or config.heads
-    width = config.head_width or config.width // config.heads
-    counts, places = (config.heads, shared, shared), torch.arange(size, device=device)[None]
-    position = build_position(config, causal=True).to(device)
-    turn = None if position.frequencies() is None else LazyTurn(position, places, places)
-    real = torch.ones(TEXTS, size, dtype=torch.bool, device=device)
-    padded, causal = Mask(size, size, device, real_bm=real), Mask(size, size, device, causal=True)
-    for mask, turned in _kinds(recipe, padded, causal, turn):
-        packed = torch.zeros(TEXTS, size, sum(counts) * width, dtype=dtype, device=device)
-        q, k, v = heads.split(packed, counts, width)
-        with backward_too():
-            attend_short(q, k, v, mask=mask, turn=turned, scale=_scale(config, width))
+@cache
+def _edition() -> str:
+    """What a recipe's kernels depend on beside it: this code, what compiles it, and where."""
+    told = [sys.version.encode(), platform.node().encode()]
+    for name, file in (("torch", "version.py"), ("triton", "__init__.py")):
+        found = find_spec(name)
+        if found is not None and found.origin is not None:
+            told.append(Path(found.origin).with_name(file).read_bytes())
+    for source in SOURCES:
+        files = sorted((ROOT / source).rglob("*.py")) or [ROOT / source]
+        told += [file.read_bytes() for file in files]
+    return f"heed-{_name(b''.join(told))}"
 
 
-def _kinds(
-    recipe: Recipe, padded: Mask, causal: Mask, turn: LazyTurn | None
-) -> list[tuple[Mask, LazyTurn | None]]:
-    """Who sees whom: an encoder, a decoder, and a decoder that looks at a source."""
-    if recipe.task == "translate":
-        return [(padded, turn), (causal, turn), (padded, None)]
-    return [(causal if recipe.task == "generate" else padded, turn)]
+def _name(told: bytes) -> str:
+    return blake2b(told, digest_size=8).hexdigest()
 
 
-def _scale(config: ModelConfig, width: int) -> float:
-    return width**-0.5 if config.scale is None else config.scale
+def _folder() -> Path:
+    """Where Triton keeps what it compiled."""
+    named = os.environ.get("TRITON_CACHE_DIR")
+    home = os.environ.get("TRITON_HOME")
+    return Path(named) if named else Path(home or Path.home()) / ".triton" / "cache"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from heed.errors import ConfigError, HeedError, nearest
+from heed.models.depth import heights
 from heed.train.rules import Adagrad, Group, Lion, Muon
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
@@ -49,6 +50,9 @@ class OptimizerSettings:
     momentum: float | None = None
     nesterov: bool | None = None
     muon_lr: float | None = None
+    layer_decay: float = 1.0
+    """The rate of layer l of L is lr · layer_decay^(L + 1 - l): a head, as layer L + 1, learns at
+    lr, embeddings, as layer 0, slowest (Howard and Ruder 2018; Clark et al. 2020)."""
 
     def __post_init__(self) -> None:
         complaints = list(self._complaints())
@@ -63,6 +67,8 @@ class OptimizerSettings:
         for key, rate in (("lr", self.lr), ("muon_lr", self.muon_lr)):
             if rate is not None and not 0.0 < rate < math.inf:
                 yield f"{key} must be a number above 0, not {rate}."
+        if not 0.0 < self.layer_decay <= 1.0:
+            yield f"layer_decay must be above 0 and at most 1, not {self.layer_decay}."
         for key, value in (("weight_decay", self.weight_decay), ("eps", self.eps)):
             if not 0.0 <= value < math.inf:
                 yield f"{key} must be 0 or more, not {value}."
@@ -95,13 +101,13 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
 def _muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
     """As `parameter_groups`, with the hidden matrices that Muon moves in a group of their own.
 
-    The output layer is no hidden matrix: it is the module called `head`, or any that says
-    `hidden = False`.
+    The output layer is no hidden matrix: it is the module called `head` with all that is in it, or
+    any that says `hidden = False`.
     """
     heads = {
         parameter
         for name, module, parameter in _owners(model)
-        if name.rpartition(".")[2] == "head" or getattr(module, "hidden", True) is False
+        if "head" in name.split(".") or getattr(module, "hidden", True) is False
     }
     scale = 1.0 if settings.muon_lr is None else settings.muon_lr / settings.lr
     groups: list[Group] = []
@@ -112,6 +118,21 @@ def _muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
             group["params"] = [p for p in group["params"] if p.ndim != 2 or p in heads]
         groups.append(group)
     return _filled(*groups)
+
+
+def _by_layer(model: nn.Module, groups: list[Group], layer_decay: float) -> list[Group]:
+    """The same groups, each parted by height, with the rate that belongs there."""
+    if layer_decay == 1.0:
+        return groups
+    places = heights(model)
+    below = {parameter: places[name].below_top for name, parameter in model.named_parameters()}
+    parted = []
+    for group in groups:
+        for steps in sorted({below[parameter] for parameter in group["params"]}):
+            params = [parameter for parameter in group["params"] if below[parameter] == steps]
+            scale = group["lr_scale"] * layer_decay**steps
+            parted.append(group | {"params": params, "lr_scale": scale})
+    return parted
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
@@ -148,6 +169,7 @@ def build_optimizer(
         groups = _muon_groups(model, settings)
     else:
         groups = parameter_groups(model, weight_decay=settings.weight_decay)
+    groups = _by_layer(model, groups, settings.layer_decay)
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device
     for group in groups:
@@ -194,6 +216,15 @@ def set_lr(optimizer: Optimizer, base_lr: float, factor: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def rates(optimizer: Optimizer, base_lr: float) -> str:
+    """Which learning rates there are, at their height, and of how many parameters each."""
+    sizes: dict[float, int] = {}
+    for group in optimizer.param_groups:
+        rate = base_lr * group["lr_scale"]
+        sizes[rate] = sizes.get(rate, 0) + sum(p.numel() for p in group["params"])
+    return ", ".join(f"{rate:.3g} for {sizes[rate]:,}" for rate in sorted(sizes, reverse=True))
 
 
 def _rule(settings: OptimizerSettings) -> tuple[Callable[..., Optimizer], dict[str, Any]]:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
-from heed.config import Recipe, TokenizerConfig
+from heed.config import Recipe
 from heed.data import world
 from heed.data.batches import Batches, Rows
+from heed.data.blocks import RandomBlocks
 from heed.data.corpus import Corpus, open_corpus
 from heed.data.doctor import examine
 from heed.data.packing import PackedBatches
 from heed.data.shapes import chunks
 from heed.data.store import Store, cache_root, open_store
 from heed.data.tokenizer import Tokenizer
+from heed.decode.labels import Classes
 from heed.errors import ConfigError, DataError
 from heed.models import Model, build
 from heed.nn.positions import ENCODINGS
 from heed.runs import Run
 from heed.score.dev import Pair, pairs_of
+from heed.train import origin as origins
+from heed.train import small
+from heed.train.classes import classes_of, weights_of
 from heed.train.distributed import ALONE, World
 from heed.train.kindle import kindled
+from heed.train.origin import Origin
+from heed.train.pieces import tokenizer_for, tokenizer_text
 
 Say = Callable[[str], None]
 DEV_SHARE, DEV_MOST = 0.05, 2000
-FEWEST_PIECES, MOST_PIECES, CHARACTERS_A_PIECE = 400, 8000, 100
+MENDED = {
+    "unseen-label": "Mend the label, or add texts that have it to train.",
+    "one-class": "Give texts of two classes or more.",
+    "nothing-left": "Name a file that has text.",
+}
+"""What to do about what the doctor finds."""
 
 
 @dataclass
@@ -50,30 +59,55 @@ class Parts:
     world: World = ALONE
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
     """Source and reference of the sets whose BLEU is asked for at every evaluation."""
+    begun: bool = False
+    """Whether there are checkpoints, from which the weights are to come."""
+    class_weights: tuple[float, ...] | None = None
+    """What a text of each class counts for; None, all alike."""
 
 
 def prepare(
-    recipe: Recipe, run: Run, *, device: torch.device, say: Say, world: World = ALONE
+    recipe: Recipe,
+    run: Run,
+    *,
+    device: torch.device,
+    say: Say,
+    world: World = ALONE,
+    origin: Origin | None = None,
 ) -> Parts:
     """Read and check the text, make or load the tokenizer, build the model.
 
     Among several ranks the first goes ahead where files are written; the others find them.
+    `origin` is what the recipe begins from, where it is open already.
     """
+    begun = any(run.checkpoints.glob("step-*"))
+    if origin is None and recipe.init.run is not None and not begun:
+        with world.in_turn():
+            origin = origins.open_origin(recipe.init.run)
     bf16 = wants_bf16(recipe.train.precision, device)
-    with kindled(recipe, device, bf16=bf16):
-        return _prepare(recipe, run, device, bf16, say, world)
+    with kindled(recipe, device):
+        parts = _prepare(recipe, run, device, bf16, say, world, origin)
+    parts.begun = begun
+    return parts
 
 
 def _prepare(
-    recipe: Recipe, run: Run, device: torch.device, bf16: bool, say: Say, world: World
+    recipe: Recipe,
+    run: Run,
+    device: torch.device,
+    bf16: bool,
+    say: Say,
+    world: World,
+    origin: Origin | None,
 ) -> Parts:
     with world.in_turn():
         corpora = open_corpora(recipe)
     known = world.once(lambda: _see_the_doctor(corpora, say))
     with world.in_turn():
-        tokenizer = _tokenizer(recipe, run, corpora["train"], say)
-        classes = tuple(corpora["train"].labels()) if recipe.task == "classify" else ()
-        train, sets = _batches(recipe, corpora, tokenizer, classes)
+        tokenizer = tokenizer_for(recipe, run, corpora["train"], origin, say)
+        classes = classes_of(corpora["train"]) if recipe.task == "classify" else Classes(())
+        train, sets = _batches(recipe, corpora, tokenizer, classes.names)
+        weights = weights_of(recipe, classes, sets["train"])
+        classes.save(run)
     for name, seen in known.items():
         sets |= _clean(name, sets[name], seen)
     for name, split in sets.items():
@@ -82,14 +116,30 @@ def _prepare(
                 f"{name}: {split.cut:,} texts are longer than {recipe.data.max_length} tokens; cut."
             )
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe, tokenizer, len(classes) or None).to(device)
-    if recipe.init.run is not None:
-        _begin_from(model, Run.open(Path(recipe.init.run)), say)
+    model = build_model(recipe, tokenizer, len(classes.names) or None)
+    if origin is not None:
+        origins.begin(model, recipe.task, origin, say, classes.names)
+    origins.choose_learners(model, recipe.init, say)
+    model.to(device)
     if not recipe.train.evaluate_train:
         sets.pop("train")
     hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
     pairs = _pairs(corpora, sets) if recipe.train.evaluate_bleu else {}
-    return Parts(recipe, device, bf16, tokenizer, classes, model, train, sets, hashes, world, pairs)
+    names = classes.names
+    return Parts(
+        recipe,
+        device,
+        bf16,
+        tokenizer,
+        names,
+        model,
+        train,
+        sets,
+        hashes,
+        world,
+        pairs,
+        class_weights=weights,
+    )
 
 
 def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, list[Pair]]:
@@ -109,8 +159,9 @@ def refuse_nonsense(recipe: Recipe) -> None:
         complaints.append(
             "There is no text to learn from: name files (--train FILE, data.train), or data.world."
         )
-    if recipe.data.pack and (recipe.task != "generate" or masked):
-        complaints.append("[data] pack is for language models that predict the next token.")
+    if (recipe.data.pack or recipe.data.blocks) and (recipe.task != "generate" or masked):
+        key = "pack" if recipe.data.pack else "blocks"
+        complaints.append(f"[data] {key} is for language models that predict the next token.")
     if masked and recipe.task != "generate":
         complaints.append(
             f"[train] objective 'masked' is for task 'generate', not {recipe.task!r}."
@@ -123,8 +174,10 @@ def refuse_nonsense(recipe: Recipe) -> None:
             f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
             f"{recipe.model.position!r}: raise model.max_positions or lower data.max_length."
         )
+    complaints += [*origins.complaints(recipe), *small.complaints(recipe)]
     if complaints:
         raise ConfigError(complaints)
+    tokenizer_text(recipe)
     if recipe.data.world is None:
         open_corpora(recipe)
 
@@ -138,22 +191,6 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Mo
         classes=classes,
         causal=recipe.train.objective == "next",
     )
-
-
-def _begin_from(model: Model, run: Run, say: Say) -> None:
-    """Take from a finished run every weight that fits; say which of this model's began anew."""
-    weights = load_file(run.require_weights())
-    own = model.state_dict()
-    fitting = {n: w for n, w in weights.items() if n in own and own[n].shape == w.shape}
-    if not fitting:
-        raise ConfigError(
-            [f"[init] no weight of {run.folder} fits this model: not one shape is the same."]
-        )
-    model.load_state_dict(own | fitting)
-    fresh = sorted(own.keys() - fitting.keys())
-    say(f"Beginning from {run.folder}: {len(fitting)} of {len(own)} weights.")
-    if fresh:
-        say(f"Begun anew: {', '.join(fresh)}.")
 
 
 def choose_device(name: str) -> torch.device:
@@ -198,7 +235,16 @@ def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
                 like=like,
                 drop=data.drop if name == "train" else None,
             )
+    if "dev" not in corpora and "train" in corpora:
+        corpora |= with_dev(corpora["train"])
     return corpora
+
+
+def with_dev(train: Corpus) -> dict[str, Corpus]:
+    """Of files that are one text each, the last lines are dev; other texts are set aside whole."""
+    if train.unit != "file" or train.layout is not None:
+        return {"train": train}
+    return dict(zip(("train", "dev"), train.parted(1 - DEV_SHARE), strict=True))
 
 
 def world_files(recipe: Recipe) -> dict[str, list[str]]:
@@ -222,16 +268,21 @@ def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]
     """
     report = examine(corpora)
     if not report.ok:
-        first, more = report.errors[0], len(report.errors) - 1
-        where = str(first.places[0]) if first.places else None
+        first, errors = report.errors[0], len(report.errors)
+        files = ", ".join(corpora[first.split].paths)
+        todo = [MENDED[first.code]] if first.code in MENDED else []
+        if errors > 1 or not todo:
+            todo.append("`heed check` on these files shows everything.")
         raise DataError(
-            f"{first.message}{f' (and {more} more errors)' if more else ''}",
-            where=where,
-            todo="`heed check` on these files shows everything.",
+            f"{first.message.rstrip('.')}.",
+            where=str(first.places[0]) if first.places else files,
+            todo=" ".join(todo),
         )
     for finding in report.findings:
         if finding.severity == "warning":
-            say(f"{finding.split}: {finding.message}")
+            lost = finding.code in ("empty", "unlabelled")
+            place = f" (the first is {finding.places[0]})" if lost else ""
+            say(f"{finding.split}: {finding.message}{place}")
     return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
 
 
@@ -239,49 +290,6 @@ def _clean(name: str, whole: Batches, seen: list[int]) -> dict[str, Batches]:
     """The part of a set that is not also in train, to be scored beside the whole."""
     unseen = np.setdiff1d(np.arange(len(whole.store)), seen)
     return {f"{name}-clean": whole.only(unseen)} if len(unseen) else {}
-
-
-def _tokenizer(recipe: Recipe, run: Run, corpus: Corpus, say: Say) -> Tokenizer:
-    """The run's own; else one learnt before from this very text; else one learnt now."""
-    if run.tokenizer_path.exists():
-        return Tokenizer.load(run.tokenizer_path)
-    if recipe.init.run is not None:
-        tokenizer = Tokenizer.load(Run.open(Path(recipe.init.run)).tokenizer_path)
-        tokenizer.save(run.tokenizer_path)
-        return tokenizer
-    settings = recipe.tokenizer
-    facts = [corpus.fingerprint(), corpus.task, corpus.unit, corpus.drop]
-    told = f"{facts} {settings.model_dump_json()}"
-    name = blake2b(told.encode(), digest_size=16).hexdigest()
-    kept = cache_root() / "tokenizers" / f"{name}.json"
-    if kept.exists():
-        tokenizer = Tokenizer.load(kept)
-    else:
-        say(f"Learning a {settings.kind} tokenizer…")
-        tokenizer = _learn(settings, corpus)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(kept)
-    tokenizer.save(run.tokenizer_path)
-    return tokenizer
-
-
-def _learn(settings: TokenizerConfig, corpus: Corpus) -> Tokenizer:
-    def texts() -> Iterator[str]:
-        for record in corpus.kept():
-            yield from record.texts
-
-    size = settings.vocab_size
-    if size is None and settings.kind in ("bpe", "unigram"):
-        # A piece must be met often enough to be learnt: a small corpus gets few.
-        characters = sum(map(len, texts()))
-        size = min(MOST_PIECES, max(FEWEST_PIECES, characters // CHARACTERS_A_PIECE))
-    return Tokenizer.train(
-        texts(),
-        kind=settings.kind,
-        vocab_size=size,
-        min_count=settings.min_count,
-        lowercase=settings.lowercase,
-    )
 
 
 def set_aside(count: int, seed: int) -> tuple[Rows, Rows]:
@@ -308,8 +316,20 @@ def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batche
         batch_size=settings.batch_size,
         seed=recipe.seed,
         rows=rows,
-        masked=settings.mask_share if settings.objective == "masked" else 0.0,
+        masked=_hidden(recipe),
+        both=recipe.data.both,
+        denoise=recipe.data.denoise,
     )
+
+
+def _hidden(recipe: Recipe) -> float:
+    """The share of tokens that a model does not see: to guess it, or to do without."""
+    settings = recipe.train
+    if recipe.task == "classify":
+        return settings.token_dropout
+    if recipe.task == "translate":
+        return settings.hide_source
+    return settings.mask_share if settings.objective == "masked" else 0.0
 
 
 def _batches(
@@ -317,16 +337,22 @@ def _batches(
 ) -> tuple[Batches | PackedBatches, dict[str, Batches]]:
     """What to learn from, and every set to evaluate on, the training text under `train`."""
     settings, data = recipe.train, recipe.data
-    stores = {name: open_store(c, tokenizer, classes=classes) for name, c in corpora.items()}
+    dropout = {"train": recipe.tokenizer.dropout}
+    stores = {
+        name: open_store(
+            corpus, tokenizer, classes=classes, dropout=dropout.get(name, 0.0), seed=recipe.seed
+        )
+        for name, corpus in corpora.items()
+    }
     rows: dict[str, Rows | None] = dict.fromkeys(stores)
     if "dev" not in stores:  # a share of train is set aside
-        stores["dev"] = stores["train"]
+        stores["dev"] = stores["train"].plain()
         count = len(stores["train"])
         rows["dev"], rows["train"] = set_aside(count, recipe.seed)
     sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
-    if not data.pack:
+    if not (data.pack or data.blocks):
         return sets["train"], sets
-    packed = PackedBatches(
+    packed = (RandomBlocks if data.blocks else PackedBatches)(
         stores["train"],
         max_length=data.max_length,
         batch_tokens=settings.batch_tokens,

@@ -62,7 +62,9 @@ def build_step(
     """
     if state.device.type == "cpu":
         keep_memory()
-    objective = objective or Objective(model, label_smoothing=recipe.train.label_smoothing)
+    objective = objective or Objective(
+        model, label_smoothing=recipe.train.label_smoothing, rdrop=recipe.train.rdrop
+    )
     make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.speed
     if speed == "graphs" and state.world.several:
         speed = "auto"

@@ -117,7 +117,8 @@ class State:
         self.tally = Tally(self.device, self.world)
         self.ema_share = torch.zeros((), device=self.device)
         if self.ema_decay:
-            self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            named = self.model.named_parameters()
+            self.ema = {name: p.detach().clone() for name, p in named if p.requires_grad}
 
     def begin(self, count: int) -> None:
         """An update over so many targets begins; a running mean forgets faster near the start."""
@@ -140,8 +141,9 @@ class State:
     def update_ema(self) -> None:
         """mean ← mean + share · (weights - mean)."""
         if self.ema:
-            means = [self.ema[name] for name, _ in self.model.named_parameters()]
-            weights = [parameter.detach() for parameter in self.model.parameters()]
+            learnt = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+            means = [self.ema[name] for name, _ in learnt]
+            weights = [parameter.detach() for _, parameter in learnt]
             steps = torch._foreach_sub(weights, means)
             torch._foreach_mul_(steps, self.ema_share)
             torch._foreach_add_(means, steps)

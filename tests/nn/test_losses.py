@@ -270,17 +270,20 @@ def test_chunks_are_even_and_bounded(n: int, v: int, gpu: bool, held: int | None
 # ------------------------------------------------------------------------------ under a compiler
 
 
-def arguments(*, biased: bool, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+def arguments(
+    *, biased: bool, dtype: torch.dtype = torch.float32, rdrop: float = 0.0
+) -> tuple[Any, ...]:
     x, weight, bias, targets = inputs(12, 9, 4, dtype=dtype)
     wanted = [True, True, biased]
-    return x, weight, bias if biased else None, targets, IGNORED, 0.1, 30, wanted
+    return x, weight, bias if biased else None, targets, IGNORED, 0.1, rdrop, 30, wanted
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_operation_keeps_what_it_promises_a_compiler(biased: bool) -> None:
+@pytest.mark.parametrize("rdrop", [0.0, 3.0])
+def test_the_operation_keeps_what_it_promises_a_compiler(biased: bool, rdrop: float) -> None:
     torch.library.opcheck(
         losses._operation,
-        arguments(biased=biased),
+        arguments(biased=biased, rdrop=rdrop),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

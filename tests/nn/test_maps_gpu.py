@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from heed.nn import maps
 from heed.nn.kernels import HAS_TRITON
 from heed.nn.layers import FeedForward
-from heed.nn.maps import ACTIVATIONS, Linear, activated
+from heed.nn.maps import ACTIVATIONS, GATES, Linear, activated
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -57,9 +57,9 @@ def plainly(x: Tensor, up: nn.Linear, name: str | None = None) -> Tensor:
     """In float64."""
     bias = None if up.bias is None else up.bias.double()
     hidden = F.linear(x.double(), up.weight.double(), bias)
-    if name == "swiglu":
+    if name in GATES:
         gate, passed = hidden.chunk(2, dim=-1)
-        return F.silu(gate) * passed
+        return ACTIVATIONS[GATES[name]](gate) * passed
     return hidden if name is None else ACTIVATIONS[name](hidden)
 
 
@@ -102,7 +102,7 @@ def test_an_activation_is_its_formula(name: str, dtype: torch.dtype, biased: boo
     # A number near zero may be rounded across it, where relu has its corner.
     corner = 0.0 if name != "relu" else 1e-3 if dtype == torch.float32 else 0.05
     for n, f in SIZES:
-        up = linear(24, f * (2 if name == "swiglu" else 1), bias=biased, dtype=dtype)
+        up = linear(24, f * (2 if name in GATES else 1), bias=biased, dtype=dtype)
         x = rows(n, 24, dtype=dtype)
         out = activated(x, up, name)
         assert out.dtype == dtype
@@ -115,7 +115,7 @@ def test_an_activation_is_its_formula(name: str, dtype: torch.dtype, biased: boo
     "default:overflow encountered"
 )  # An interpreter tells what a GPU won't.
 def test_far_from_zero_it_stays_a_number(name: str) -> None:
-    width = 7 * (2 if name == "swiglu" else 1)
+    width = 7 * (2 if name in GATES else 1)
     up = linear(width, width, bias=False)
     with torch.no_grad():
         up.weight.copy_(torch.eye(width))
@@ -127,7 +127,7 @@ def test_far_from_zero_it_stays_a_number(name: str) -> None:
 @each_activation
 def test_under_autocast_weights_keep_their_dtype(name: str) -> None:
     up, x = linear(24, 30), rows(50, 24)
-    down = linear(15 if name == "swiglu" else 30, 24)
+    down = linear(15 if name in GATES else 30, 24)
     wanted = [x, *up.parameters(), *down.parameters()]
     with torch.autocast(DEVICE, torch.bfloat16):
         out = down(activated(x, up, name))

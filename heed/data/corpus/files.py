@@ -51,6 +51,13 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def escaped(text: str) -> str:
+    """The text as one cell of a TSV, with what would end the cell written as in C: \\t \\n \\r."""
+    for character, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+        text = text.replace(character, written)
+    return text
+
+
 def invalid_at(line: str) -> int | None:
     """The first byte of a decoded line that is not UTF-8, from 1; None for valid text."""
     if line.isascii():

@@ -19,7 +19,7 @@ from pathlib import Path
 from heed.data.corpus import hub
 from heed.data.corpus.columns import SAMPLE, Key, Layout, decide, guess_task, sample
 from heed.data.corpus.files import Fault, Place, fingerprint, printable
-from heed.data.corpus.records import Record, plain, table, two_sides
+from heed.data.corpus.records import Record, Span, plain, table, two_sides
 from heed.data.corpus.rows import FORM_NAMES, form_of, rows
 from heed.errors import DataError, nearest
 
@@ -46,6 +46,17 @@ class Corpus:
     unit: str = "line"
     layout: Layout | None = None  # of tables
     drop: str | None = None  # a pattern: records with a text in which it is found are left out
+    span: Span | None = None  # of plain files: which share of their lines; None is all
+
+    def parted(self, share: float) -> tuple[Corpus, Corpus]:
+        """The first lines of every plain file, this share of them, and the rest."""
+        return replace(self, span=(0.0, share)), replace(self, span=(share, 1.0))
+
+    def rest(self) -> Corpus:
+        """What a part leaves of its files after its end."""
+        if self.span is None:
+            raise ValueError("This is no part of anything.")
+        return replace(self, span=(self.span[1], 1.0))
 
     @property
     def decided(self) -> str:
@@ -89,7 +100,7 @@ class Corpus:
             return
         for path in self.paths:
             if self.layout is None:
-                yield from plain(path, self.unit)
+                yield from plain(path, self.unit, self.span)
             else:
                 yield from table(path, self.form, self.layout)
 
@@ -124,7 +135,8 @@ class Corpus:
     def _hash(self) -> str:
         if self.form == "hf":
             return ":".join(hub.hashed(path) for path in self.paths)
-        return fingerprint(self.paths)
+        part = "" if self.span is None else "[{}:{}]".format(*self.span)
+        return fingerprint(self.paths) + part
 
 
 def open_corpus(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from math import ceil
 from typing import NamedTuple
 
 from heed.data.corpus.columns import Key, Layout
@@ -54,17 +55,22 @@ def _uneven(
     return Record((), None, place, Fault("sides-differ", message, todo))
 
 
-def plain(path: str, unit: str) -> Iterator[Record]:
+Span = tuple[float, float]
+"""A part of a file: from this share of its lines up to that one."""
+
+
+def plain(path: str, unit: str, span: Span | None = None) -> Iterator[Record]:
     """Lines; or documents, which blank lines part; or the whole file as one record."""
+    numbered = enumerate(lines(path), 1) if span is None else _within(path, span)
     if unit == "line":
-        for number, line in enumerate(lines(path), 1):
+        for number, line in numbered:
             fault = encoding_fault(line)
             text = shown(line) if fault else line
             yield Record((text,), None, Place(path, number), fault)
         return
     held: list[str] = []
     start = 1
-    for number, line in enumerate(lines(path), 1):
+    for number, line in numbered:
         if unit == "document" and not line.strip():
             yield from _block(path, start, held)
             held = []
@@ -73,6 +79,20 @@ def plain(path: str, unit: str) -> Iterator[Record]:
             start = number
         held.append(line)
     yield from _block(path, start, held)
+
+
+def _within(path: str, span: Span) -> Iterator[tuple[int, str]]:
+    """The lines of a part of a file, numbered as in the whole."""
+    count = sum(1 for _ in lines(path))
+    if count < 2:
+        raise DataError(
+            "this file has a single line, so none can be set aside.",
+            where=printable(path),
+            todo="Name files for dev.",
+        )
+    ends = {0.0: 0, 1.0: count}  # a part that ends in between leaves a line to the next
+    first, stop = (ends.get(share, min(ceil(share * count), count - 1)) for share in span)
+    yield from islice(enumerate(lines(path), 1), first, stop)
 
 
 def _block(path: str, start: int, held: list[str]) -> Iterator[Record]:

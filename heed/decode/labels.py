@@ -1,0 +1,230 @@
+"""Text in, labels out: what a classifier says of texts or pairs, line by line.
+
+Shapes: n texts, k classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from heed.data.batch import padded
+from heed.data.corpus.files import escaped
+from heed.data.store import joined
+from heed.data.tokenizer import Tokenizer
+from heed.decode.pipe import Lines
+from heed.errors import DataError, RunError
+from heed.models import Classifier
+from heed.runs import Run, write_whole
+
+BATCH = 128
+"""Texts read side by side."""
+Text = str | tuple[str, str]
+"""One text, or a pair."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What a run tells apart: the names of its classes in order, and of what kind its texts are."""
+
+    names: tuple[str, ...]
+    pairs: bool = False
+
+    def save(self, run: Run) -> None:
+        """Keep them, if there are any, in the run folder, which needs its training text no more."""
+        if self.names:
+            told = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+            write_whole(run.classes_path, told + "\n")
+
+    @classmethod
+    def read(cls, run: Run) -> Classes | None:
+        """Those of a run; None where it was made before they were kept."""
+        if not run.classes_path.exists():
+            return None
+        facts = json.loads(run.classes_path.read_text(encoding="utf-8"))
+        return cls(tuple(facts["names"]), facts["pairs"])
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A temperature that makes a run's probabilities mean what they say, and where it is from."""
+
+    temperature: float
+    split: str
+    texts: int
+    hash: str
+    """Of the text it was fitted on."""
+
+    def save(self, run: Run) -> None:
+        """Keep it: from now on the run's probabilities are by it."""
+        write_whole(run.calibration_path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, run: Run) -> Calibration | None:
+        """That of a run; None where it was never calibrated."""
+        if not run.calibration_path.exists():
+            return None
+        return cls(**json.loads(run.calibration_path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a classifier says of a text; of a blank one, nothing."""
+
+    text: str
+    name: str | None
+    probabilities: dict[str, float]
+    cut: bool = False
+    """Whether the text was longer than the model reads."""
+
+    @property
+    def probability(self) -> float | None:
+        """How sure it is."""
+        return None if self.name is None else self.probabilities[self.name]
+
+    def line(self, *, probabilities: bool = False) -> str:
+        """The label, and after tabs every class with its probability; nothing for a blank text."""
+        cells = [escaped(self.name or "")]
+        if probabilities:
+            cells += [f"{escaped(name)}={p:.4f}" for name, p in self.probabilities.items()]
+        return "\t".join(cells)
+
+    def facts(self, *, probabilities: bool = False) -> dict[str, Any]:
+        """The same for a program."""
+        found = {"text": self.text, "label": self.name, "probability": self.probability}
+        return found | ({"probabilities": self.probabilities} if probabilities else {})
+
+
+class Labeller:
+    """Says of texts which class they are of, and how likely each is."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        tokenizer: Tokenizer,
+        classes: Classes,
+        *,
+        longest: int,
+        temperature: float = 1.0,
+    ) -> None:
+        """`longest` is how many tokens the model reads, those around the text included."""
+        self.model, self.tokenizer, self.classes = model, tokenizer, classes
+        self.longest, self.temperature = max(3, longest), temperature
+
+    def logits(self, texts: Sequence[Text]) -> NDArray[np.float64]:
+        """[n, k] what the model makes of each text; none of them may be blank."""
+        ids = [self._read(one) for one in self._encoded(texts)]
+        out = np.empty((len(ids), len(self.classes.names)))
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # little padding
+        device = next(self.model.parameters()).device
+        with torch.inference_mode():
+            for first in range(0, len(order), BATCH):
+                rows = order[first : first + BATCH]
+                longest = len(ids[rows[-1]])
+                fill = self.tokenizer.specials.pad
+                read, mask = padded([np.array(ids[i]) for i in rows], longest, fill)
+                said = self.model(read.to(device), mask=mask.to(device))
+                out[rows] = said.double().cpu().numpy()
+        return out
+
+    def label(self, lines: Sequence[str], *, first: int = 0) -> list[Label]:
+        """One label a line, in order; a pair has a tab between its texts.
+
+        `first` is how many lines went before.
+        """
+        texts = [self._parted(line, first + i + 1) for i, line in enumerate(lines)]
+        return self.labels(texts, lines)
+
+    def labels(self, texts: Sequence[Text], lines: Sequence[str] | None = None) -> list[Label]:
+        """One label a text; `lines` are the texts as they came in."""
+        told = [" ⇥ ".join(_parts(text)) for text in texts] if lines is None else lines
+        asked = [i for i, text in enumerate(texts) if all(map(str.strip, _parts(text)))]
+        chances = dict(zip(asked, self._chances([texts[i] for i in asked]), strict=True))
+        cut = dict(zip(asked, self._too_long([texts[i] for i in asked]), strict=True))
+        found = []
+        for i, line in enumerate(told):
+            if i not in chances:
+                found.append(Label(line, None, {}))
+                continue
+            names = self.classes.names
+            by_name = dict(zip(names, chances[i].tolist(), strict=True))
+            found.append(Label(line, names[int(chances[i].argmax())], by_name, cut[i]))
+        return found
+
+    def _chances(self, texts: Sequence[Text]) -> NDArray[np.float64]:
+        """[n, k] probabilities: the softmax of the logits over the temperature."""
+        scaled = self.logits(texts) / self.temperature
+        odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        return odds / odds.sum(axis=1, keepdims=True)
+
+    def _encoded(self, texts: Sequence[Text]) -> list[list[int]]:
+        parts = [_parts(text) for text in texts]
+        flat = iter(self.tokenizer.encode_batch([part for several in parts for part in several]))
+        marks = self.tokenizer.specials
+        return [joined([next(flat) for _ in several], marks) for several in parts]
+
+    def _too_long(self, texts: Sequence[Text]) -> list[bool]:
+        return [len(ids) + 2 > self.longest for ids in self._encoded(texts)]
+
+    def _read(self, ids: list[int]) -> list[int]:
+        """A text as training shows it: between BOS and EOS, which stand even where it is cut."""
+        marks = self.tokenizer.specials
+        return [marks.bos, *ids[: self.longest - 2], marks.eos]
+
+    def _parted(self, line: str, number: int) -> Text:
+        """A line as the run's texts are: whole, or two texts with a tab between."""
+        if not self.classes.pairs:
+            return line
+        first, *others = line.split("\t")
+        if not line.strip():
+            return ("", "")
+        if len(others) != 1:
+            raise DataError(
+                f"this line has {len(others)} tabs, and this run tells pairs of texts apart.",
+                where=f"line {number}",
+                todo="Write two texts with one tab between.",
+            )
+        return first, others[0]
+
+
+def _parts(text: Text) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else text
+
+
+def check_kind(classes: Classes, texts: Sequence[Text]) -> None:
+    """Texts for a run that learnt from texts, pairs for one that learnt from pairs."""
+    for number, text in enumerate(texts, 1):
+        if classes.pairs == isinstance(text, str):
+            needed = "pairs of texts" if classes.pairs else "single texts"
+            raise RunError(f"text {number}: this run was trained on {needed}.")
+
+
+def pump(
+    lines: Lines,
+    labeller: Labeller,
+    *,
+    probabilities: bool,
+    as_json: bool,
+    out: BinaryIO,
+    say: Callable[[str], None],
+) -> None:
+    """Classify groups of lines as they come, and write one line for each."""
+    count = cut = 0
+    for group in lines:
+        for label in labeller.label(group, first=count):
+            count += 1
+            cut += label.cut
+            if as_json:
+                told = json.dumps(label.facts(probabilities=probabilities), ensure_ascii=False)
+            else:
+                told = label.line(probabilities=probabilities)
+            out.write(told.encode("utf-8", "replace") + b"\n")
+        out.flush()
+    if cut:
+        say(f"{cut:,} of {count:,} texts are longer than this model reads; the rest was left out.")

@@ -1,0 +1,68 @@
+"""The tokenizer of a run: its own, its origin's, or one learnt from its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import chain
+
+from heed.config import Recipe, TokenizerConfig
+from heed.data.corpus import Corpus, open_corpus
+from heed.data.store import cache_root
+from heed.data.tokenizer import Tokenizer
+from heed.runs import Run
+from heed.train.origin import Origin
+
+Say = Callable[[str], None]
+FEWEST_PIECES, MOST_PIECES, CHARACTERS_A_PIECE = 400, 8000, 100
+
+
+def tokenizer_for(
+    recipe: Recipe, run: Run, corpus: Corpus, origin: Origin | None, say: Say
+) -> Tokenizer:
+    """The run's own; its origin's; else one learnt before from this very text, or now."""
+    if run.tokenizer_path.exists():
+        return Tokenizer.load(run.tokenizer_path)
+    if origin is not None:
+        origin.tokenizer.save(run.tokenizer_path)
+        return origin.tokenizer
+    settings, more = recipe.tokenizer, tokenizer_text(recipe)
+    facts = [corpus.fingerprint(), corpus.task, corpus.unit, corpus.drop]
+    learnt = settings.model_dump_json(exclude={"dropout"})
+    told = f"{facts} {learnt} {[one.fingerprint() for one in more]}"
+    name = blake2b(told.encode(), digest_size=16).hexdigest()
+    kept = cache_root() / "tokenizers" / f"{name}.json"
+    if kept.exists():
+        tokenizer = Tokenizer.load(kept)
+    else:
+        say(f"Learning a {settings.kind} tokenizer…")
+        tokenizer = _learn(settings, [corpus, *more])
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(kept)
+    tokenizer.save(run.tokenizer_path)
+    return tokenizer
+
+
+def tokenizer_text(recipe: Recipe) -> list[Corpus]:
+    """What a tokenizer is to learn from beside the training text: the text of any kind of file."""
+    return [open_corpus([path], task="generate") for path in recipe.tokenizer.text]
+
+
+def _learn(settings: TokenizerConfig, corpora: Sequence[Corpus]) -> Tokenizer:
+    def texts() -> Iterator[str]:
+        for record in chain.from_iterable(corpus.kept() for corpus in corpora):
+            yield from record.texts
+
+    size = settings.vocab_size
+    if size is None and settings.kind in ("bpe", "unigram"):
+        # A piece must be met often enough to be learnt: a small corpus gets few.
+        characters = sum(map(len, texts()))
+        size = min(MOST_PIECES, max(FEWEST_PIECES, characters // CHARACTERS_A_PIECE))
+    return Tokenizer.train(
+        texts(),
+        kind=settings.kind,
+        vocab_size=size,
+        min_count=settings.min_count,
+        lowercase=settings.lowercase,
+        split=settings.split,
+    )
