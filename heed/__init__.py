@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from heed.api import LanguageModel, Translator, load
+    from heed.api import Classifier, LanguageModel, Translator, load
 
-__all__ = ["LanguageModel", "Translator", "__version__", "load"]
+__all__ = ["Classifier", "LanguageModel", "Translator", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -199,6 +199,21 @@ class LanguageModel:
             raise RunError("a masked language model does not write.", where=str(folder))
         return cls(model, tokenizer, recipe)
 
+    @classmethod
+    def train(
+        cls,
+        *,
+        train: Sequence[str | Path],
+        dev: Sequence[str | Path] = (),
+        run: str | Path | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        **settings: Any,
+    ) -> LanguageModel:
+        """Train on plain text, and load what came of it; `settings` are a recipe's keys."""
+        folder = trained("generate", train, dev, run, seed, device, settings)
+        return cls.load(folder, device=device)
+
     def generate(
         self,
         prompts: Sequence[str] = ("",),

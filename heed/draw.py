@@ -57,8 +57,10 @@ def curves(
     y: str,
     best: Mapping[str, float] | None = None,
     log_y: bool = False,
+    bands: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Figure:
     """One line a series. `best` gives a series an x: a dot on its line, its value in the legend.
+    `bands` gives a series a low and a high end for each point, shaded between.
 
     The values stand in the legend because beside the dots they would hide each other's lines.
     """
@@ -76,6 +78,9 @@ def curves(
                 label += f"\nbest {ys[dot[0]]:.4g} at {xs[dot[0]]:,.10g}"
             (line,) = axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.6, label=label)
             line.set(marker="o" if dot else "", markevery=dot, markeredgecolor="white")
+            if name in (bands or {}):
+                low, high = zip(*(bands or {})[name], strict=True)
+                axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.margins(x=0.02, y=0.05)
         if log_y:
             _log_axis(axes)
@@ -103,8 +108,11 @@ def attention_map(
     gold: Cells = (),
     row_label: str = "",
     column_label: str = "",
+    numbers: Sequence[Sequence[int]] = (),
 ) -> Figure:
-    """A heat map with a word for every row and column. `gold` cells (row, column) are outlined."""
+    """A heat map with a word for every row and column. `gold` cells (row, column) are outlined.
+    `numbers`, one a cell, are written into the cells.
+    """
     array = _checked(weights, rows, columns, gold, dimensions=2)
     with _style():
         cell = _between(8.0 / max(array.shape), 0.17, 0.34)
@@ -115,6 +123,11 @@ def attention_map(
         figure = _figure(left + width + 1.0, above + height + 0.2)
         axes = _place(figure, left, 0.2, width, height)
         mesh = _heat(axes, array, _scale(array), gold)
+        for row, values in enumerate(numbers):
+            for column, value in enumerate(values):
+                ink = "white" if array[row, column] > 0.6 * _scale(array) else INK
+                word = axes.text(column + 0.5, row + 0.5, str(value), color=ink)
+                word.set(ha="center", va="center", fontsize=0.75 * size)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         _write(axes, rows, columns, size, above=True)

@@ -2,6 +2,8 @@
 
 recipe.toml         every key, resolved
 tokenizer.json      how text becomes ids
+classes.json        a classifier's classes, in order
+calibration.json    the temperature of its probabilities, once it is calibrated
 model.safetensors   the chosen weights, once training is done
 checkpoints/        to go on from, and the best weights so far
 metrics.jsonl       what was measured, a line each; what hangs on the clock is under `time`
@@ -40,6 +42,8 @@ class Run:
         self.folder = folder
         self.recipe_path = folder / "recipe.toml"
         self.tokenizer_path = folder / "tokenizer.json"
+        self.classes_path = folder / "classes.json"
+        self.calibration_path = folder / "calibration.json"
         self.weights_path = folder / "model.safetensors"
         self.checkpoints = folder / "checkpoints"
         self.best_path = self.checkpoints / "best.safetensors"
@@ -76,6 +80,11 @@ class Run:
                 todo="Name the folder that `heed train` made.",
             )
         return run
+
+    def forget(self) -> None:
+        """Take away the folder of a run that never began to learn."""
+        if not self.metrics_path.exists() and not self.checkpoints.exists():
+            shutil.rmtree(self.folder)
 
     @property
     def finished(self) -> bool:

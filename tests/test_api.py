@@ -96,11 +96,11 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
     prompts = ["The cat", "", "One day the old woman"]
-    found = model.generate(prompts, most=7, samples=3, top_k=20)
-    assert found == model.generate(prompts, most=7, samples=3, top_k=20)
+    found = model.generate(prompts, length=7, samples=3, top_k=20)
+    assert found == model.generate(prompts, length=7, samples=3, top_k=20)
     for i, (prompt, several) in enumerate(zip(prompts, found, strict=True)):
         assert len(several) == 3
-        (alone,) = model.generate([prompt], most=7, samples=3, first=i, top_k=20)
+        (alone,) = model.generate([prompt], length=7, samples=3, first=i, top_k=20)
         assert alone == several
     with pytest.raises(RunError, match="not to translate"):
         Translator.load(place / "lm", device="cpu")

@@ -37,6 +37,7 @@ from heed.models import Translator
 from heed.runs import Run
 from heed.train.engine import build_loop, memory_guard
 from heed.train.loop import Loop
+from heed.train.origin import settled
 from heed.train.setup import Parts, choose_device, prepare, refuse_nonsense
 
 Say = Callable[[str], None]
@@ -111,9 +112,10 @@ def measure(
         torch.zeros(1, device=chosen)
     with tempfile.TemporaryDirectory() as folder, memory_guard(recipe):
         with startup.watching():
+            recipe, origin = settled(recipe)
             refuse_nonsense(recipe)
             run = Run.create(Path(folder) / "bench", recipe)
-            parts = prepare(recipe, run, device=chosen, say=listen)
+            parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
             loop = build_loop(parts, run, say=listen)
         speed = launched(said, recipe)
         return _figures(parts, loop, startup, speed, updates, against=against)

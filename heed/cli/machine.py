@@ -39,7 +39,8 @@ def bench(
     """
     from heed.train import kindle
 
-    kindle.lay(device)
+    if recipe or train:
+        kindle.lay(device)
     from heed.bench import command
 
     facts, report = command.bench(

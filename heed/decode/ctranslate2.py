@@ -82,12 +82,12 @@ class Served:
     ) -> None:
         """`least` is how many tokens a source may have."""
         refuse(model)
-        folder = _converted(model, tokenizer, least)
         device = _device(device)
+        compute_type = _compute_type(precision, device)
         self.core = ctranslate2.Translator(
-            str(folder),
+            str(_converted(model, tokenizer, least)),
             device=device,
-            compute_type=_compute_type(precision, device),
+            compute_type=compute_type,
             intra_threads=torch.get_num_threads(),
         )
         self.names, self.end = names_of(model, tokenizer), tokenizer.specials.eos
@@ -177,10 +177,8 @@ class ServedSearch:
 
     def _written(self, tokens: list[str], score: float) -> Written:
         ids = [self.served.numbers[name] for name in tokens]
-        ended, logprob = (
-            ids[-1:] == [self.served.end],
-            score * len(ids) ** self.settings.length_penalty,
-        )
+        logprob = score * len(ids) ** self.settings.length_penalty
+        ended = ids[-1:] == [self.served.end]
         return Written(ids[:-1] if ended else ids, score, logprob, cut=not ended)
 
     def _best(self, found: list[Written]) -> list[Written]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from heed.config import TASKS, ModelConfig
 from heed.errors import ConfigError, nearest
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
+from heed.models.reader import Reader
 from heed.models.translator import Translator
 from heed.nn.layers import initialise
 from heed.nn.positions import ENCODINGS
 
 Model = Translator | Classifier | LanguageModel
 
-__all__ = ["Classifier", "LanguageModel", "Model", "Translator", "build"]
+__all__ = ["Classifier", "LanguageModel", "Model", "Reader", "Translator", "build", "holding"]
 
 
 def build(
@@ -29,18 +34,40 @@ def build(
     `source_vocab` is for translation with a vocabulary of its own on the source side; without it
     both sides share one. `causal=False` is for `generate` by masked language modelling.
     """
+    model = _built(task, config, vocab, classes, source_vocab, causal)
+    initialise(model, branches=2 * config.layers)
+    return model
+
+
+def holding(
+    weights: Mapping[str, Tensor], task: str, config: ModelConfig, *, causal: bool = True
+) -> Model:
+    """The model whose weights these are: how many tokens and classes it knows, they say."""
+    source = weights.get("source_embedding.table.weight")
+    head = "head.weight" if config.classifier_hidden is None else "head.3.weight"
+    classes = len(weights[head]) if task == "classify" else None
+    sizes = len(weights["embedding.table.weight"]), classes, None if source is None else len(source)
+    model = _built(task, config, *sizes, causal)
+    model.load_state_dict(dict(weights))
+    return model
+
+
+def _built(
+    task: str,
+    config: ModelConfig,
+    vocab: int,
+    classes: int | None,
+    source_vocab: int | None,
+    causal: bool,
+) -> Model:
     complaints = [*_complaints(task, config, vocab, classes)]
     if complaints:
         raise ConfigError(complaints)
-    model: Model
     if task == "translate":
-        model = Translator(config, vocab=vocab, source_vocab=source_vocab)
-    elif task == "classify":
-        model = Classifier(config, vocab=vocab, classes=classes or 0)
-    else:
-        model = LanguageModel(config, vocab=vocab, causal=causal)
-    initialise(model, branches=2 * config.layers)
-    return model
+        return Translator(config, vocab=vocab, source_vocab=source_vocab)
+    if task == "classify":
+        return Classifier(config, vocab=vocab, classes=classes or 0)
+    return LanguageModel(config, vocab=vocab, causal=causal)
 
 
 def _complaints(task: str, config: ModelConfig, vocab: int, classes: int | None) -> list[str]:
@@ -51,6 +78,8 @@ def _complaints(task: str, config: ModelConfig, vocab: int, classes: int | None)
         complaints.append(f"vocab cannot be {vocab}: a model needs at least one token.")
     if task == "classify" and (classes is None or classes < 2):
         complaints.append(f"classes cannot be {classes}: a classifier tells at least two apart.")
+    if task == "translate" and config.token_types:
+        complaints.append("token_types are for reading one text: a translator has none.")
     if config.family == "transformer":
         complaints += filter(None, [ENCODINGS[config.position].complaint(config)])
         complaints += filter(None, [config.leak(task)])

@@ -6,22 +6,33 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.models.parts import Trace, build_stack, embedding_width
+from heed.models.parts import Base, Trace, build_embedding, build_stack
 from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
-from heed.nn.layers import TokenEmbedding
+
+BETWEEN = {"relu": nn.ReLU, "tanh": nn.Tanh}
+"""What may stand in a classifier's head."""
 
 
 class Pooling(nn.Module):
-    """One vector a sentence from its real tokens: their mean, first, maximum, or a learned mix."""
+    """One vector a sentence from its real tokens: their mean, first, maximum, or a learned mix.
 
-    def __init__(self, kind: str, width: int) -> None:
+    With a `pooler`, a map and a tanh come after that (Devlin et al. 2019).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.kind = kind
-        self.score = nn.Linear(width, 1, bias=False) if kind == "attention" else None
+        self.kind, width = config.pooling, config.width
+        self.score = nn.Linear(width, 1, bias=False) if self.kind == "attention" else None
+        self.map = nn.Linear(width, width, bias=config.bias) if config.pooler else None
 
     def forward(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
-        """[b, n, w] to [b, w]; a sentence with no real token gives zeros."""
+        """[b, n, w] to [b, w]."""
+        pooled_bw = self._pooled(x_bnw, mask)
+        return pooled_bw if self.map is None else torch.tanh(self.map(pooled_bw))
+
+    def _pooled(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+        """One vector a sentence; a sentence with no real token gives zeros."""
         if mask is None:
             mask = torch.ones(x_bnw.shape[:2], dtype=torch.bool, device=x_bnw.device)
         real = mask[..., None]
@@ -38,22 +49,23 @@ class Pooling(nn.Module):
         return (x_bnw * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
-class Classifier(nn.Module):
+class Classifier(Base):
     """Logits over classes for each row of ids."""
 
     def __init__(self, config: ModelConfig, *, vocab: int, classes: int) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(vocab, embedding_width(config))
+        self.embedding = build_embedding(config, vocab)
         self.stack = build_stack(config, causal=False)
-        self.pool = Pooling(config.pooling, config.width)
+        self.pool = Pooling(config)
         self.dropout = nn.Dropout(config.dropout)
         if config.classifier_hidden is None:
             self.head: nn.Module = nn.Linear(config.width, classes)
         else:
             hidden = nn.Linear(config.width, config.classifier_hidden)
             out = nn.Linear(config.classifier_hidden, classes)
-            self.head = nn.Sequential(hidden, nn.ReLU(), nn.Dropout(config.dropout), out)
+            between = BETWEEN[config.classifier_activation]()
+            self.head = nn.Sequential(hidden, between, nn.Dropout(config.dropout), out)
 
     def forward(
         self,
@@ -62,17 +74,20 @@ class Classifier(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Logits [b, classes] for ids [b, n]."""
         if cache is not None:
             raise ValueError("A classifier reads a whole text at once: it takes no cache.")
-        out = self.states(ids, mask=mask, positions=positions, segments=segments)
+        out = self.states(ids, mask=mask, positions=positions, segments=segments, types=types)
         return self._classify(out.x_bnw, mask)
 
-    def trace(self, ids: Tensor, *, mask: Tensor | None = None) -> Trace:
+    def trace(
+        self, ids: Tensor, *, mask: Tensor | None = None, types: Tensor | None = None
+    ) -> Trace:
         """The same logits, with every attention weight and every layer's vectors."""
-        out = self.states(ids, mask=mask, weights=True)
+        out = self.states(ids, mask=mask, types=types, weights=True)
         logits = self._classify(out.x_bnw, mask)
         return Trace(logits, encoder=out.self_weights, hidden={"encoder": out.hidden})
 
@@ -83,11 +98,12 @@ class Classifier(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
         weights: bool = False,
     ) -> StackOutput:
         """The vectors before pooling."""
         tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments)
-        return self.stack(self.embedding(ids), tokens, weights=weights)
+        return self.stack(self.embedding(ids, types), tokens, weights=weights)
 
     def _classify(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         return self.head(self.dropout(self.pool(x_bnw, mask)))

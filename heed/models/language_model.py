@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.models.parts import Trace, VocabularyHead, build_stack, embedding_width
+from heed.models.parts import Base, Trace, VocabularyHead, build_embedding, build_stack
 from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
-from heed.nn.layers import TokenEmbedding
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Base):
     """Token i's logits say what follows it, from tokens 0 … i alone.
 
     With `causal` false they say what stands at i, from all tokens: a masked language model.
@@ -20,7 +19,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig, *, vocab: int, causal: bool = True) -> None:
         super().__init__()
         self.config, self.causal = config, causal
-        self.embedding = TokenEmbedding(vocab, embedding_width(config))
+        self.embedding = build_embedding(config, vocab)
         self.stack = build_stack(config, causal=causal)
         self.head = VocabularyHead(config, vocab, self.embedding)
 
@@ -31,10 +30,13 @@ class LanguageModel(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Logits [b, n, vocab] for ids [b, n]; with a cache, ids are those after its own."""
-        out = self.states(ids, mask=mask, positions=positions, segments=segments, cache=cache)
+        out = self.states(
+            ids, mask=mask, positions=positions, segments=segments, types=types, cache=cache
+        )
         return self.head(out.x_bnw)
 
     def trace(
@@ -44,9 +46,12 @@ class LanguageModel(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
     ) -> Trace:
         """The same logits, with every attention weight and every layer's vectors."""
-        out = self.states(ids, mask=mask, positions=positions, segments=segments, weights=True)
+        out = self.states(
+            ids, mask=mask, positions=positions, segments=segments, types=types, weights=True
+        )
         hidden = {"decoder": out.hidden}
         return Trace(self.head(out.x_bnw), decoder=out.self_weights, hidden=hidden)
 
@@ -57,6 +62,7 @@ class LanguageModel(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
         cache: Cache | None = None,
         weights: bool = False,
     ) -> StackOutput:
@@ -65,4 +71,4 @@ class LanguageModel(nn.Module):
             raise ValueError("A masked language model reads a whole text at once: no cache.")
         before = cache.tokens if cache is not None else None
         tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments, before=before)
-        return self.stack(self.embedding(ids), tokens, cache=cache, weights=weights)
+        return self.stack(self.embedding(ids, types), tokens, cache=cache, weights=weights)

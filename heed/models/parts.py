@@ -1,19 +1,30 @@
-"""What the three models share: the stack of their family, the output map, and what `trace` returns.
+"""What models share: embeddings, the stack of their family, the output map, what `trace` returns.
 
 Shapes: b batch, n tokens, m keys, h heads, w model width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.layers import TokenEmbedding
+from heed.nn.layers import TokenEmbedding, build_norm
 from heed.nn.lstm import LSTMStack
+from heed.nn.maps import ACTIVATIONS
 from heed.nn.stack import Stack
+
+
+class Base(nn.Module):
+    """What every model is."""
+
+    elsewhere: Mapping[str, Any] = {}
+    """Of weights that came from another library: what files beside them said, by name."""
 
 
 def build_stack(
@@ -24,11 +35,26 @@ def build_stack(
     return kind(config, layers=layers or config.layers, causal=causal, cross=cross)
 
 
+def build_embedding(config: ModelConfig, vocab: int) -> TokenEmbedding:
+    """Vectors for tokens, and for their types where there are any."""
+    width = config.embedding_width or config.width
+    return TokenEmbedding(vocab, width, scale=config.embedding_scale, types=config.token_types)
+
+
 class VocabularyHead(nn.Module):
-    """Vectors to logits over a vocabulary, by a map of its own or the embedding's table."""
+    """Vectors to logits over a vocabulary, by a map of its own or the embedding's table.
+
+    With `head_map`, another map, the activation and a norm come first (Devlin et al. 2019).
+    """
 
     def __init__(self, config: ModelConfig, vocab: int, embedding: TokenEmbedding) -> None:
         super().__init__()
+        self.scale, self.activation = config.head_scale, ACTIVATIONS[config.activation]
+        self.map, self.norm = None, None
+        if config.head_map:
+            self.map = nn.Linear(config.width, config.width, bias=config.bias)
+            self.norm = build_norm(config)
+        self.bias = nn.Parameter(torch.zeros(vocab)) if config.head_bias else None
         self.own = None if config.tie_embeddings else nn.Linear(config.width, vocab, bias=False)
         # A list hides the shared table from state_dict, where it already stands once.
         self._shared = [embedding.table]
@@ -38,9 +64,15 @@ class VocabularyHead(nn.Module):
         """The map [vocab, w], wherever it is kept."""
         return (self._shared[0] if self.own is None else self.own).weight
 
+    def ready(self, x_bnw: Tensor) -> Tensor:
+        """The vectors that the last map reads."""
+        if self.map is not None and self.norm is not None:
+            x_bnw = self.norm(self.activation(self.map(x_bnw)))
+        return x_bnw if self.scale is None else x_bnw * self.scale
+
     def forward(self, x_bnw: Tensor) -> Tensor:
         """Logits [b, n, vocab]."""
-        return F.linear(x_bnw, self.weight)
+        return F.linear(self.ready(x_bnw), self.weight, self.bias)
 
 
 @dataclass
@@ -56,8 +88,3 @@ class Trace:
     """Attention of the decoder to the source, [b, h, n, m] a layer."""
     hidden: dict[str, list[Tensor]] = field(default_factory=dict)
     """Vectors [b, n, w] after each layer, by stack ("encoder", "decoder")."""
-
-
-def embedding_width(config: ModelConfig) -> int:
-    """How wide token vectors are."""
-    return config.embedding_width or config.width

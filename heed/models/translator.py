@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.models.parts import Trace, VocabularyHead, build_stack, embedding_width
+from heed.models.parts import Base, Trace, VocabularyHead, build_embedding, build_stack
 from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
-from heed.nn.layers import TokenEmbedding
 
 
-class Translator(nn.Module):
+class Translator(Base):
     """Row i's logits say what follows target i, from the source and targets 0 … i."""
 
     def __init__(self, config: ModelConfig, *, vocab: int, source_vocab: int | None = None) -> None:
         super().__init__()
         self.config = config
-        width = embedding_width(config)
-        self.embedding = TokenEmbedding(vocab, width)
+        self.embedding = build_embedding(config, vocab)
         apart = source_vocab is not None or not config.tie_embeddings
-        self.source_embedding = TokenEmbedding(source_vocab or vocab, width) if apart else None
+        self.source_embedding = build_embedding(config, source_vocab or vocab) if apart else None
         self.encoder = build_stack(config, causal=False)
         self.decoder = build_stack(config, layers=config.decoder_layers, causal=True, cross=True)
         self.head = VocabularyHead(config, vocab, self.embedding)

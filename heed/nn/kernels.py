@@ -125,11 +125,14 @@ def _unbiased(bias: LazyBias | Tensor | None) -> bool:
 
 
 def _short(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
-    """Whether one program can hold a whole head. One query alone, while decoding, SDPA can, too."""
+    """Whether one program can hold a whole head, and learns from it.
+
+    Where nothing learns, SDPA is fast enough, and no one waits for a kernel to be compiled.
+    """
     n, (m, d) = q_bhnd.shape[2], k_bgmd.shape[2:]
     known = q_bhnd.dtype in SHORT_DTYPES and q_bhnd.dtype == k_bgmd.dtype == v_bgmd.dtype
     fits = 1 < n <= SHORT and m <= SHORT and d * q_bhnd.element_size() <= SHORT_BYTES
-    return fits and known and on_gpu(q_bhnd)
+    return fits and known and torch.is_grad_enabled() and on_gpu(q_bhnd)
 
 
 def _simple(mask: Mask) -> bool:

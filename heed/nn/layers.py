@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.maps import Dropout, Linear, activated
+from heed.nn.maps import GATES, Dropout, Linear, activated
 
 
 class Table(nn.Embedding):
@@ -27,31 +27,45 @@ class BranchOut(Linear):
 
 
 class TokenEmbedding(nn.Module):
-    """Vectors of unit size for ids, from a table that can also serve as the output map.
+    """Vectors for ids, from a table that can also serve as the output map.
 
     The 2017 paper multiplies a table of size 1/√w by √w. A residual stream then brings a token's
     own vector to the head and gives it a logit of √w: a fresh model repeats what it reads, and its
-    loss begins far above log(vocab). Powers of three quarters leave that logit at the fourth root.
+    loss begins far above log(vocab). Powers of three quarters leave that logit at the fourth root,
+    and vectors of unit size. Another `scale` leaves the table as it is. What is added to tokens,
+    their types or learned positions, begins half as large as they are.
     """
 
-    def __init__(self, vocab: int, width: int) -> None:
+    def __init__(
+        self, vocab: int, width: int, *, scale: float | None = None, types: int = 0
+    ) -> None:
         super().__init__()
-        self.scale = width**0.75
-        self.table = Table(vocab, width, std=1 / self.scale)
+        even = width**0.75
+        self.scale = even if scale is None else scale
+        self.table = Table(vocab, width, std=1 / even)
+        self.types = Table(types, width, std=0.5 * self.scale / even) if types else None
 
-    def forward(self, ids_bn: Tensor) -> Tensor:
-        """table[id] · w^¾."""
-        return self.table(ids_bn) * self.scale
+    def forward(self, ids_bn: Tensor, types_bn: Tensor | None = None) -> Tensor:
+        """table[id] · w^¾, and the vector of its type where there are types; told none, type 0."""
+        x_bnw = self.table(ids_bn) * self.scale
+        if self.types is None:
+            return x_bnw
+        return x_bnw + self.types(torch.zeros_like(ids_bn) if types_bn is None else types_bn)
+
+
+def token_size(config: ModelConfig) -> float:
+    """How large the vectors of tokens begin."""
+    return 1.0 if config.embedding_scale is None else config.embedding_scale * config.width**-0.75
 
 
 class FeedForward(nn.Module):
-    """Two maps with an activation between; `swiglu` multiplies by a gate (Shazeer 2020)."""
+    """Two maps with an activation between; some multiply by a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden = config.feed_forward or 4 * config.width
         self.activation = config.activation
-        gates = 2 if config.activation == "swiglu" else 1
+        gates = 2 if config.activation in GATES else 1
         self.up = nn.Linear(config.width, gates * hidden, bias=config.bias)
         self.down = BranchOut(hidden, config.width, bias=config.bias)
         self.dropout = Dropout(config.feed_forward_dropout)

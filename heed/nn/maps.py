@@ -23,7 +23,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "swiglu": F.silu,
+    "geglu": lambda x: F.gelu(x, approximate="tanh"),
 }
+GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
+"""Those that gate, and what they do to the gate."""
 
 
 class Linear(nn.Linear):
@@ -63,10 +66,10 @@ class Dropout(nn.Dropout):
 
 def activated(x: Tensor, up: nn.Linear, name: str) -> Tensor:
     """activation(up(x)); with a gate (Shazeer 2020) silu(gate) · up of the map's two halves."""
-    gated = name == "swiglu"
+    gated = name in GATES
     if _learns_on_gpu(x):
         run: Any = _Activate.apply
-        return run(F.linear(x, up.weight), up.bias, "silu" if gated else name, gated)
+        return run(F.linear(x, up.weight), up.bias, GATES.get(name, name), gated)
     hidden = up(x)
     if not gated:
         return ACTIVATIONS[name](hidden)

@@ -19,8 +19,10 @@ from heed.config import ModelConfig
 from heed.errors import DataError
 from heed.nn import kernels
 from heed.nn.bias import LazyBias as LazyBias
-from heed.nn.layers import Table
+from heed.nn.layers import Table, token_size
 from heed.nn.relative import ByBucket, Relative, ScoreMod
+from heed.nn.waves import sinusoids as sinusoids
+from heed.nn.waves import wavelengths
 
 
 class Position(nn.Module):
@@ -104,25 +106,16 @@ class Sinusoidal(Position):
     @classmethod
     def complaint(cls, config: ModelConfig) -> str | None:
         """Sines and cosines come in pairs."""
-        if config.width % 2:
-            return f"position 'sinusoidal' needs an even width, not {config.width}."
-        return None
+        odd = f"position 'sinusoidal' needs an even width, not {config.width}."
+        return odd if config.width % 2 else None
+
+    def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
+        super().__init__(config, causal=causal)
+        self.halves = config.sinusoids == "halves"
 
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
         """x + PE, with PE(pos, 2i) = sin(pos / 10000^(2i/w)) and cos for 2i + 1."""
-        return x_bnw + sinusoids(positions_bn, x_bnw.shape[-1]).to(x_bnw.dtype)
-
-
-def sinusoids(positions: Tensor, width: int) -> Tensor:
-    """The sinusoids of integer positions, interleaved as the paper prints them."""
-    angles = positions[..., None].float() * wavelengths(width, 10000.0, positions.device)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
-
-
-def wavelengths(width: int, base: float, device: torch.device) -> Tensor:
-    """base^(-2i/width) for i = 0 … width/2 - 1, in float32."""
-    even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
-    return torch.exp(even * (-math.log(base) / width))
+        return x_bnw + sinusoids(positions_bn, x_bnw.shape[-1], halves=self.halves).to(x_bnw.dtype)
 
 
 class Learned(Position):
@@ -132,7 +125,8 @@ class Learned(Position):
 
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
-        self.table = Table(config.max_positions, config.width, std=0.5)
+        self.offset, rows = config.position_offset, config.max_positions + config.position_offset
+        self.table = Table(rows, config.width, std=0.5 * token_size(config))
 
     @classmethod
     def limit(cls, config: ModelConfig) -> int | None:
@@ -142,7 +136,7 @@ class Learned(Position):
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
         """x + table[position]."""
         self._check(positions_bn)
-        return x_bnw + self.table(positions_bn)
+        return x_bnw + self.table(positions_bn + self.offset if self.offset else positions_bn)
 
     def _check(self, positions_bn: Tensor) -> None:
         # Looking waits for a GPU, which it may not while a graph is captured; and in training the
@@ -151,7 +145,7 @@ class Learned(Position):
         free_to_look = on_cpu or not (self.training or torch.cuda.is_current_stream_capturing())
         if torch.compiler.is_compiling() or not free_to_look or positions_bn.numel() == 0:
             return
-        largest, limit = int(positions_bn.max()), self.table.num_embeddings
+        largest, limit = int(positions_bn.max()), self.table.num_embeddings - self.offset
         if largest >= limit:
             raise DataError(
                 f"Position {largest} is beyond the learned table, which has {limit} positions.",

@@ -126,6 +126,7 @@ class Stack(nn.Module):
         else:
             self.cross_position = Position()
             self.cross_layer_positions = nn.ModuleList()
+        self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
         self.norm = build_norm(config) if config.norm_place == "pre" else nn.Identity()
@@ -146,8 +147,12 @@ class Stack(nn.Module):
         looks_across = None
         if memory is not None and memory_tokens is not None:
             looks_across = self._cross_sight(tokens, memory, memory_tokens)
-        x_bnw = self.dropout(self.position.embed(x_bnw, tokens.positions_bn))
+        x_bnw = self.dropout(self.enter(x_bnw, tokens.positions_bn))
         return self.through(x_bnw, sight, looks_across, cache=cache, weights=weights)
+
+    def enter(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
+        """What the first block reads: token vectors with their order, normalised if asked for."""
+        return self.embedding_norm(self.position.embed(x_bnw, positions_bn))
 
     def through(
         self,

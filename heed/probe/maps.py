@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heed.data.batches import padded
-from heed.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from heed.data.tokenizer import Tokenizer
 from heed.models import Translator
 from heed.score.evaluation import evaluating
 from heed.score.translation import Links, alignment_error
@@ -67,8 +67,10 @@ def _together(
     device = model.embedding.table.weight.device
     sources = tokenizer.encode_batch([source for source, _ in pairs])
     targets = tokenizer.encode_batch([target for _, target in pairs])
-    read, mask = padded([np.array([*ids, EOS]) for ids in sources], _longest(sources), PAD)
-    written, _ = padded([np.array([BOS, *ids]) for ids in targets], _longest(targets), PAD)
+    marks = tokenizer.specials
+    ended, begun = ([*ids, marks.eos] for ids in sources), ([marks.bos, *ids] for ids in targets)
+    read, mask = padded([np.array(ids) for ids in ended], _longest(sources), marks.pad)
+    written, _ = padded([np.array(ids) for ids in begun], _longest(targets), marks.pad)
     trace = model.trace(read.to(device), written.to(device), mask=mask.to(device))
     weights_blhnm = torch.stack(trace.cross, dim=1).double().cpu().numpy()
     for (source, target), weights, s, t in zip(pairs, weights_blhnm, sources, targets, strict=True):

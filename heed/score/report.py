@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heed.score import class_report, language_report
+
 Facts = Mapping[str, Any]
 NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 PLAIN = "nltk_mean_sentence_bleu"
@@ -17,7 +19,12 @@ ROWS = {
     "texts": ("texts", "{:,}"),
     "loss": ("loss", "{:.4f}"),
     "perplexity": ("perplexity", "{:.3f}"),
+    **language_report.ROWS,
     "accuracy": ("accuracy", "{:.2%}"),
+    "macro_f1": ("macro F1", "{:.2%}"),
+    "log_loss": ("log loss", "{:.4f}"),
+    "brier": ("Brier score", "{:.4f}"),
+    "calibration_error": ("expected calibration error", "{:.4f}"),
     "bleu": ("BLEU", "{:.2f}"),
     "chrf": ("chrF", "{:.2f}"),
     "ter": ("TER, lower is better", "{:.2f}"),
@@ -26,6 +33,7 @@ ROWS = {
     PLAIN: (PLAIN_LABEL, "{:.4f}"),
 }
 """What may be told about a set, in this order: its key, its name, its form."""
+BY_TOKEN = {"accuracy": ("token accuracy", "{:.2%}")}
 OTHERS = ("length_ratio", PLAIN)
 """What no paired test is made of."""
 
@@ -39,11 +47,15 @@ def scores(facts: Facts) -> Group:
 
 def evaluation(facts: Facts) -> Group:
     """What `heed evaluate` found: the whole set, and beside it what train does not have."""
+    if "judged" in facts:
+        return language_report.judged(facts)
     columns = {facts["split"]: facts}
     if facts["in_train"] and facts["clean"]:
         columns["not in train"] = facts["clean"]
-    by_token = {} if facts["task"] == "classify" else {"accuracy": ("token accuracy", "{:.2%}")}
-    table = measures(columns, ROWS | by_token)
+    rows = ROWS | BY_TOKEN
+    if facts["task"] == "classify":
+        rows = {key: row for key, row in ROWS.items() if key != "perplexity"}
+    table = measures(columns, rows)
     return Group(*_provenance(facts), table, *_details(facts))
 
 
@@ -60,11 +72,11 @@ def _cell(facts: Facts, key: str, form: str) -> str:
     if key not in facts:
         return "–"
     interval = facts.get("interval", {}).get(key)
-    return form.format(facts[key]) + (f"  {_span(interval)}" if interval else "")
+    return form.format(facts[key]) + (f"  {_span(interval, form)}" if interval else "")
 
 
-def _span(interval: Facts) -> str:
-    return f"[{interval['low']:.2f}, {interval['high']:.2f}]"
+def _span(interval: Facts, form: str = "{:.2f}") -> str:
+    return f"[{form.format(interval['low'])}, {form.format(interval['high'])}]"
 
 
 def _provenance(facts: Facts) -> Iterator[RenderableType]:
@@ -86,6 +98,12 @@ def _provenance(facts: Facts) -> Iterator[RenderableType]:
 
 
 def _details(facts: Facts) -> Iterator[RenderableType]:
+    if "bits_compare" in facts:
+        if named := language_report.columns(facts):
+            yield measures(named, ROWS | BY_TOKEN)
+        yield from language_report.caveat(facts, *facts.get("sets", {}).values())
+    if "confusion" in facts:
+        yield from class_report.details(facts)
     if "by_source_length" in facts:
         yield _by_length({"BLEU": facts})
     if "best" in facts:

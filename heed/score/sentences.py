@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from sacrebleu.metrics.bleu import BLEU
 
+from heed.data.corpus.files import escaped
 from heed.score.translation import Texts
 
 ORDER = 4
@@ -120,14 +121,8 @@ def table(
         columns[_numbered("hypothesis", number)] = texts
         columns[_numbered("score", number)] = [f"{score:.4f}" for score in scores]
     rows = [columns.keys(), *zip(*columns.values(), strict=True)]
-    return "".join("\t".join(map(_escaped, row)) + "\n" for row in rows)
+    return "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
 
 
 def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}_{number}"
-
-
-def _escaped(text: str) -> str:
-    for character, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
-        text = text.replace(character, written)
-    return text

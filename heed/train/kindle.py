@@ -141,12 +141,12 @@ def _wake(device: torch.device) -> None:
     import torch
 
     weight = torch.zeros(64, 64, device=device, requires_grad=True)
-    with torch.autocast(device.type, torch.bfloat16):
-        (weight @ weight).sum().backward()  # CUDA, its matrix products, autograd's threads
     torch.optim.SGD([weight])  # The first optimizer imports a compiler.
     from triton.runtime.cache import triton_key
 
     triton_key()  # Triton reads all of itself, to tell its versions apart.
+    with torch.autocast(device.type, torch.bfloat16):
+        (weight @ weight).sum().backward()  # matrix products, autograd's threads
 
 
 def _useful(device: str) -> bool:

@@ -79,7 +79,8 @@ def vocabularies(recipe: Recipe) -> tuple[int, int]:
         files = [Path(name) for name in recipe.data.train]
         size = sum(f.stat().st_size for f in files if f.is_file()) // CHARACTERS_A_PIECE
         size = min(MOST_PIECES, max(FEWEST_PIECES, size)) if files else MOST_PIECES
-    return size // 16 * 16, size // 16 * 16 + 1
+    size = max(16, size // 16 * 16)
+    return size, size + 1
 
 
 def model_of(recipe: Recipe, vocab: int) -> Model:

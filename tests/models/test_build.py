@@ -110,7 +110,7 @@ def test_a_translator_has_as_many_tables_as_it_needs(
     assert model(source, torch.stack(texts([4, 4]))).shape == (2, 4, VOCAB)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "swiglu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_every_block_answers_in_shape(activation: str, norm: str, place: str) -> None:
@@ -128,17 +128,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, "swiglu"])
+GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, *GATES])
 @torch.no_grad()
 def test_a_feed_forward_is_its_formula(activation: str) -> None:
-    """down(f(up(x))); a gated one is down(silu(gate(x)) · up(x)) (Shazeer 2020)."""
+    """down(f(up(x))); a gated one is down(f(gate(x)) · up(x)) (Shazeer 2020)."""
     layer = FeedForward(tiny(activation=activation))
     perturb(layer)
     x = torch.randn(3, 16)
     inner = F.linear(x, layer.up.weight, layer.up.bias)
-    if activation == "swiglu":
+    if activation in GATES:
         gate, up = inner[:, :24], inner[:, 24:]
-        hidden = ACTIVATIONS["silu"](gate) * up
+        hidden = ACTIVATIONS[GATES[activation]](gate) * up
     else:
         hidden = ACTIVATIONS[activation](inner)
     assert apart(layer(x), F.linear(hidden, layer.down.weight, layer.down.bias)) <= 1e-5

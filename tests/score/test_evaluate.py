@@ -65,6 +65,7 @@ def trained(text: Path, task: str, name: str, **tables: Any) -> Path:
             "tokenizer": {"kind": "word"},
             "model": {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0},
             "train": {"steps": 30, "batch_size": 16, "lr": 0.01, "evaluate_every": 10}
+            | {"precision": "float32"}  # as evaluation computes
             | tables.pop("train", {}),
         }
     )

@@ -1,0 +1,142 @@
+"""`heed evaluate`: what a run's model is worth on text that it did not learn from.
+
+The whole set is scored, and beside it the part that is not also in the training text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from heed.config import Recipe
+from heed.data.batches import Batches
+from heed.data.store import open_store
+from heed.data.tokenizer import Tokenizer
+from heed.errors import ConfigError, DataError
+from heed.evaluate import classify, generate, translate
+from heed.evaluate.sets import (
+    Facts,
+    HeldOut,
+    Job,
+    Say,
+    Settings,
+    Train,
+    find_set,
+    seen_in_train,
+    training_text,
+)
+from heed.models import LanguageModel
+from heed.runs import Run, write_whole
+from heed.score.evaluation import evaluate as mean_loss
+from heed.train.classes import classes_in
+from heed.train.engine import load
+from heed.train.ledger import FALLING
+from heed.train.setup import batches_of
+
+__all__ = ["Settings", "checkpoint", "evaluate"]
+
+RESULTS = "evaluation.json"
+WHOLE = ("best", "worst", "decode", "calibration", "sets")
+"""What is told of the whole set alone."""
+TASKS = {"translate": translate.facts, "classify": classify.facts, "generate": generate.facts}
+"""What each task tells of every part of a set, beside loss and accuracy."""
+
+
+def evaluate(folder: Path, settings: Settings, *, device: str, say: Say) -> Facts:
+    """Score a run on a set, and keep the result in the run folder."""
+    run = Run.open(folder)
+    if run.recipe().task != "translate" and (settings.sentences or settings.decode):
+        raise ConfigError([f"--sentences and --beam are for translations; {folder} makes none."])
+    if run.recipe().task != "classify" and (settings.baseline or settings.calibrate):
+        raise ConfigError([f"--baseline and --calibrate are for classifiers; {folder} is none."])
+    if run.recipe().task != "generate" and (settings.text or settings.stride):
+        raise ConfigError([f"--text and --stride are for language models; {folder} is none."])
+    model, tokenizer, recipe = load(folder, device=device)
+    if settings.text:
+        head = {"run": str(folder), "task": recipe.task, "checkpoint": checkpoint(run, recipe)}
+        return head | generate.sentences(model, tokenizer, recipe, settings)
+    train = training_text(run, recipe)
+    held_out = find_set(recipe, train, settings)
+    dropped: Counter[str] = Counter()
+    records = held_out.records(dropped)
+    if not records:
+        raise DataError("there is nothing to evaluate on.", where=", ".join(held_out.corpus.paths))
+    seen = seen_in_train(held_out, records, train)
+    clean = [] if seen is None else [i for i, known in enumerate(seen) if not known]
+    parts: list[Sequence[int]] = [range(len(records))]
+    if 0 < len(clean) < len(records):
+        parts.append(clean)
+    batches = _batches(run, recipe, held_out, tokenizer, train)
+    job = Job(
+        run, model, tokenizer, recipe, train, held_out, records, seen, parts, batches, settings, say
+    )
+    found = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
+    result = {
+        "run": str(folder),
+        "task": recipe.task,
+        "split": held_out.name,
+        "files": list(held_out.corpus.paths),
+        "hash": held_out.corpus.fingerprint(),
+        "dropped": dict(dropped),
+        "checkpoint": checkpoint(run, recipe),
+        **found[0],
+        "in_train": None if seen is None else sum(seen),
+        "clean": {k: v for k, v in found[-1].items() if k not in WHOLE} if clean else None,
+    } | ({"unknown": train.missing} if seen is None else {})
+    _keep(folder / RESULTS, held_out.name, result)
+    return result
+
+
+def checkpoint(run: Run, recipe: Recipe) -> Facts | None:
+    """Which weights `model.safetensors` holds, by what training wrote down when it chose them."""
+    name, _, metric = recipe.train.best.partition("/")
+    lines = [line for line in run.metrics() if name in line]
+    average = next((line for line in lines if line["event"] == "average" and line["kept"]), None)
+    scored = [line for line in lines if line["event"] == "evaluate"]
+    if not scored:
+        return None
+    first_best = min if metric in FALLING else max
+    line = average or first_best(scored, key=lambda line: line[name][metric])
+    mean = f"the mean of the last {recipe.train.average} weights"
+    return {
+        "weights": mean if average else "the best weights",
+        "step": line["step"],
+        "epoch": line["epoch"],
+        "metric": recipe.train.best,
+        "value": line[name][metric],
+    }
+
+
+def _batches(
+    run: Run, recipe: Recipe, held_out: HeldOut, tokenizer: Tokenizer, train: Train
+) -> Batches:
+    """The set as the model reads it, made as training makes it."""
+    classes: tuple[str, ...] = ()
+    if recipe.task == "classify":
+        classes = classes_in(run, train.corpus, train.missing).names
+    store = open_store(held_out.corpus, tokenizer, classes=classes)
+    return batches_of(recipe, store, held_out.rows)
+
+
+def _losses(job: Job) -> list[Facts]:
+    """Of each part: how many texts, and what the model makes of them."""
+    if isinstance(job.model, LanguageModel) and job.model.causal:  # it tells of every token
+        return [{"texts": len(part)} for part in job.parts]
+    device = next(job.model.parameters()).device
+    rows = np.arange(len(job.batches.store)) if job.held_out.rows is None else job.held_out.rows
+    return [
+        {"texts": len(part)}
+        | mean_loss(job.model, job.batches.only(rows[np.array(part)]), device=device)
+        for part in job.parts
+    ]
+
+
+def _keep(path: Path, name: str, facts: Facts) -> None:
+    """Write a result beside those on other sets."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    text = json.dumps(before | {name: facts}, indent=1, ensure_ascii=False)
+    write_whole(path, text + "\n")

@@ -1,0 +1,185 @@
+"""What a classifier is worth: its answers and its probabilities, beside baselines.
+
+What is scored is what `heed classify` writes: the same texts, read the same way.
+
+Shapes: n texts, k classes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import numpy as np
+
+from heed import draw
+from heed.data.corpus import Record
+from heed.data.corpus.files import escaped
+from heed.decode.labels import Calibration, Classes, Labeller, Text
+from heed.errors import DataError, RunError, nearest
+from heed.evaluate.sets import Facts, HeldOut, Job, Settings, find_set
+from heed.models import Classifier
+from heed.runs import write_whole
+from heed.score import baselines, classification, reliability
+from heed.score.baselines import Baseline, Labelled
+from heed.score.classification import Answers, Real
+from heed.train.classes import classes_in
+from heed.train.setup import set_aside
+
+PREDICTIONS = "predictions"
+PROBABLE = ("log_loss", "brier", "calibration_error")
+
+
+def facts(job: Job) -> list[Facts]:
+    """Of each part of the set, how good the answers are; they are kept in the run folder."""
+    if job.settings.baseline:
+        baselines.require()
+    classes = classes_in(job.run, job.train.corpus, job.train.missing)
+    longest = job.recipe.data.max_length
+    labeller = Labeller(cast("Classifier", job.model), job.tokenizer, classes, longest=longest)
+    calibration = _fitted(job, labeller) if job.settings.calibrate else Calibration.read(job.run)
+    raw = answers_to(labeller, job.records)
+    answers = raw if calibration is None else _cooled(raw, calibration)
+    told = [_describe(job, answers, classes, rows) for rows in job.parts]
+    if calibration is not None:
+        told[0]["calibration"] = asdict(calibration)
+        for part, rows in zip(told, job.parts, strict=True):
+            before = reliability.describe(raw.only(rows), resamples=job.settings.resamples)
+            part["uncalibrated"] = {key: before[key] for key in (*PROBABLE, "interval")}
+    if job.settings.baseline:
+        found = list(_baselines(job, classes))
+        for part, rows in zip(told, job.parts, strict=True):
+            part["baselines"] = [_against(job, one, answers, rows) for one in found]
+    if calibration is not None:
+        calibration.save(job.run)
+    _keep(job, classes, answers)
+    _draw(job, told[0])
+    return told
+
+
+def answers_to(labeller: Labeller, records: Sequence[Record]) -> Answers:
+    """What the model says of labelled texts."""
+    texts: list[Text] = [(r.texts[0], r.texts[1]) if r.texts[1:] else r.texts[0] for r in records]
+    log_p = reliability.cooled(labeller.logits(texts), 1.0)
+    return Answers.likeliest(numbers(records, labeller.classes), log_p)
+
+
+def numbers(records: Sequence[Record], classes: Classes) -> classification.Whole:
+    """[n] the class of each text; a label that no class has is refused."""
+    places = {name: i for i, name in enumerate(classes.names)}
+    for record in records:
+        if record.label not in places:
+            label, known = record.label or "", list(classes.names)
+            raise DataError(
+                f"label {label!r} is not one of {', '.join(known)}.{nearest(label, known)}",
+                where=str(record.place),
+                todo="Mend the label, or train on a file that has it.",
+            )
+    return np.array([places[record.label or ""] for record in records], np.int64)
+
+
+def _cooled(answers: Answers, calibration: Calibration) -> Answers:
+    log_p = cast("Real", answers.log_p)
+    return replace(answers, log_p=reliability.cooled(log_p, calibration.temperature))
+
+
+def _describe(job: Job, answers: Answers, classes: Classes, rows: Sequence[int]) -> Facts:
+    """Everything about the answers to some of the texts."""
+    some, resamples = answers.only(rows), job.settings.resamples
+    found = classification.describe(some, classes.names, resamples=resamples)
+    more = reliability.describe(some, resamples=resamples)
+    spans = found.pop("interval", {}) | more.pop("interval", {})
+    return found | more | ({"interval": spans} if spans else {})
+
+
+# ----------------------------------------------------------------------- dev, to fit and choose by
+
+
+def _dev(job: Job) -> HeldOut:
+    """The run's own dev set."""
+    return find_set(job.recipe, job.train, Settings(split="dev"))
+
+
+def _fitted(job: Job, labeller: Labeller) -> Calibration:
+    """The temperature that suits dev best."""
+    dev = _dev(job)
+    records = dev.records(Counter())
+    answers = answers_to(labeller, records)
+    temperature = reliability.fit_temperature(answers.truth, cast("Real", answers.log_p))
+    return Calibration(temperature, dev.name, len(records), dev.corpus.fingerprint())
+
+
+def _baselines(job: Job, classes: Classes) -> Iterator[Baseline]:
+    """Baselines that learn from the run's own training text and choose by its dev set."""
+    if job.train.corpus is None:
+        raise RunError(f"the baselines learn from the training text. {job.train.missing}")
+    dev, learnt = _dev(job), list(job.train.corpus.kept())
+    if dev.rows is not None:  # a part of the same files
+        _, kept = set_aside(len(learnt), job.recipe.seed)
+        learnt = [learnt[i] for i in kept.tolist()]
+    job.say(f"Baselines learn from {len(learnt):,} texts…")
+    train, chosen_by, test = (
+        Labelled(["\n".join(record.texts) for record in records], numbers(records, classes))
+        for records in (learnt, dev.records(Counter()), job.records)
+    )
+    yield baselines.majority(train, test, len(classes.names))
+    yield from baselines.linear(train, chosen_by, test, len(classes.names))
+
+
+def _against(job: Job, one: Baseline, ours: Answers, rows: Sequence[int]) -> Facts:
+    """A baseline on some of the texts, and the run held against it."""
+    theirs, resamples = one.answers.only(rows), job.settings.resamples
+    names = [str(i) for i in range(theirs.classes)]
+    found = classification.describe(theirs, names, resamples=resamples)
+    test = classification.paired(ours.only(rows), theirs, resamples=resamples)
+    told = {"name": one.name, "chosen": one.chosen, "paired": asdict(test)}
+    kept: list[str] = ["accuracy", "macro_f1", *(["interval"] if resamples else [])]
+    return told | {key: found[key] for key in kept}
+
+
+# -------------------------------------------------------------------------- what stays with the run
+
+
+def _keep(job: Job, classes: Classes, answers: Answers) -> None:
+    """Every answer with its probabilities, as a TSV: a later test needs no model."""
+    chances = np.exp(cast("Real", answers.log_p))
+    pair = len(job.records[0].texts) == 2
+    head = ["text", *(["text_2"] if pair else []), "label", "answer", "in_train"]
+    rows: list[list[str]] = [[*head, *(f"p:{name}" for name in classes.names)]]
+    for i, record in enumerate(job.records):
+        seen = "" if job.seen is None else "yes" if job.seen[i] else "no"
+        own = [*record.texts, record.label or "", classes.names[answers.said[i]], seen]
+        rows.append([*own, *(f"{p:.6f}" for p in chances[i])])
+    (job.run.folder / PREDICTIONS).mkdir(exist_ok=True)
+    table = "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
+    write_whole(job.run.folder / PREDICTIONS / f"{job.held_out.name}.tsv", table)
+
+
+def _draw(job: Job, told: dict[str, Any]) -> None:
+    """The confusion matrix and the reliability curve as figures."""
+    name, counts = job.held_out.name, np.array(told["confusion"]["counts"])
+    share = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    names = told["confusion"]["classes"]
+    figure = draw.attention_map(
+        share,
+        names,
+        names,
+        title=f"Classes of {name}, and what they were called",
+        row_label="is",
+        column_label="was called",
+        numbers=counts.tolist(),
+    )
+    draw.save(figure, job.run.figures / f"confusion-{name}")
+    bins = told["reliability"]
+    points = [(one["confidence"], one["accuracy"]) for one in bins]
+    spans = [(one["interval"]["low"], one["interval"]["high"]) for one in bins if "interval" in one]
+    figure = draw.curves(
+        {"answers": points, "as sure as right": [(0.0, 0.0), (1.0, 1.0)]},
+        title=f"How often answers are right, by how sure they are ({name})",
+        x="confidence",
+        y="accuracy",
+        bands={"answers": spans} if spans else None,
+    )
+    draw.save(figure, job.run.figures / f"reliability-{name}")

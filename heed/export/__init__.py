@@ -1,0 +1,46 @@
+"""A run in the form that other programs read.
+
+A format is a module here with one function, `export(run, folder, **options)`, that writes a run
+into an empty folder, and a line in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from heed.errors import ConfigError, RunError, nearest
+from heed.runs import Run
+
+FORMATS = {
+    "hf": "heed.export.hf",
+    "ctranslate2": "heed.export.ctranslate2",
+    "onnx": "heed.export.onnx",
+}
+"""What `--to` may name, and the module that writes it."""
+
+
+def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
+    """Write a finished run to a new folder, whole or not at all."""
+    if to not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise ConfigError([f"There is no format {to!r}: use {known}.{nearest(to, [*FORMATS])}"])
+    write = import_module(FORMATS[to]).export
+    strange = sorted(options.keys() - signature(write).parameters.keys())
+    if strange:
+        raise ConfigError([f"--{strange[0]} is not for --to {to}."])
+    Run.open(run).require_weights()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError("this is not an empty folder.", where=str(folder), todo="Name another.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        write(run, draft, **options)
+        draft.chmod(0o755)  # a temporary folder is its owner's alone
+        draft.replace(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

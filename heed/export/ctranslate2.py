@@ -1,0 +1,29 @@
+"""A translator for CTranslate2: model.bin, config.json, its vocabulary, and heed's tokenizer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from heed.errors import ConfigError, RunError
+from heed.models import Translator
+from heed.train import engine
+
+NUMBERS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_bfloat16")
+"""How CTranslate2 can keep weights."""
+
+
+def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
+    """Write a run's translator; `quantize` is how its weights are kept, unset as they are."""
+    if find_spec("ctranslate2") is None:
+        raise RunError("ctranslate2 is not installed.", todo="Install it: pip install heed[serve]")
+    if quantize is not None and quantize not in NUMBERS:
+        raise ConfigError([f"quantize cannot be {quantize!r}: use one of {', '.join(NUMBERS)}."])
+    model, tokenizer, recipe = engine.load(run, device="cpu")
+    if not isinstance(model, Translator):
+        what = f"this run was trained to {recipe.task}, and CTranslate2 gets translators alone."
+        raise RunError(what, where=str(run), todo="Export it with --to onnx.")
+    from heed.decode.ctranslate2 import convert, refuse
+
+    refuse(model)
+    convert(model, tokenizer, folder, least=recipe.data.max_length, quantization=quantize)

@@ -1,0 +1,83 @@
+"""Folders of `transformers`: a run made of one, and one made of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from heed.config import Recipe
+from heed.data.tokenizer import Tokenizer
+from heed.decode.labels import Classes
+from heed.errors import HeedError
+from heed.models import Classifier, LanguageModel, Model, Reader, Translator, holding, pretrained
+from heed.runs import Run, write_whole
+from heed.train import checkpoint
+
+BESIDE = "pretrained.json"
+"""What stood beside the weights where they came from: a run keeps it for the way back."""
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+
+def bring(folder: str, run: Path) -> str:
+    """Make a run of a folder, or of a model on the hub; returns what it is.
+
+    Everything is read before anything is written.
+    """
+    model, tokenizer = pretrained.load(folder)
+    if isinstance(model, Reader):
+        name = model.elsewhere[CONFIG]["architectures"][0]
+        raise HeedError(
+            f"{name} has no head, so a run of it could neither write nor classify.",
+            where=folder,
+            todo="Begin a run from it: `[init] from` takes its weights below a new head.",
+        )
+    recipe = _recipe(model)
+    made = Run.create(run, recipe)
+    try:
+        if tokenizer is not None:
+            tokenizer.save(made.tokenizer_path)
+        if isinstance(model, Classifier):
+            Classes(pretrained.class_names(model.elsewhere[CONFIG])).save(made)
+        write_whole(run / BESIDE, json.dumps(model.elsewhere, indent=1, ensure_ascii=False) + "\n")
+        made.write_environment({"data": {}, "from": folder})
+        checkpoint.write_tensors(made.weights_path, model.state_dict())
+    except BaseException:
+        shutil.rmtree(run, ignore_errors=True)
+        raise
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    text = "with its tokenizer" if tokenizer else "without a tokenizer, for the folder has none"
+    return f"{run}: a model to {recipe.task}, {parameters:,} parameters, {text}."
+
+
+def _recipe(model: Model) -> Recipe:
+    """What a run would have been told to make this model."""
+    config, told = model.config, model.elsewhere.get(GENERATION, {})
+    task = "classify" if isinstance(model, Classifier) else "generate"
+    tables: dict[str, Any] = {"task": "translate" if isinstance(model, Translator) else task}
+    tables["model"] = {k: v for k, v in config.model_dump().items() if v is not None}
+    tables["data"] = {"max_length": config.max_positions}
+    if isinstance(model, LanguageModel) and not model.causal:
+        tables["train"] = {"objective": "masked"}
+    if isinstance(model, Translator) and isinstance(told.get("num_beams"), int):
+        tables["decode"] = {"beam": told["num_beams"]}
+    return Recipe.of(tables)
+
+
+def export(run: Path, folder: Path) -> None:
+    """Write a run so that `from_pretrained` reads it."""
+    opened = Run.open(run)
+    recipe, weights = opened.recipe(), load_file(opened.require_weights())
+    causal = recipe.train.objective == "next"
+    model = holding(weights, recipe.task, recipe.model, causal=causal)
+    if (run / BESIDE).exists():
+        model.elsewhere = json.loads((run / BESIDE).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.load(opened.tokenizer_path) if opened.tokenizer_path.exists() else None
+    classes = Classes.read(opened)
+    try:
+        pretrained.save(model, tokenizer, folder, classes=classes.names if classes else ())
+    except HeedError as error:
+        raise HeedError(error.what, where=str(run), todo=error.todo) from error

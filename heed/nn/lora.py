@@ -1,0 +1,117 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021): a map W stays as it was, and W + (α / r) B A is used.
+
+Whoever reads a map's `weight` reads the sum, made anew in every pass, so each kernel that takes a
+weight takes an adapted one. That costs one product of [rows, r] and [r, w] a map, next to nothing
+beside the tokens it serves. B begins with zeros: a fresh adapter changes nothing.
+
+Queries, keys and values lie side by side in one matrix. Each has factors of its own, as if it were
+a matrix of its own: one pair for all three would have to share its rank among them.
+
+Shapes: w width, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from heed.errors import ConfigError
+from heed.nn.attention import MultiHeadAttention
+from heed.nn.layers import FeedForward
+from heed.nn.maps import GATES
+
+On = Literal["qv", "attention", "all"]
+Parts = list[tuple[int, bool]]
+"""The rows of each projection in a matrix, and whether it is adapted."""
+PLACE = ".parametrizations.weight"
+
+
+class LowRank(nn.Module):
+    """W + (α / r) B A for each projection that is adapted, W for the others."""
+
+    def __init__(self, parts: Parts, columns: int, *, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.rows, self.adapted = zip(*parts, strict=True)
+        self.scale = alpha / rank
+        sizes = [rows for rows, adapted in parts if adapted]
+        # A as `initialise` draws a map's weights: what it gives is as large as what it reads.
+        self.down = nn.ParameterList(torch.randn(rank, columns) * columns**-0.5 for _ in sizes)
+        self.up = nn.ParameterList(torch.zeros(rows, rank) for rows in sizes)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight to use [rows, w]."""
+        return self.added(weight, list(self.down), list(self.up))
+
+    def added(self, weight: Tensor, down: Sequence[Tensor], up: Sequence[Tensor]) -> Tensor:
+        """The same with factors given, in full precision whatever the pass around it is in."""
+        factors = iter(zip(up, down, strict=True))
+        with torch.autocast(weight.device.type, enabled=False):
+            parts = [
+                torch.addmm(part, *next(factors), alpha=self.scale) if adapted else part
+                for part, adapted in zip(weight.split(self.rows), self.adapted, strict=True)
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def adapt(model: nn.Module, *, rank: int, alpha: float | None = None, on: On = "attention") -> None:
+    """Put adapters beside the maps that `on` names, which learn no more themselves.
+
+    "qv" are the projections to queries and values, as in the paper, "attention" all four of every
+    attention, "all" the feed-forward's maps as well. `alpha` is twice the rank unless given. All
+    other parameters are left as they are.
+    """
+    maps = list(_maps(model, on))
+    if not maps:
+        raise ConfigError(["[init] lora adapts attention, and this model has none."])
+    for linear, parts in maps:
+        device, dtype = linear.weight.device, linear.weight.dtype
+        factors = LowRank(parts, linear.in_features, rank=rank, alpha=alpha or 2.0 * rank)
+        linear.weight.requires_grad_(False)
+        parametrize.register_parametrization(linear, "weight", factors.to(device, dtype))
+
+
+def _maps(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, Parts]]:
+    """The maps to adapt, each with the projections it packs."""
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            yield from _projections(module, every=on != "qv")
+        elif isinstance(module, FeedForward) and on == "all":
+            gates = 2 if module.activation in GATES else 1
+            yield module.up, [(module.up.out_features // gates, True)] * gates
+            yield module.down, [(module.down.out_features, True)]
+
+
+def _projections(module: MultiHeadAttention, *, every: bool) -> Iterator[tuple[nn.Linear, Parts]]:
+    query, shared = (n * module.head_width for n in (module.heads, module.kv_heads))
+    q, k, v = (query, True), (shared, every), (shared, True)
+    if module.crosses:
+        yield module.q, [q]
+        yield module.kv, [k, v]
+    else:
+        yield module.qkv, [q, k, v]
+    if every:
+        yield module.out, [(module.out.out_features, True)]
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the parameter of this name is a factor, not what it is added to."""
+    return f"{PLACE}.0." in name
+
+
+def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an adapted model as a plain one has them, by the very sums that it used."""
+    plain = dict(weights)
+    for name, module in model.named_modules():
+        if isinstance(module, LowRank):
+            place = name.removesuffix(f"{PLACE}.0")
+            down, up = (
+                [plain.pop(f"{name}.{side}.{i}") for i in range(len(module.up))]
+                for side in ("down", "up")
+            )
+            whole = plain.pop(f"{place}{PLACE}.original")
+            plain[f"{place}.weight"] = module.added(whole, down, up)
+    return plain
