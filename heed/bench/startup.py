@@ -17,7 +17,7 @@ from heed.train import engine, setup
 
 STAGES: dict[str, list[tuple[ModuleType, str]]] = {
     "read and check": [(setup, "open_corpora"), (setup, "_see_the_doctor")],
-    "tokenizer": [(setup, "_tokenizer")],
+    "tokenizer": [(setup, "tokenizer_for")],
     "store": [(setup, "_batches"), (engine, "Feed")],
     "model": [(setup, "build_model")],
     # torch loads its compiler, of which optimizers use a part, when first asked for either.

@@ -8,9 +8,7 @@ Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -161,22 +159,6 @@ def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("heed::short", _differentiate, setup_context=_remember)
 
 
-_backward_too = ContextVar("backward_too", default=False)
-
-
-@contextmanager
-def backward_too() -> Iterator[None]:
-    """On this thread, for its kernel to be compiled, a forward pass runs the backward one as well.
-
-    Autograd runs all backward passes on one thread of its own, where they wait for each other.
-    """
-    token = _backward_too.set(True)
-    try:
-        yield
-    finally:
-        _backward_too.reset(token)
-
-
 class _Eagerly(torch.autograd.Function):
     """The same two operations, called directly, with gradients side by side where they can be."""
 
@@ -184,8 +166,6 @@ class _Eagerly(torch.autograd.Function):
     def forward(ctx: Any, *call: Any) -> Tensor:
         output = _run(*call)
         _remember(ctx, call, output)
-        if _backward_too.get():
-            _run_back(output, *call, place=room)
         return output
 
     @staticmethod

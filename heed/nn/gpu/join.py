@@ -187,7 +187,7 @@ def join(
         _join[(triton.cdiv(rows, size["ROWS"]),)](
             x,
             x if branch is None else branch,
-            x if seed is None else seed,
+            seed if seed is not None and rule.dropped else x,
             weight_w,
             weight_w if bias_w is None else bias_w,
             joined,
