@@ -203,7 +203,7 @@ def gpt2(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
     """GPT-2's 124M shape; its peer in transformers, which holds all logits, with fewer texts."""
     setting = options.size(GPT2)
     half = for_peer(setting)
-    turned = replace(setting, position="rope")
+    turned, double = replace(setting, position="rope"), replace(setting, texts=2 * setting.texts)
     bars = (
         Bar(560_000, of="tokens_per_second"),
         Bar(0.6, of="of_peak_in_full"),
@@ -217,6 +217,7 @@ def gpt2(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
             "GPT-2 124M",
             [
                 Contender(f"heed {speed}", bench.ours(speed), setting, bars),
+                Contender(f"heed {speed}, {double.texts} texts", bench.ours(speed), double, bars),
                 Contender(f"heed {speed}, rope", bench.ours(speed), turned),
                 Contender(peer, bench.theirs(compiled=compiled), half),
             ],

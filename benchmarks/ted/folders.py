@@ -1,0 +1,142 @@
+"""Run folders as a report reads them: what was measured, and every sentence translated."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from heed.config import Recipe
+from heed.errors import ConfigError
+from heed.recipes import find as shipped
+from heed.runs import Run
+from ted import joined
+from ted.joined import Array
+from ted.systems import GROUPS, System
+from ted.training import evaluation, facts
+
+Facts = dict[str, Any]
+ESCAPED = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
+FILES = ("train", "dev", "test", "sets")
+"""Keys that differ from place to place and change nothing."""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A test set as a run translated it."""
+
+    sources: tuple[str, ...]
+    references: tuple[str, ...]
+    hypotheses: tuple[str, ...]
+
+
+def read_sentences(text: str) -> Sentences:
+    """The TSV that `heed evaluate` keeps: source, reference, hypothesis, score, with a header."""
+    rows = text.split("\n")[1:-1]
+    cells = [[_unescaped(cell) for cell in row.split("\t")[:3]] for row in rows]
+    return Sentences(*(tuple(row[i] for row in cells) for i in range(3)))
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\[tnr\\]", lambda found: ESCAPED[found[0]], text)
+
+
+class Trained:
+    """One run; of its folder no weights are needed."""
+
+    def __init__(self, system: System, seed: int, folder: Path) -> None:
+        self.system, self.seed, self.run = system, seed, Run(folder)
+        self.scores, self.noted = evaluation(folder), facts(folder)
+        self.lines = self.run.metrics()
+
+    @property
+    def scored(self) -> bool:
+        """Whether its test set is there, every sentence of it."""
+        return "test" in self.scores and self._table.exists()
+
+    @property
+    def _table(self) -> Path:
+        return self.run.folder / "translations" / "test.tsv"
+
+    @cached_property
+    def sentences(self) -> Sentences:
+        """The test set as it translated it."""
+        return read_sentences(self._table.read_text(encoding="utf-8"))
+
+    @cached_property
+    def counts(self) -> Array:
+        """What BLEU counts in each sentence."""
+        return joined.counts(self.sentences.hypotheses, self.sentences.references)
+
+    def curve(self) -> list[Facts]:
+        """By epoch: training loss as it was met, and how dev went."""
+        return [
+            {
+                "epoch": line["epoch"],
+                "train_loss": line["seen"]["loss"],
+                "dev_loss": line["dev"]["loss"],
+                "dev_accuracy": line["dev"]["accuracy"],
+                "dev_bleu": line["dev"].get("bleu"),
+            }
+            for line in self.lines
+            if line["event"] == "evaluate"
+        ]
+
+    def pace(self) -> Facts:
+        """What training took; by its own clock where nobody stood beside it with another."""
+        unix = [line["time"]["unix"] for line in self.lines]
+        by_itself = unix[-1] - unix[0] if unix else 0.0
+        logged = [line for line in self.lines if line["event"] == "train"]
+        curve = self.curve()
+        return {
+            "minutes": self.noted.get("seconds", {}).get("train", by_itself) / 60,
+            "tokens_per_second": logged[-1]["time"]["tokens_per_second"] if logged else None,
+            "epochs": curve[-1]["epoch"] if curve else None,
+            "updates": self.lines[-1]["step"] if self.lines else None,
+        }
+
+    def changes(self) -> list[str]:
+        """What was told to it beyond its recipe, seed and files apart."""
+        try:
+            before = Recipe.read(shipped(self.system.recipe)).tables()
+        except ConfigError:  # a recipe that is no longer shipped
+            return list(self.system.changes)
+        return [
+            f"{section}.{key}={value}"
+            for section, values in self.run.recipe().tables().items()
+            if isinstance(values, dict)
+            for key, value in values.items()
+            if key not in FILES and before[section].get(key) != value
+        ]
+
+
+Runs = dict[str, list[Trained]]
+"""The scored runs of each system, seed by seed."""
+
+
+def find(folder: Path) -> tuple[Runs, list[str]]:
+    """Every run of a known system, and a line for each that cannot be used."""
+    found: Runs = {}
+    lines: list[str] = []
+    test: Sentences | None = None
+    for system in dict.fromkeys(system for group in GROUPS.values() for system in group):
+        for seed, path in _seeds(folder, system):
+            run = Trained(system, seed, path)
+            if not run.scored:
+                lines.append(f"{path.name}: it has no scores.")
+                continue
+            own = run.sentences
+            test = test or own
+            if (own.sources, own.references) != (test.sources, test.references):
+                lines.append(f"{path.name}: it was scored on other sentences.")
+                continue
+            found.setdefault(system.name, []).append(run)
+    return found, lines
+
+
+def _seeds(folder: Path, system: System) -> list[tuple[int, Path]]:
+    named = re.compile(re.escape(system.name) + r"-(\d+)")
+    found = [(named.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    return sorted((int(match[1]), path) for match, path in found if match)

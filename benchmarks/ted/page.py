@@ -1,0 +1,239 @@
+"""The page of results, in Markdown, from figures alone: its sentences say what the figures say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ted import tables
+from ted.folders import Facts
+from ted.systems import GROUPS, REPORTED, SAID, SETS, SHORT
+from ted.words import by_how_much, differs, listed, one_seed, says, summary, words
+
+HEAD = """# Translation
+
+English to French, TED talks: 30,000 pairs to learn from. This page is generated, tables and
+sentences both. `python benchmarks/translation.py train --data DIR --runs RUNS` trains the systems;
+this wrote the page:
+
+```sh
+python benchmarks/translation.py report --runs RUNS
+```
+
+All figures: [`translation.json`](../../benchmarks/results/translation.json)."""
+COMPARED = """## How systems are compared
+
+A system is trained with several seeds. Its score is the mean of its models' corpus BLEU; ± is the
+standard deviation over seeds, and brackets hold the middle 95% of that score over 1,000 bootstrap
+samples of the sentences. Whether two systems differ is asked three times, of the seeds that both
+have.
+
+- **Bootstrap**: would they differ on other sentences? Sentences are drawn with replacement, each
+  with what all models of both systems wrote for it (Koehn 2004).
+- **Randomisation**: could they differ by luck? 10,000 times the systems exchange what they wrote
+  for a sentence, seed by seed, for half of the sentences (Riezler and Maxwell 2005).
+- **Seeds**: would they differ with other seeds? Welch's t-test over the seeds' scores.
+
+Translations of one sentence by several seeds are no independent sentences, so a sentence is drawn
+or exchanged with all of them; pooled, they would make everything look surer than it is. To call
+systems different is to say yes three times, so the largest p counts. It is corrected for the number
+of comparisons in its table (Holm 1979), and "no difference shown" stands where it is not below
+0.05. That is no proof that there is none."""
+LONGER = f"""The same, but learnt from pairs of at most {SHORT} words a side: nearly all of these
+have at most 40 tokens. Longer pairs are left out, not cut. The test set is the whole one. `learned`
+has vectors for all positions; those that no training text reached are as they were drawn. *Length*
+is tokens written for each token of the reference."""
+ABOUT = {
+    "best": "the best recipe",
+    "sets": "the four sets",
+    "fail": "changes to set 4 as reported",
+    "lstm": "an LSTM beside a Transformer",
+    "positions": "the position encodings",
+    "lengths": "sentences longer than those learnt from",
+}
+"""What each group is about."""
+PAIRS = list(zip(REPORTED, SETS, strict=True))
+
+
+class Page:
+    """Figures on their way to a page."""
+
+    def __init__(self, figures: Facts, pictures: Sequence[str]) -> None:
+        self.figures, self.pictures = figures, set(pictures)
+        self.systems: Facts = figures["systems"]
+        self.compared: Facts = figures.get("compared", {})
+        self.by_length: Facts = figures.get("by_length", {})
+        coded = {system.name for group in ("positions", "lengths") for system in GROUPS[group]}
+        self.labels: dict[str, str] = {
+            name: f"`{own['label']}`" if name in coded else own["label"]
+            for name, own in self.systems.items()
+        }
+
+    def text(self) -> str:
+        """The whole page."""
+        parts = [HEAD]
+        if self.systems:
+            parts += [*self._about(), COMPARED, *self._best_and_sets(), *self._lengths_of_sets()]
+            parts += [*self._fail(), *self._lstm(), *self._positions(), *self._longer()]
+            parts += self._signatures()
+        return "\n\n".join([*parts, *self._left_out()]) + "\n"
+
+    def _of(self, *groups: str) -> Facts:
+        """The systems of some groups that there are."""
+        named = [system.name for group in groups for system in GROUPS[group]]
+        return {name: self.systems[name] for name in named if name in self.systems}
+
+    def _picture(self, name: str, about: str) -> Iterator[str]:
+        if name in self.pictures:
+            yield f"![{about}]({name})"
+
+    def _tests(self, question: str) -> Iterator[str]:
+        """A question's comparisons, and what they say."""
+        if compared := self.compared.get(question):
+            yield tables.comparisons(compared, self.labels)
+            yield summary(compared, self.labels)
+
+    def _about(self) -> Iterator[str]:
+        test = self.figures["test"]
+        known = test["in_train"] is not None
+        seen = f"{test['in_train']} are" if known else "It is not known how many of them are"
+        yield (
+            f"The test set has {test['texts']:,} pairs. {seen} in the training text as well; the "
+            "column *clean* leaves them out. Checkpoints were chosen on dev."
+        )
+        for machine in self.figures["machines"]:
+            packages = machine.get("packages", {})
+            where = machine.get("gpu") or f"CPU ({machine.get('cpu_capability', 'unknown')})"
+            parts = [where, f"torch {packages.get('torch')}", f"Python {machine.get('python')}"]
+            parts += ["bfloat16" if machine.get("bf16") else "float32"]
+            parts += [f"commit {machine['commit'][:12]}"] if machine.get("commit") else []
+            yield f"Trained on: {', '.join(parts)}."
+        jobs = max((own["jobs"] or 1 for own in self.systems.values()), default=1)
+        beside = f" Up to {jobs} runs shared the machine." if jobs > 1 else ""
+        yield (
+            "Minutes are those of the whole training command, evaluations included. Tokens a "
+            f"second count both sides and padding.{beside}"
+        )
+
+    def _best_and_sets(self) -> Iterator[str]:
+        if not (shown := self._of("best", "sets")):
+            return
+        yield "## The four sets, trained well and as reported, and the best recipe"
+        yield tables.scores(shown, self.labels)
+        yield from self._tests("best")
+        if "sets" in self.compared:
+            yield "Each set trained well, against itself as reported:"
+        yield from self._tests("sets")
+        yield from self._beside_the_report()
+        yield from self._curves()
+        yield tables.costs(shown, self.labels)
+
+    def _beside_the_report(self) -> Iterator[str]:
+        of = [(self.systems.get(told.name), self.systems.get(well.name)) for told, well in PAIRS]
+        rows = [(f"set {i}", said, *pair) for (i, said), pair in zip(SAID.items(), of, strict=True)]
+        if shown := [row for row in rows if any(row[2:])]:
+            yield (
+                'The course report has a "BLEU" between 0 and 1 and does not say which. Beside it, '
+                "the mean BLEU of sentences as NLTK computes it, which such reports often give:"
+            )
+            yield tables.beside_the_report(shown)
+
+    def _curves(self) -> Iterator[str]:
+        for line in self._picture("translation-curves.png", "Loss and dev BLEU, a set each"):
+            yield line
+            yield (
+                "Curves are those of the first seed. Sets as reported learn words, the others "
+                "pieces of words: their losses do not compare, their BLEU does."
+            )
+
+    def _lengths_of_sets(self) -> Iterator[str]:
+        if not self.by_length.keys() & {"sets", "reported"}:
+            return
+        yield "## By sentence length"
+        for name, how in (("sets", "Trained well"), ("reported", "As reported")):
+            if own := self.by_length.get(name):
+                yield f"{how}, BLEU by words in the source:"
+                yield tables.by_length(own["groups"], self.labels)
+                yield from self._picture(f"translation-lengths-{name}.png", f"{how}, by length")
+                yield from self._third(own["tests"])
+
+    def _third(self, tests: Sequence[Facts]) -> Iterator[str]:
+        """What becomes of the report's claim that set 3 wins on long sentences."""
+        lines = []
+        for test in (one for one in tests if one["compared"]):
+            found = test["compared"]
+            wins = all(differs(one) and one["difference"] > 0 for one in found)
+            told = [
+                f"against {self.labels[one['against']]} {by_how_much(one)}: {says(one)}"
+                for one in found
+            ]
+            lines.append(
+                f"- {test['texts']:,} sentences of {words(test)} words: "
+                f"{'shown' if wins else 'not shown'}; {'; '.join(told)}."
+            )
+        if lines:
+            claim = "The report says that set 3 wins on long sentences. Here:"
+            yield "\n".join([claim, "", *lines])
+
+    def _fail(self) -> Iterator[str]:
+        if len(shown := self._of("fail")) < 2:
+            return
+        yield "## Set 4 as reported, one change at a time"
+        smaller = self.compared.get("smaller")
+        yield (
+            "The report's set 4 never learnt: 63% accuracy, where the others had 90%."
+            + (f" Here: {summary(smaller, self.labels)}" if smaller else "")
+        )
+        compared = self.compared.get("fail", [])
+        yield tables.mended(shown, compared, self.labels)
+        yield from self._picture("translation-fail.png", "Dev loss by epoch, a change each")
+        helps = [one for one in compared if differs(one) and one["difference"] > 0]
+        helps.sort(key=lambda one: -one["difference"])
+        told = [f"{self.labels[one['system']]} ({by_how_much(one)})" for one in helps]
+        others = [self.labels[one["system"]] for one in compared if one not in helps]
+        lines = [f"What raises BLEU: {listed(told)}."] if told else []
+        lines += [f"Not shown to raise BLEU: {listed(others)}."] if others else []
+        yield " ".join(lines) + one_seed(compared)
+
+    def _lstm(self) -> Iterator[str]:
+        if shown := self._of("lstm"):
+            yield "## An LSTM beside a Transformer of as many parameters"
+            yield tables.scores(shown, self.labels)
+            yield from self._tests("lstm")
+            yield tables.costs(shown, self.labels)
+
+    def _positions(self) -> Iterator[str]:
+        if shown := self._of("positions"):
+            yield "## Position encodings"
+            yield "Set 2, trained well, with another `model.position` each."
+            yield tables.scores(shown, self.labels)
+            yield from self._picture("translation-positions.png", "BLEU by position encoding")
+            yield from self._tests("positions")
+            yield tables.costs(shown, self.labels)
+
+    def _longer(self) -> Iterator[str]:
+        if not (own := self.by_length.get("lengths")):
+            return
+        yield "## Sentences longer than those learnt from"
+        yield LONGER
+        shown = self._of("lengths")
+        yield tables.seen_and_longer(own["parts"], list(shown), self.labels)
+        yield from self._picture("translation-longer.png", "BLEU by length, after short pairs")
+        for test in (one for one in own["tests"] if one["compared"]):
+            yield f"On the {test['texts']:,} sentences of {words(test)} words:"
+            yield tables.comparisons(test["compared"], self.labels)
+            yield summary(test["compared"], self.labels)
+        yield tables.costs(shown, self.labels)
+
+    def _signatures(self) -> list[str]:
+        names = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "plain": "mean sentence BLEU"}
+        found = self.figures["test"]["signatures"]
+        lines = [f"- {names[key]}: `{signature}`" for key, signature in found.items()]
+        return ["## Signatures", "\n".join(lines)]
+
+    def _left_out(self) -> Iterator[str]:
+        missing = [about for group, about in ABOUT.items() if not self._of(group)]
+        lines = [f"- Not trained yet: {listed(missing)}."] if missing else []
+        lines += [f"- Left out: {line}" for line in self.figures["left_out"]]
+        if lines:
+            yield "## Left out"
+            yield "\n".join(lines)

@@ -1,0 +1,136 @@
+"""The tables of the page, in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ted.folders import Facts
+from ted.words import Labels, chance, number, says, span, spread, words
+
+NUMBER = re.compile(r"[\d+\-–\[<]|$")
+"""How a cell begins that is a figure, or is empty."""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns of figures to the right, others to the left."""
+    kept = [list(row) for row in rows]
+    figures = [all(NUMBER.match(row[i]) for row in kept) for i in range(len(columns))]
+    rule = ["---:" if right else "---" for right in figures]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, rule, *kept])
+
+
+def scores(systems: Mapping[str, Facts], labels: Labels) -> str:
+    """How good each system is."""
+    columns = ["system", "seeds", "BLEU", "95%", "clean", "chrF", "TER", "dev BLEU"]
+    rows = [
+        [
+            labels[name],
+            str(len(own["seeds"])),
+            spread(own["bleu"]),
+            span(own["bleu"]),
+            *(spread(own.get(key)) for key in ("clean_bleu", "chrf", "ter", "dev_bleu")),
+        ]
+        for name, own in systems.items()
+    ]
+    return table(columns, rows)
+
+
+def costs(systems: Mapping[str, Facts], labels: Labels) -> str:
+    """What each system is and took."""
+    columns = ["system", "parameters", "updates", "epochs", "best epoch", "minutes"]
+    columns += ["tokens/s", "beam", "told beyond its recipe"]
+    rows = []
+    for name, own in systems.items():
+        told = ", ".join(f"`{change}`".replace("|", "\\|") for change in own["changes"])
+        rows.append(
+            [
+                labels[name],
+                *(number(own[key], ",.0f") for key in ("parameters", "updates")),
+                *(number(own[key], ".0f") for key in ("epochs", "best_epoch")),
+                number(own["minutes"], ".1f"),
+                number(own["tokens_per_second"], ",.0f"),
+                str(own["beam"]),
+                told or "nothing",
+            ]
+        )
+    return table(columns, rows)
+
+
+def comparisons(compared: Sequence[Facts], labels: Labels) -> str:
+    """All tests of a question, a row each."""
+    columns = ["system", "against", "Δ BLEU", "95%", "p, bootstrap", "p, randomisation"]
+    columns += ["p, seeds", "p, corrected", "it says"]
+    keys = ("p_bootstrap", "p_randomisation", "p_seeds", "p_holm")
+    rows = [
+        [
+            *(labels[one[side]] for side in ("system", "against")),
+            f"{one['difference']:+.2f}",
+            span(one),
+            *(chance(one[key]) for key in keys),
+            says(one),
+        ]
+        for one in compared
+    ]
+    return table(columns, rows)
+
+
+def by_length(groups: Sequence[Facts], labels: Labels) -> str:
+    """Each system on sentences of like length."""
+    rows = [
+        [words(group), f"{group['texts']:,}"]
+        + [f"{own['bleu']:.2f} {span(own)}" for own in group["systems"].values()]
+        for group in groups
+    ]
+    return table(["words", "sentences", *(labels[name] for name in groups[0]["systems"])], rows)
+
+
+def seen_and_longer(parts: Sequence[Facts], names: Sequence[str], labels: Labels) -> str:
+    """Systems that learnt from short pairs: on such sentences, and on longer ones.
+
+    Beside them, on the longer ones, those that learnt from pairs of all lengths.
+    """
+    columns = ["position"]
+    for part in parts:
+        columns += [f"{words(part)} words ({part['texts']:,})", "length"]
+    columns.append(f"{words(parts[-1])} words, learnt from all lengths")
+    rows = []
+    for name in names:
+        row = [labels[name]]
+        for part in parts:
+            own = part["systems"][name]
+            row += [f"{own['bleu']:.2f} {span(own)}", f"{own['length_ratio']:.2f}"]
+        whole = parts[-1]["systems"].get(name.replace("length-", "position-"))
+        rows.append([*row, number(whole["bleu"] if whole else None)])
+    return table(columns, rows)
+
+
+def mended(systems: Mapping[str, Facts], compared: Sequence[Facts], labels: Labels) -> str:
+    """Where learning ended, a change each."""
+    tests = {one["system"]: one for one in compared}
+    columns = ["", "seeds", "train loss, last", "dev loss, last", "dev loss, best"]
+    columns += ["dev accuracy, last", "test BLEU", "Δ", "p, corrected"]
+    rows = []
+    for name, own in systems.items():
+        last, one = own["last"], tests.get(name)
+        losses = ("train_loss", "dev_loss", "best_dev_loss")
+        rows.append(
+            [
+                labels[name],
+                str(len(own["seeds"])),
+                *(number(last.get(key), ".3f") for key in losses),
+                number(last.get("dev_accuracy"), ".1%"),
+                spread(own["bleu"]),
+                *([f"{one['difference']:+.2f}", chance(one["p_holm"])] if one else ["", ""]),
+            ]
+        )
+    return table(columns, rows)
+
+
+def beside_the_report(rows: Iterable[tuple[str, float, Facts | None, Facts | None]]) -> str:
+    """What the course report says, and the same sort of figure of our own systems."""
+    cells = [
+        [name, f"{said:.4f}", *(spread(own and own["plain"], ".4f") for own in pair)]
+        for name, said, *pair in rows
+    ]
+    return table(["", "the report", "as reported, here", "trained well, here"], cells)

@@ -1,0 +1,97 @@
+"""Figures as words: how a number looks, and what a comparison says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ted.folders import Facts
+
+SURE = 0.05
+"""Below this p systems are called different."""
+Labels = Mapping[str, str]
+"""What a system is called on the page."""
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def spread(facts: Facts | None, form: str = ".2f") -> str:
+    """A mean over seeds and their standard deviation."""
+    if facts is None:
+        return "–"
+    mean, deviation = facts["mean"], facts["deviation"]
+    return number(mean, form) + ("" if deviation is None else f" ± {deviation:{form}}")
+
+
+def span(facts: Facts) -> str:
+    """An interval."""
+    return f"[{facts['low']:.2f}, {facts['high']:.2f}]"
+
+
+def words(group: Facts) -> str:
+    """`21 to 30`: the lengths of a group of sentences."""
+    low, high = group["words"]
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def chance(p: float | None) -> str:
+    """A p-value, as exact as it is worth."""
+    if p is None:
+        return "–"
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def differs(compared: Facts) -> bool:
+    """Whether all tests, corrected for how many comparisons there were, say so."""
+    return bool(compared["p_holm"] < SURE)
+
+
+def says(compared: Facts) -> str:
+    """What a comparison says of its first system."""
+    if not differs(compared):
+        return "no difference shown"
+    return "better" if compared["difference"] > 0 else "worse"
+
+
+def by_how_much(compared: Facts) -> str:
+    """`+1.20, p = 0.0123`."""
+    p = chance(compared["p_holm"])
+    return f"{compared['difference']:+.2f}, p {p if p.startswith('<') else f'= {p}'}"
+
+
+def one_seed(compared: Sequence[Facts]) -> str:
+    """What has to be said where the third test could not be made."""
+    if all(one["p_seeds"] is not None for one in compared):
+        return ""
+    return " Where there is one seed, this is about the two models and not about other seeds."
+
+
+def summary(compared: Sequence[Facts], labels: Labels) -> str:
+    """All comparisons of a table in a few sentences."""
+    other_way = len({one["system"] for one in compared}) > len({one["against"] for one in compared})
+    held, others = ("against", "system") if other_way else ("system", "against")
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in compared:
+        other = f"{labels[one[others]]} ({by_how_much(one)})"
+        found.setdefault((labels[one[held]], says(one)), []).append(other)
+    sentences = []
+    for (name, verdict), told in found.items():
+        if verdict == "no difference shown":
+            sentences.append(f"Between {name} and {listed(told)} no difference is shown.")
+        elif other_way:
+            verb = "is" if len(told) == 1 else "are"
+            sentences.append(f"{_capital(listed(told))} {verb} {verdict} than {name}.")
+        else:
+            sentences.append(f"{_capital(name)} is {verdict} than {listed(told)}.")
+    return " ".join(sentences) + one_seed(compared)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,249 @@
+"""The page of translation results says what its figures say, and the figures what was written."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from ted import joined
+from ted.figures import gather
+from ted.folders import read_sentences
+from ted.systems import GROUPS, LONGER, SHORT, System
+from ted.training import pack, wanted
+from translation import report, rounded
+
+from heed.config import Recipe
+from heed.data.corpus import Corpus
+from heed.data.corpus.files import Place
+from heed.data.corpus.records import Record
+from heed.models import build
+from heed.recipes import find
+from heed.score.assess import assess
+from heed.score.sentences import table
+
+WORDS = ("le", "la", "un", "chat", "chien", "mange", "voit", "petit", "et", "ne", "pas", ".", ",")
+SYSTEMS = {system.name: system for group in GROUPS.values() for system in group}
+TRAINED = [name for name in SYSTEMS if name != "best"]
+
+texts = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
+pairs = st.lists(st.tuples(texts, texts.filter(bool)), min_size=1, max_size=8)
+
+
+def references() -> list[str]:
+    """Short ones, and as many that are long."""
+    draw = random.Random(0)
+    sizes = [draw.randint(*edges) for edges in ((3, 12), (25, 35)) for _ in range(40)]
+    return [" ".join(draw.choices(WORDS, k=size)) for size in sizes]
+
+
+def noisy(lines: list[str], share: float, seed: int) -> list[str]:
+    """Lines with this share of their words exchanged."""
+    draw = random.Random(seed)
+    return [
+        " ".join(draw.choice(WORDS) if draw.random() < share else word for word in line.split())
+        for line in lines
+    ]
+
+
+def system(share: float, seeds: range) -> dict[int, joined.Array]:
+    lines = references()
+    return {seed: joined.counts(noisy(lines, share, seed), lines) for seed in seeds}
+
+
+# ---------------------------------------------------------------------------------------- tests
+
+
+@given(pairs)
+def test_bleu_from_counts_is_sacrebleu_s(lines: list[tuple[str, str]]) -> None:
+    hypotheses, told = ([pair[i] for pair in lines] for i in (0, 1))
+    expected = BLEU().corpus_score(hypotheses, [told]).score
+    found = joined.bleu(joined.counts(hypotheses, told).sum(axis=0))
+    assert float(found) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_system_does_not_differ_from_itself() -> None:
+    own = system(0.3, range(3))
+    found = joined.against(own, own)
+    assert found is not None
+    assert found.difference == 0
+    assert found.p == 1.0
+
+
+def test_who_is_held_against_whom_only_turns_the_sign() -> None:
+    good, bad = system(0.2, range(3)), system(0.4, range(3))
+    one, other = joined.against(good, bad), joined.against(bad, good)
+    assert one is not None
+    assert other is not None
+    assert one.difference == pytest.approx(-other.difference)
+    assert one.difference > 0
+    assert one.p < 0.05
+    assert one.p_bootstrap == pytest.approx(other.p_bootstrap)
+    assert one.p_seeds == pytest.approx(other.p_seeds)
+
+
+def test_seeds_that_wrote_the_same_make_nothing_surer() -> None:
+    """Three copies of one model are one model: pooled sentences would claim otherwise."""
+    (a,), (b,) = (system(share, range(1)).values() for share in (0.30, 0.33))
+    once = joined.against({0: a}, {0: b})
+    thrice = joined.against(dict.fromkeys(range(3), a), dict.fromkeys(range(3), b))
+    assert once is not None
+    assert thrice is not None
+    assert once.p_seeds is None
+    assert once.p_bootstrap == thrice.p_bootstrap
+    assert once.p_randomisation == thrice.p_randomisation
+    assert (once.low, once.high) == pytest.approx((thrice.low, thrice.high))
+
+
+def test_systems_without_a_seed_in_common_are_not_compared() -> None:
+    assert joined.against(system(0.2, range(2)), system(0.4, range(2, 4))) is None
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_s_correction(chances: list[float]) -> None:
+    found = joined.holm(chances)
+    assert all(p <= corrected <= 1 for p, corrected in zip(chances, found, strict=True))
+    order = np.argsort(chances, kind="stable")
+    assert sorted(found) == [found[i] for i in order]
+    if chances:
+        assert min(found) == pytest.approx(min(1.0, min(chances) * len(chances)))
+
+
+@given(st.floats(0, 50))
+def test_student_s_distribution_where_it_has_a_formula(t: float) -> None:
+    assert joined.student(t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-6)
+    assert joined.student(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-6)
+
+
+# -------------------------------------------------------------------------------------- systems
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_system_is_a_recipe_that_can_be_read(name: str) -> None:
+    Recipe.read(find(SYSTEMS[name].recipe), SYSTEMS[name].changes)
+
+
+def test_every_run_is_wanted_once_and_seeds_come_in_turn() -> None:
+    runs = wanted(list(GROUPS), 3)
+    assert len(runs) == len(set(runs)) == 3 * len(SYSTEMS)
+    assert [seed for _, seed in wanted(["positions"], 2)] == [0] * 7 + [1] * 7
+    assert runs[0][0].name == "best"
+
+
+def test_the_lstm_and_its_transformer_are_as_large() -> None:
+    sizes = []
+    for own in GROUPS["lstm"]:
+        recipe = Recipe.read(find(own.recipe))
+        model = build("translate", recipe.model, vocab=recipe.tokenizer.vocab_size or 0)
+        sizes.append(sum(parameter.numel() for parameter in model.parameters()))
+    assert max(sizes) < 1.05 * min(sizes)
+
+
+@given(st.integers(1, 2 * SHORT), st.sampled_from([" ", "  ", " \t"]), st.booleans())
+def test_long_pairs_are_left_out_by_their_words(count: int, gap: str, source: bool) -> None:
+    corpus = Corpus("translate", ("a", "b"), "text", drop=LONGER)
+    text = f" {gap.join(['mot'] * count)} "
+    record = Record((text, "mot") if source else ("mot", text), None, Place("a", 1))
+    assert (corpus.drop_reason(record) == "told") == (count > SHORT)
+
+
+# ---------------------------------------------------------------------------------------- pages
+
+
+@given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9), st.text(max_size=9))))
+def test_every_sentence_can_be_read_back(rows: list[tuple[str, str, str]]) -> None:
+    columns = [[row[i] for row in rows] for i in range(3)]
+    written = table(columns[0], [columns[1]], [(columns[2], [0.0] * len(rows))])
+    found = read_sentences(written)
+    assert [list(found.sources), list(found.references), list(found.hypotheses)] == columns
+
+
+def made(folder: Path, own: System, seed: int, share: float) -> None:
+    """A run folder as training and evaluation leave it; a share of its words is wrong."""
+    run = folder / f"{own.name}-{seed}"
+    (run / "translations").mkdir(parents=True)
+    lines = references()
+    written = noisy(lines, share, seed)
+    found = assess({"": written}, [lines], metrics=("bleu",), resamples=0)
+    told = found.facts() | {"chrf": 50.0, "ter": 50.0, "hit_limit": 0.0, "decode": {"beam": 5}}
+    told |= {"in_train": 2, "clean": None, "hash": "0", "checkpoint": {"epoch": 2}}
+    (run / "evaluation.json").write_text(json.dumps({"test": told, "dev": told}))
+    rows = table(lines, [lines], [(written, found.each[""])])
+    (run / "translations" / "test.tsv").write_text(rows, encoding="utf-8")
+    (run / "recipe.toml").write_text(Recipe.read(find(own.recipe), own.changes).toml())
+    (run / "environment.json").write_text(json.dumps({"python": "3", "gpu": "none"}))
+    (run / "benchmark.json").write_text(json.dumps({"parameters": 7, "jobs": 1}))
+    metrics = [_line(epoch, share) for epoch in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    (run / "model.safetensors").write_bytes(b"large")
+
+
+def _line(epoch: int, share: float) -> Mapping[str, object]:
+    scores = {"loss": share / epoch, "accuracy": 1 - share / epoch, "bleu": 50 * epoch}
+    time = {"unix": 60.0 * epoch, "tokens_per_second": 5.0}
+    facts = {"event": "evaluate", "step": epoch, "epoch": epoch, "time": time}
+    return facts | {"seen": scores, "dev": scores}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all groups but one: one system good, the others less so."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("set3", "set3-reported", "set4", "set4-reported", "fail-clip"):
+        for seed in range(3):
+            made(folder, SYSTEMS[name], seed, 0.5 if name.endswith("reported") else 0.2)
+    for name in ("lstm", "lstm-transformer", "position-rope", "position-none", "length-rope"):
+        made(folder, SYSTEMS[name], 0, 0.2)
+    made(folder, SYSTEMS["length-none"], 0, 0.6)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page, its pictures and its figures."""
+    folder = tmp_path_factory.mktemp("told")
+    report(runs, folder, folder)
+    return folder
+
+
+def test_what_is_packed_is_enough(runs: Path, told: Path, tmp_path: Path) -> None:
+    """Weights stay behind, and the page is the same without them."""
+    pack(runs, tmp_path / "runs.tar.xz")
+    with tarfile.open(tmp_path / "runs.tar.xz") as archive:
+        assert not [name for name in archive.getnames() if name.endswith(".safetensors")]
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    figures = json.dumps(rounded(gather(tmp_path / "unpacked")), indent=1, ensure_ascii=False)
+    assert figures + "\n" == (told / "translation.json").read_text(encoding="utf-8")
+
+
+def test_no_text_of_the_corpus_gets_into_the_project(told: Path) -> None:
+    kept = [(told / f"translation.{kind}").read_text(encoding="utf-8") for kind in ("json", "md")]
+    assert not [line for line in references() if any(line in text for text in kept)]
+
+
+def test_the_page_says_what_the_figures_say(told: Path) -> None:
+    page = (told / "translation.md").read_text(encoding="utf-8")
+    figures = json.loads((told / "translation.json").read_text(encoding="utf-8"))
+    sets = {one["system"]: one for one in figures["compared"]["sets"]}
+    assert all(one["p_holm"] < 0.05 for one in sets.values())
+    assert "Set 3 is better than set 3 as reported" in page
+    assert "Between `none` and `rope` (+0.00, p = 1.0000) no difference is shown" in page
+    assert "What raises BLEU: gradients clipped to norm 1" in page
+    assert "`none` is worse than `rope`" in page  # on sentences longer than those learnt from
+    assert "Not trained yet: the best recipe." in page
+    for picture in told.glob("*.png"):
+        assert f"]({picture.name})" in page
+
+
+def test_without_runs_there_is_little_to_say(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    report(tmp_path / "runs", tmp_path, tmp_path)
+    assert "Not trained yet" in (tmp_path / "translation.md").read_text(encoding="utf-8")
