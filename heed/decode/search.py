@@ -28,8 +28,9 @@ from heed.decode.writers import Reading, Writing, together, writer
 
 LOOK = 4
 """Tokens between two looks at who is finished: on a GPU a look waits for the step."""
-KEPT_BYTES = 4 << 30
-"""How much memory captured boards may hold while none of them is in use."""
+KEPT = 0.25
+"""Share of a GPU's memory that captured boards may hold. Where they are made anew again and again,
+that takes most of the time."""
 
 
 class Search:
@@ -203,7 +204,8 @@ class Search:
 
     def _make_room(self) -> None:
         """Forget the boards made first where they hold much memory."""
-        while sum(board.bytes() for board, _ in self._boards.values()) > KEPT_BYTES:
+        most = KEPT * torch.cuda.get_device_properties(self.device).total_memory
+        while sum(board.bytes() for board, _ in self._boards.values()) > most:
             del self._boards[next(iter(self._boards))]
 
     def _read(
