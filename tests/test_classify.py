@@ -1,0 +1,437 @@
+"""Classifiers from end to end: small runs, trained, asked and scored by the real commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from test_cli import heed
+
+import heed as package
+from heed import Classifier
+from heed.config import Recipe
+from heed.data import world
+from heed.data.batches import Batches
+from heed.data.corpus import open_corpus
+from heed.data.store import open_store
+from heed.data.tokenizer import BOS, EOS, MASK, PAD
+from heed.decode.labels import Calibration, Label, pump
+from heed.errors import ConfigError, DataError, RunError
+from heed.evaluate import Settings, evaluate
+from heed.runs import Run
+from heed.score.objective import loss
+from heed.score.report import evaluation
+from heed.train import engine
+from heed.train.setup import prepare, set_aside
+
+SMALL: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "steps": 60, "lr": 1e-2}
+SMALL |= {"batch_size": 32, "max_length": 24, "kind": "word", "precision": "float32"}
+LINES = ["The old king sees the cat.", "", "  ", "😀 ok", "a\u2028b\x85c", "word " * 60]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Sentences with their speakers, some of the test lines in train too; and pairs of words."""
+    folder = tmp_path_factory.mktemp("classify")
+    learnt = list(world.sentences("train", 300, seed=2))
+    fresh = list(world.sentences("test", 50, seed=2))
+    for name, texts in (("train", learnt), ("dev", fresh[:20]), ("test", learnt[:10] + fresh)):
+        lines = [f"{text.speaker}\t{text.english}\n" for text in texts]
+        (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+    rows = [(a, b, "same" if a == b else "other") for a in "abcd" for b in "abcd" for _ in "12345"]
+    rows += [(a, a, "same") for a in "abcd" for _ in range(10)]
+    head = "sentence1\tsentence2\tlabel\n"
+    (folder / "pairs.tsv").write_text(head + "".join("\t".join(row) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEED_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    Classifier.train(
+        train=[place / "train.tsv"], dev=[place / "dev.tsv"], run=place / "run", **SMALL
+    )
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def pairs(place: Path) -> Path:
+    settings = SMALL | {"steps": 150, "position": "learned"}
+    Classifier.train(train=[place / "pairs.tsv"], run=place / "pairs", **settings)
+    return place / "pairs"
+
+
+# --------------------------------------------------------------------------------- from Python
+
+
+def test_labels_and_probabilities_agree(run: Path) -> None:
+    classifier = Classifier.load(run, device="cpu")
+    names = classifier.classes.names
+    assert list(names) == sorted({"Ansel", "Brida", "Corvin"})
+    said, chances = classifier.classify(LINES), classifier.probabilities(LINES)
+    for line, label, by_name in zip(LINES, said, chances, strict=True):
+        if not line.strip():
+            assert (label, by_name) == ("", {})
+            continue
+        assert list(by_name) == list(names)
+        assert sum(by_name.values()) == pytest.approx(1)
+        assert label == max(by_name, key=lambda name: by_name[name])
+    assert isinstance(package.load(run, device="cpu"), Classifier)
+
+
+def test_a_text_is_answered_alike_in_any_company(run: Path) -> None:
+    classifier = Classifier.load(run, device="cpu")
+    asked = [line for line in LINES if line.strip()]
+    together = classifier.probabilities(asked)
+    for text, chances in zip(asked, together, strict=True):
+        alone = classifier.probabilities([text])[0]
+        assert list(alone.values()) == pytest.approx(list(chances.values()), rel=1e-4)
+
+
+def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:
+    """Without them, as older runs are, it asks its training text, which must still be there."""
+    kept = Run(run).classes_path
+    text = kept.read_text(encoding="utf-8")
+    before = Classifier.load(run, device="cpu").classify(LINES)
+    kept.unlink()
+    train = place / "train.tsv"
+    try:
+        assert Classifier.load(run, device="cpu").classify(LINES) == before
+        train.rename(place / "elsewhere.tsv")
+        with pytest.raises(RunError, match=r"does not say what its classes are called.*no such"):
+            Classifier.load(run, device="cpu")
+        kept.write_text(text, encoding="utf-8")
+        assert Classifier.load(run, device="cpu").classify(LINES) == before
+    finally:
+        kept.write_text(text, encoding="utf-8")
+        (place / "elsewhere.tsv").rename(train)
+
+
+def test_another_kind_of_run_is_refused(run: Path) -> None:
+    with pytest.raises(RunError, match="trained to classify, not to translate"):
+        package.Translator.load(run, device="cpu")
+
+
+# --------------------------------------------------------------------------------- by the command
+
+
+def test_arguments_files_and_pipes_give_the_same(run: Path, tmp_path: Path) -> None:
+    text = "".join(f"{line}\n" for line in LINES)
+    (tmp_path / "lines").write_text(text, encoding="utf-8")
+    by_pipe = heed("classify", str(run), "--device", "cpu", stdin=text)
+    assert by_pipe.returncode == 0, by_pipe.stderr
+    expected = Classifier.load(run, device="cpu").classify(LINES)
+    assert by_pipe.stdout.split("\n")[:-1] == expected
+    assert "1 of 6 texts are longer than this model reads" in by_pipe.stderr
+    flags = ["--file", str(tmp_path / "lines"), "--json", "--probabilities", "--device", "cpu"]
+    facts = [
+        json.loads(line) for line in heed("classify", str(run), *flags).stdout.split("\n")[:-1]
+    ]
+    assert [one["label"] or "" for one in facts] == expected
+    assert [one["text"] for one in facts] == LINES
+    for one in facts:
+        assert one["probability"] == max(one["probabilities"].values(), default=None)
+    shown = heed("classify", str(run), *LINES, "--probabilities", "--device", "cpu").stdout
+    rows = [line.split("\t") for line in shown.split("\n")[:-1]]
+    assert [row[0] for row in rows] == expected
+    for row, label in zip(rows, expected, strict=True):
+        assert len(row) == (4 if label else 1)
+        assert sum(float(cell.rpartition("=")[2]) for cell in row[1:]) == pytest.approx(
+            1 if label else 0, abs=1e-3
+        )
+
+
+def pumped(run: Path, groups: list[list[str]], **shown: bool) -> tuple[list[str], list[str]]:
+    """What comes out of the pipe, and what is said aside."""
+    out = io.BytesIO()
+    aside: list[str] = []
+    asked = {"probabilities": False, "as_json": False} | shown
+    labeller = Classifier.load(run, device="cpu").labeller
+    pump(groups, labeller, out=out, say=aside.append, **asked)
+    return out.getvalue().decode().split("\n")[:-1], aside
+
+
+def test_every_group_is_written_before_the_next_is_read(run: Path) -> None:
+    out = io.BytesIO()
+    seen: list[int] = []
+
+    def groups() -> Iterator[list[str]]:
+        for lines in (LINES[:2], LINES[2:3], LINES[3:]):
+            yield lines
+            seen.append(out.getvalue().count(b"\n"))
+
+    labeller = Classifier.load(run, device="cpu").labeller
+    pump(groups(), labeller, probabilities=False, as_json=False, out=out, say=lambda _: None)
+    assert seen == [2, 3, len(LINES)]
+
+
+@given(
+    names=st.lists(st.text(max_size=5), min_size=2, max_size=4, unique=True), seed=st.integers(0, 9)
+)
+def test_whatever_a_class_is_called_it_stays_in_its_cell(names: list[str], seed: int) -> None:
+    chances = np.random.default_rng(seed).dirichlet(np.ones(len(names))).tolist()
+    label = Label("text", names[0], dict(zip(names, chances, strict=True)))
+    cells = label.line(probabilities=True).split("\t")
+    assert len(cells) == 1 + len(names)
+    assert not {"\n", "\r"} & set(label.line(probabilities=True))
+
+
+# ---------------------------------------------------------------------------------------- pairs
+
+
+def test_a_pair_is_told_by_both_its_texts(pairs: Path) -> None:
+    classifier = Classifier.load(pairs, device="cpu")
+    assert classifier.classes.pairs
+    asked = [(a, b) for a in "abcd" for b in "abcd"]
+    said = classifier.classify(asked)
+    right = sum(
+        label == ("same" if a == b else "other") for (a, b), label in zip(asked, said, strict=True)
+    )
+    assert right > 12
+    lines, _ = pumped(pairs, [[f"{a}\t{b}" for a, b in asked], [""]])
+    assert lines == [*said, ""]
+    with pytest.raises(DataError, match=r"line 2: this line has 0 tabs.*one tab"):
+        pumped(pairs, [["a\tb", "no tab"]])
+    with pytest.raises(RunError, match="text 1: this run was trained on pairs"):
+        classifier.classify(["a b"])
+
+
+def test_the_two_texts_of_a_pair_are_parted(pairs: Path, place: Path) -> None:
+    """In the store, too: `a | b` is not the text `a b`."""
+    classifier = Classifier.load(pairs, device="cpu")
+    corpus = open_corpus([place / "pairs.tsv"], task="classify")
+    store = open_store(corpus, classifier.tokenizer, classes=classifier.classes.names)
+    ids = store.sides[0][0].tolist()
+    first, second = classifier.tokenizer.encode_batch(["a", "a"])
+    assert ids == [*first, EOS, *second]
+    batch = Batches(store, "classify", max_length=24).batch(
+        Batches(store, "classify", max_length=24).in_order(), 0
+    )
+    assert batch.ids[0][batch.mask[0]].tolist() == [BOS, *ids, EOS]
+
+
+# --------------------------------------------------------------------- class weights, token dropout
+
+
+def test_class_weights_weigh_the_losses_of_training_alone(place: Path) -> None:
+    lines = ["x\tred one\n"] * 30 + ["y\tblue two\n"] * 10
+    (place / "uneven.tsv").write_text("".join(lines))
+    tables = {
+        "task": "classify",
+        "data": {"train": [str(place / "uneven.tsv")], "dev": [str(place / "uneven.tsv")]},
+        "tokenizer": {"kind": "word"},
+        "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.0},
+        "train": {"steps": 1, "class_weights": "balanced", "precision": "float32"},
+    }
+
+    def weights(told: Any) -> tuple[float, ...] | None:
+        tables["train"] = {"steps": 1, "precision": "float32", "class_weights": told}
+        recipe = Recipe.of(tables)
+        run = Run.create(place / f"uneven-{told if isinstance(told, str) else 'table'}", recipe)
+        parts = prepare(recipe, run, device=torch.device("cpu"), say=lambda _: None)
+        batch = parts.train.batch(parts.train.plan(0), 0)
+        plain = loss(parts.model.eval(), batch)
+        own = torch.tensor(parts.class_weights)
+        weighed = loss(parts.model.eval(), batch, class_weights=own)
+        count = [(batch.targets == i).sum() for i in range(2)]
+        assert float(own[0] * count[0] + own[1] * count[1]) > 0
+        assert not torch.equal(plain.total, weighed.total)
+        assert torch.equal(plain.right, weighed.right)
+        return parts.class_weights
+
+    assert weights("balanced") == pytest.approx((40 / 60, 40 / 20))
+    assert weights({"y": 5.0}) == (1.0, 5.0)
+    for wrong, said in (({"z": 1.0}, "names 'z'"), ("balance", "class_weights")):
+        tables["train"] = {"steps": 1, "class_weights": wrong}
+        with pytest.raises(ConfigError, match=said):
+            engine.start(
+                Recipe.of(tables), place / "wrong", device="cpu", console=Console(quiet=True)
+            )
+
+
+def test_hidden_tokens_are_hidden_in_training_alone(run: Path, place: Path) -> None:
+    tokenizer = Classifier.load(run, device="cpu").tokenizer
+    corpus = open_corpus([place / "train.tsv"], task="classify")
+    store = open_store(corpus, tokenizer, classes=corpus.labels())
+    share = 0.3
+    batches = Batches(store, "classify", max_length=24, batch_size=300, masked=share)
+    plain = Batches(store, "classify", max_length=24, batch_size=300)
+    whole = batches.batch(batches.in_order(), 0)
+    assert not (whole.ids == MASK).any()
+    plan = batches.plan(0)
+    for number in range(len(plan)):
+        seen, full = batches.batch(plan, number), plain.batch(plan, number)
+        again = batches.batch(plan, number)
+        assert seen.ids.equal(again.ids)
+        changed = seen.ids != full.ids
+        assert (seen.ids[changed] == MASK).all()
+        words = full.mask & ~((full.ids == BOS) | (full.ids == EOS) | (full.ids == PAD))
+        assert not changed[~words].any()
+        if int(words.sum()) > 500:
+            assert float(changed.sum() / words.sum()) == pytest.approx(share, abs=0.1)
+
+
+# ------------------------------------------------------------------------------------- evaluation
+
+
+def told(run: Path, **changes: Any) -> dict[str, Any]:
+    quick = replace(Settings(resamples=50), **changes)
+    return evaluate(run, quick, device="cpu", say=lambda _: None)
+
+
+def shown(facts: dict[str, Any]) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(evaluation(facts))
+    return console.export_text()
+
+
+def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
+    test = place / "test.tsv"
+    facts = told(run, test=[str(test)])
+    rows = [line.split("\t") for line in test.read_text(encoding="utf-8").splitlines()]
+    said = Classifier.load(run, device="cpu").classify([text for _, text in rows])
+    right = sum(label == answer for (label, _), answer in zip(rows, said, strict=True))
+    assert facts["accuracy"] == pytest.approx(right / len(rows))
+    assert facts["loss"] == pytest.approx(facts["log_loss"], rel=1e-4)
+    assert facts["in_train"] >= 10
+    assert facts["clean"]["texts"] == len(rows) - facts["in_train"]
+    assert np.sum(facts["confusion"]["counts"]) == len(rows)
+    assert sum(one["texts"] for one in facts["reliability"]) == len(rows)
+    for part in (facts, facts["clean"]):
+        for key in ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error"):
+            assert part["interval"][key]["low"] <= part["interval"][key]["high"]
+    with (run / "predictions" / "test.tsv").open(encoding="utf-8") as file:
+        kept = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    assert [row["answer"] for row in kept] == said
+    assert sum(row["in_train"] == "yes" for row in kept) == facts["in_train"]
+    for name in ("confusion-test", "reliability-test"):
+        assert (run / "figures" / f"{name}.png").stat().st_size > 0
+    text = shown(facts)
+    for words in ("accuracy", "macro F1", "Brier", "confusion", "reliability", "not in train"):
+        assert words in text
+    assert json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["test"] == facts
+
+
+def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> None:
+    before = Classifier.load(run, device="cpu")
+    texts = [line for line in LINES if line.strip()]
+    try:
+        facts = told(run, split="dev", calibrate=True)
+        fitted = facts["calibration"]
+        assert (fitted["split"], fitted["texts"]) == ("dev", 20)
+        assert facts["log_loss"] <= facts["uncalibrated"]["log_loss"] + 1e-9
+        assert facts["loss"] == pytest.approx(facts["uncalibrated"]["log_loss"], rel=1e-4)
+        after = Classifier.load(run, device="cpu")
+        assert after.labeller.temperature == fitted["temperature"]
+        assert after.classify(texts) == before.classify(texts)
+        assert after.probabilities(texts) != before.probabilities(texts)
+        again = told(run, test=[str(place / "test.tsv")])
+        assert again["calibration"] == fitted
+        assert "temperature" in shown(again)
+    finally:
+        Run(run).calibration_path.unlink(missing_ok=True)
+    assert Calibration.read(Run(run)) is None
+
+
+def test_baselines_learn_from_the_same_text(run: Path, place: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    facts = told(run, test=[str(place / "test.tsv")], baseline=True)
+    names = [one["name"] for one in facts["baselines"]]
+    assert names[0] == "majority class"
+    assert len(names) == 3
+    labels = [line.partition("\t")[0] for line in (place / "train.tsv").read_text().splitlines()]
+    commonest = max(sorted(set(labels)), key=labels.count)
+    share = facts["classes"][commonest]["texts"] / facts["texts"]
+    assert facts["baselines"][0]["accuracy"] == pytest.approx(share)
+    for part in (facts, facts["clean"]):
+        for one in part["baselines"]:
+            test = one["paired"]
+            assert test["difference"] == pytest.approx(part["accuracy"] - one["accuracy"])
+            assert 0 < test["p"] <= 1
+    # They know the training text by heart, as linear models of rare words do.
+    assert facts["baselines"][1]["accuracy"] > facts["clean"]["baselines"][1]["accuracy"] - 0.2
+    text = shown(facts)
+    assert "linear SVM, chosen on dev" in text
+    assert text.count("majority class") == 2
+
+
+def test_the_real_evaluation_command(run: Path, place: Path) -> None:
+    asked = ["--test", str(place / "test.tsv"), "--bootstrap", "20", "--device", "cpu"]
+    answer = heed("evaluate", str(run), *asked, "--json")
+    assert answer.returncode == 0, answer.stderr
+    facts = json.loads(answer.stdout)
+    assert {"accuracy", "macro_f1", "confusion", "reliability", "interval"} <= facts.keys()
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+def written(place: Path, name: str, lines: list[str]) -> str:
+    path = place / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+GOOD = [f"{label}\t{text} one two" for label in "xy" for text in ("red", "blue", "green", "grey")]
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "said", "where"),
+    [
+        (GOOD, [*GOOD, "q\tred"], "not in train: 'q'", "dev.tsv:9"),
+        (["x\tred one", "x\tblue two"], GOOD, "every label is 'x'", "bad.tsv"),
+        ([*GOOD * 4, "z\tonly this one"], None, "class 'z' has no text left", "bad.tsv"),
+        (GOOD, [" \t "], "nothing is left to use", "dev.tsv"),
+    ],
+)
+def test_labels_that_cannot_be_learnt_from(
+    place: Path, tmp_path: Path, train: list[str], dev: list[str] | None, said: str, where: str
+) -> None:
+    """One sentence: what, where, what to do. And no folder is left behind."""
+    files, seed = {"train": [written(tmp_path, "bad.tsv", train)]}, 0
+    if dev is not None:
+        files["dev"] = [written(tmp_path, "dev.tsv", dev)]
+    else:  # a seed under which the last text is set aside
+        seed = next(i for i in range(999) if len(train) - 1 in set_aside(len(train), i)[0])
+    tables: dict[str, Any] = {"task": "classify", "seed": seed, "data": files}
+    tables |= {"train": {"steps": 1}, "model": {"layers": 1, "width": 16, "heads": 2}}
+    with pytest.raises(DataError, match=said) as caught:
+        engine.start(Recipe.of(tables), tmp_path / "run", device="cpu", console=Console(quiet=True))
+    assert where in (caught.value.where or "")
+    assert caught.value.todo
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_that_the_run_does_not_know(run: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    wrong = written(tmp_path, "test.tsv", ["Ansel\tThe cat.", "Briba\tThe dog runs."])
+    answer = heed("evaluate", str(run), "--test", wrong, "--device", "cpu")
+    assert answer.returncode == 2
+    assert f"{wrong}:2" in answer.stderr
+    assert "Did you mean 'Brida'?" in answer.stderr
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_flags_for_another_task_are_refused(place: Path, run: Path) -> None:
+    with pytest.raises(ConfigError, match="--sentences and --beam are for translations"):
+        told(run, decode={"beam": 2})
+
+
+def test_a_head_of_two_maps_is_loaded(place: Path) -> None:
+    settings = SMALL | {"steps": 2, "classifier_hidden": 12}
+    made = Classifier.train(
+        train=[place / "train.tsv"], dev=[place / "dev.tsv"], run=place / "hidden", **settings
+    )
+    assert len(made.probabilities(["The cat."])[0]) == 3

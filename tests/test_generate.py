@@ -1,0 +1,433 @@
+"""Language models through the real commands: training on a stream, judging text, writing it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_cli import ROOT, heed
+from typer.testing import CliRunner
+
+import heed as package
+from heed import LanguageModel
+from heed.cli import app
+from heed.config import Recipe
+from heed.data import world
+from heed.data.batches import Batch
+from heed.data.tokenizer import EOS, SPECIALS
+from heed.decode import pipe, recite
+from heed.errors import ConfigError, HeedError
+from heed.runs import Run
+from heed.train import engine
+from heed.train.command import recipe as resolved
+from heed.train.feed import Feed
+
+SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.0}
+CPU = ("--device", "cpu")
+FLOAT = {"precision": "float32"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Sentences to learn from, some of which stand in a test set again; a cache of one's own."""
+    folder = tmp_path_factory.mktemp("generate")
+    learnt = [s.french for s in world.sentences("train", 150, seed=1)]
+    fresh = [s.french for s in world.sentences("test", 20, seed=1)]
+    for name, lines in {"train": learnt, "near": learnt[:8] + fresh, "far": fresh}.items():
+        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+    labelled = "".join(f"0\t{line} Extraordinaire !\n" for line in fresh)
+    (folder / "labelled.tsv").write_text(labelled)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEED_CACHE", str(folder / "cache"))
+        yield folder
+
+
+def tables(place: Path, **changes: Any) -> dict[str, Any]:
+    data = {
+        "train": [str(place / "train.txt")],
+        "sets": {"near": [str(place / "near.txt")], "far": [str(place / "far.txt")]},
+        "max_length": 16,
+    }
+    told: dict[str, Any] = {
+        "task": "generate",
+        "data": data | changes.pop("data", {}),
+        "tokenizer": {"kind": "byte"} | changes.pop("tokenizer", {}),
+        "model": SMALL | changes.pop("model", {}),
+        "train": {"steps": 20, "batch_size": 16, "lr": 0.01, "evaluate_every": 10} | FLOAT,
+    }
+    told["train"] |= changes.pop("train", {})
+    return told | changes
+
+
+def trained(place: Path, name: str, **changes: Any) -> Path:
+    recipe = Recipe.of(tables(place, **changes))
+    engine.start(recipe, place / name, device="cpu", console=Console(quiet=True))
+    return place / name
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    """A model of lines, byte by byte."""
+    return trained(place, "run")
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> LanguageModel:
+    found = package.load(run, device="cpu")
+    assert isinstance(found, LanguageModel)
+    return found
+
+
+def told(*arguments: str) -> str:
+    """What a command says, run here: a process of its own takes seconds to begin."""
+    answer = CliRunner().invoke(app, [*arguments, *CPU], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def refused(*arguments: str) -> str:
+    """What is said of a mistake."""
+    answer = CliRunner().invoke(app, [*arguments, *CPU])
+    assert isinstance(answer.exception, HeedError), answer.output
+    return str(answer.exception)
+
+
+# ------------------------------------------------------------------------------------ judging text
+
+
+@pytest.fixture(scope="module")
+def judged(run: Path) -> dict[str, Any]:
+    """What `heed evaluate RUN` says of dev, and beside it of the named sets."""
+    facts: dict[str, Any] = json.loads(told("evaluate", str(run), "--bootstrap", "50", "--json"))
+    return facts
+
+
+def test_a_run_is_judged_on_dev_and_every_named_set(judged: dict[str, Any], place: Path) -> None:
+    assert judged["split"] == "dev"
+    assert judged["sets"].keys() == {"near", "far"}
+    near, far = judged["sets"]["near"], judged["sets"]["far"]
+    assert (near["texts"], near["in_train"]) == (28, 8)
+    # What is left of one set when train's part is taken away, is the other.
+    for key in ("texts", "tokens", "words", "bytes", "loss", "bits_per_byte", "word_perplexity"):
+        assert near["clean"][key] == pytest.approx(far[key])
+    assert far["bytes"] == (place / "far.txt").stat().st_size
+    for facts in (judged, near, far):
+        assert facts["perplexity"] == pytest.approx(math.exp(facts["loss"]))
+        assert facts["bits_compare"]
+        for name, span in facts["interval"].items():
+            assert span["low"] < facts[name] < span["high"]
+
+
+def test_every_text_stays_in_the_run_folder(judged: dict[str, Any], run: Path, place: Path) -> None:
+    for name, facts in {"dev": judged, **judged["sets"]}.items():
+        lines = (run / "documents" / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
+        head, *rows = (line.split("\t") for line in lines)
+        assert len(rows) == facts["texts"]
+        columns = dict(zip(head, zip(*rows, strict=True), strict=True))
+        tokens = np.array(columns["tokens"], float)
+        assert tokens.sum() == facts["tokens"]
+        total = (tokens * np.array(columns["loss"], float)).sum()
+        assert total / tokens.sum() == pytest.approx(facts["loss"], abs=1e-3)
+    assert columns["text"] == tuple((place / "far.txt").read_text().splitlines())
+
+
+def test_the_stride_says_how_much_a_token_sees(run: Path, judged: dict[str, Any]) -> None:
+    asked = ["--split", "far", "--bootstrap", "0", "--json", "--stride"]
+    blocks, half = (json.loads(told("evaluate", str(run), *asked, n)) for n in ("16", "8"))
+    assert half["loss"] == judged["sets"]["far"]["loss"] != blocks["loss"]
+    trained_with = min(
+        line["far"]["loss"] for line in Run(run).metrics() if line["event"] == "evaluate"
+    )
+    assert blocks["loss"] == pytest.approx(trained_with, rel=1e-4)
+    assert "sets" not in half
+
+
+TEXTS = ["Le chat voit la femme.", "😀 <pad> [bold]", ""]
+
+
+def test_texts_of_ones_own_token_by_token(run: Path, model: LanguageModel) -> None:
+    flags = [part for text in TEXTS for part in ("--text", text)]
+    facts = json.loads(told("evaluate", str(run), *flags, "--json"))
+    for text, one, own in zip(TEXTS, facts["judged"], model.judge(TEXTS), strict=True):
+        assert one["text"] == text
+        assert [token["loss"] for token in one["by_token"]] == pytest.approx(own.losses.tolist())
+        assert one["tokens"] == len(one["by_token"]) == len(text.encode()) + 1
+        pieces = [token["token"] for token in one["by_token"]]
+        assert pieces[-1] == SPECIALS[EOS]
+        assert one["loss"] == pytest.approx(own.losses.mean())
+    shown = told("evaluate", str(run), *flags)
+    for words in ("Le chat voit la femme.", "[bold]", "probability", "bits per byte"):
+        assert words in shown
+
+
+def test_without_its_files_a_run_judges_all_the_same(run: Path, place: Path) -> None:
+    """Moved away from its text, it says what it cannot know."""
+    alone, text = place / "alone", place / "own.txt"
+    shutil.copytree(run, alone)
+    recipe = (alone / "recipe.toml").read_text()
+    (alone / "recipe.toml").write_text(recipe.replace(str(place), str(place / "gone")))
+    assert json.loads(told("evaluate", str(alone), "--text", "Le chat", "--json"))["judged"]
+    text.write_text("Le chat voit la femme.\n")
+    facts = json.loads(told("evaluate", str(alone), "--test", str(text), "--json"))
+    assert facts["in_train"] is None
+    assert facts["texts"] == 1
+    assert "cannot be read" in facts["unknown"]
+
+
+def test_unknown_words_make_bits_incomparable(place: Path) -> None:
+    run = trained(place, "words", tokenizer={"kind": "word"}, data={"max_length": 32})
+    shown = told("evaluate", str(run), "--test", str(place / "far.txt"))
+    assert "do not compare with another tokenizer's" in shown
+    facts = json.loads(told("evaluate", str(run), "--test", str(place / "far.txt"), "--json"))
+    assert facts["unknown_tokens"] > 0
+    assert not facts["bits_compare"]
+
+
+def test_a_translator_has_no_such_texts(place: Path) -> None:
+    recipe = Recipe.of(
+        {
+            "data": {"train": [str(place / "train.txt"), str(place / "train.txt")]},
+            "tokenizer": {"kind": "byte"},
+            "model": SMALL,
+            "train": {"steps": 1},
+        }
+    )
+    engine.start(recipe, place / "mt", device="cpu", console=Console(quiet=True))
+    assert "for language models" in refused("evaluate", str(place / "mt"), "--text", "Le chat")
+
+
+# ------------------------------------------------------------------------------------ writing text
+
+WRITE = ("--length", "20", "--seed", "3", "--top-k", "40")
+
+
+def test_the_same_text_again_alone_or_among_others(run: Path, model: LanguageModel) -> None:
+    asked = ["generate", str(run), *WRITE, "--json"]
+    lines = told(*asked, "--prompt", "Le chat", "--prompt", "née", "--samples", "3").splitlines()
+    facts = [json.loads(line) for line in lines]
+    assert [(one["prompt"], one["sample"]) for one in facts] == [
+        (prompt, sample) for prompt in ("Le chat", "née") for sample in range(3)
+    ]
+    assert json.loads(told(*asked, "--prompt", "Le chat"))["text"] == facts[0]["text"]
+    again = model.generate(["Le chat", "née"], length=20, samples=3, seed=3, top_k=40)
+    assert [one["text"] for one in facts] == [text for several in again for text in several]
+    for one in facts:
+        assert one["text"] == one["prompt"] + one["continuation"]
+        assert one["tokens"] == 20 if one["ended"] == "length" else one["tokens"] < 20
+
+
+def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
+    prompts = ["Le chat", "", "La femme 😀"]
+    (place / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    asked = ["generate", str(run), *WRITE]
+    by_file = told(*asked, "--file", str(place / "prompts.txt"))
+    flags = [part for prompt in prompts for part in ("--prompt", prompt)]
+    assert told(*asked, *flags) == by_file
+    assert told(*asked, *flags, "--stream") == by_file
+    answer = heed(*asked, *CPU, stdin="".join(f"{prompt}\n" for prompt in prompts))
+    assert answer.stdout == by_file, answer.stderr
+    with pipe.opened(None, Path(os.devnull)) as nothing:
+        out, author = io.BytesIO(), model.author(seed=3, top_k=40)
+        recite.recite(nothing, author, recite.Asked(20), out=out, say=print)
+    assert out.getvalue().decode() == told(*asked, "--prompt", "")
+
+
+def test_stop_strings(run: Path) -> None:
+    asked = ["generate", str(run), "--prompt", "Le", "--samples", "5", "--length", "60", "--json"]
+    free = [json.loads(line) for line in told(*asked).splitlines()]
+    cut = [json.loads(line) for line in told(*asked, "--stop", "e", "--stop", "a").splitlines()]
+    for before, after in zip(free, cut, strict=True):
+        ends = [at for at in map(before["continuation"].find, "ea") if at >= 0]
+        assert after["continuation"] == before["continuation"][: min(ends, default=None)]
+        assert (after["ended"] == "stop") == bool(ends)
+    assert any(one["ended"] == "stop" for one in cut)
+
+
+def test_a_terminal_sees_it_come(run: Path, model: LanguageModel) -> None:
+    """On a terminal text appears as it is written, and no character in two parts."""
+
+    def text(seed: int) -> str:
+        return model.generate(["é😀"], length=60, temperature=1.5, seed=seed)[0][0]
+
+    seed = next(seed for seed in range(99) if len(text(seed)) > 30 and not text(seed)[2:].isascii())
+    asked = ["generate", str(run), "--prompt", "é😀", "--length", "60", "--temperature", "1.5"]
+    asked += ["--seed", str(seed)]
+    whole = told(*asked, "--no-stream").encode()
+    assert whole.decode() == text(seed) + "\n"
+    near, far = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "heed", *asked, *CPU],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=far,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(far)
+        parts: list[bytes] = []
+        while part := _read(near):
+            parts.append(part)
+        assert process.wait(timeout=60) == 0
+    os.close(near)
+    assert len(parts) > 3
+    for part in parts:
+        part.decode("utf-8")
+    # A terminal writes a line's end as two characters.
+    assert b"".join(parts).replace(b"\r\n", b"\n") == whole
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other side has closed it
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--length", "0"], "length cannot be 0"),
+        (["--temperature", "0"], "temperature cannot be 0"),
+        (["--stop", ""], "stop cannot be empty"),
+        (["--file", "nowhere"], "cannot be read"),
+    ],
+)
+def test_bad_flags_are_a_sentence(run: Path, flags: list[str], said: str) -> None:
+    given = [] if "--file" in flags else ["--prompt", "Le"]
+    assert said in refused("generate", str(run), *given, *flags)
+
+
+def test_a_prompt_longer_than_learned_positions(place: Path) -> None:
+    run = trained(place, "learned", model={"position": "learned"}, train={"steps": 1})
+    prompt = "Le chat voit la femme"
+    asked = ["generate", str(run), "--temperature", "9", "--prompt"]
+    assert "21 tokens, and the model has learnt positions for 15" in refused(*asked, prompt)
+    assert told(*asked, prompt, "--cut-prompt").startswith(prompt)
+    answer = CliRunner().invoke(app, [*asked, prompt[:12], *CPU])
+    assert answer.stdout.startswith(prompt[:12])
+    assert "prompt 1: ended where the model's positions end" in answer.stderr
+
+
+# -------------------------------------------------------------------------- training on a stream
+
+
+class Killed(BaseException):
+    """Stands for the moment a process dies."""
+
+
+STREAM = {"unit": "file", "blocks": "random", "max_length": 8}
+
+
+def test_a_stream_resumes_to_the_same_bits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"data": STREAM, "train": {"steps": 12, "checkpoint_every": 5, "evaluate_every": 6}}
+    whole = trained(place, "stream", **changes)
+    walk = Feed.walk
+
+    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+        for number, batches in enumerate(walk(self, start, stop), start):
+            if number == 8:
+                raise Killed
+            yield batches
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, "walk", dying)
+        with pytest.raises(Killed):
+            trained(place, "broken", **changes)
+    engine.resume(place / "broken", device="cpu", console=Console(quiet=True))
+    weights = [Run(folder).weights_path.read_bytes() for folder in (whole, place / "broken")]
+    assert weights[0] == weights[1]
+
+
+def test_from_python(place: Path) -> None:
+    told: dict[str, Any] = {"kind": "char", "unit": "file", "blocks": "random", "max_length": 8}
+    model = LanguageModel.train(
+        train=[place / "train.txt"], run=place / "python", device="cpu", steps=2, **SMALL, **told
+    )
+    assert model.recipe.data.blocks == "random"
+    assert model.generate(length=3)[0][0]
+
+
+def test_a_streams_dev_set_is_the_end_of_its_file(place: Path) -> None:
+    run = trained(place, "ended", data=STREAM, train={"steps": 4, "evaluate_train": True})
+    line = next(line for line in Run(run).metrics() if line["event"] == "evaluate")
+    assert line.keys() >= {"train", "dev", "near", "far"}
+    facts = json.loads(told("evaluate", str(run), "--stride", "8", "--json"))
+    assert (facts["split"], facts["texts"], facts["in_train"]) == ("dev", 1, 0)
+    lines = (place / "train.txt").read_text().splitlines(keepends=True)
+    assert facts["bytes"] == len("".join(lines[-7:]).encode())
+    assert facts["loss"] == pytest.approx(line["dev"]["loss"], rel=1e-4)
+    assert (run / "figures" / "perplexity.png").stat().st_size
+
+
+def test_a_tokenizer_may_learn_from_more_text(place: Path) -> None:
+    more = {"text": [str(place / "labelled.tsv")], "kind": "word", "split": "treebank"}
+    run = trained(place, "more", tokenizer=more, train={"steps": 1})
+    loaded = package.load(run, device="cpu")
+    assert isinstance(loaded, LanguageModel)
+    assert loaded.tokenizer.split == "treebank"
+    words = loaded.tokenizer.pieces("Extraordinaire !")
+    assert words == ["Extraordinaire", "!"]
+    assert "<unk>" not in loaded.tokenizer.pieces((place / "far.txt").read_text())
+    missing = tables(place, tokenizer={"text": ["nowhere.tsv"]})
+    with pytest.raises(HeedError, match="no such file"):
+        engine.start(
+            Recipe.of(missing), place / "missing", device="cpu", console=Console(quiet=True)
+        )
+    assert not (place / "missing").exists()
+
+
+def test_the_folder_of_the_data_is_that_of_the_tokenizers_text(place: Path) -> None:
+    (place / "recipe.toml").write_text(
+        'task = "generate"\n[data]\ntrain = ["train.txt"]\n[tokenizer]\ntext = ["far.txt"]\n'
+    )
+    told, _ = resolved(str(place / "recipe.toml"), None, None, None, None, None, place)
+    assert told.tokenizer.text == [str(place / "far.txt")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"pack": True, "blocks": "random"}}, "two ways to fill a row"),
+        ({"tokenizer": {"split": "treebank"}}, "is for kind 'word'"),
+        ({"tokenizer": {"kind": "word", "split": "treebnak"}}, "Did you mean 'treebank'"),
+        ({"data": {"blocks": "often"}}, "blocks cannot be 'often'"),
+    ],
+)
+def test_keys_that_make_no_sense(place: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Recipe.of(tables(place, **changes))
+
+
+def test_blocks_are_for_language_models(place: Path) -> None:
+    told = tables(place, task="classify", data={"blocks": "random"})
+    with pytest.raises(ConfigError, match="blocks is for language models"):
+        engine.start(Recipe.of(told), place / "no", device="cpu", console=Console(quiet=True))
+
+
+QUICK = ["train.steps=2", "train.warmup=0", "model.width=24", "model.layers=1"]
+SPEECHES = ("train_LM", "test_LM_obama", "test_LM_hbush", "test_LM_wbush", "tinyshakespeare")
+
+
+@pytest.mark.parametrize("name", ["speeches/generate", "speeches/generate-reported", "lm/nano"])
+def test_a_shipped_recipe_trains(name: str, place: Path, tmp_path: Path) -> None:
+    """On other text in files of the names that it asks for."""
+    stories = [s.english for s in world.sentences("train", 80, seed=2)]
+    for number, stem in enumerate(SPEECHES):
+        text = "\n\n".join(stories[:60] if number in (0, 4) else stories[60:])
+        (tmp_path / f"{stem}.txt").write_text(text)
+    (tmp_path / "train_CLS.tsv").write_text("".join(f"0\t{line}\n" for line in stories))
+    recipe, _ = resolved(name, None, None, None, QUICK, None, tmp_path)
+    run = engine.start(recipe, tmp_path / "run", device="cpu", console=Console(quiet=True))
+    assert run.finished
