@@ -25,7 +25,8 @@ SPECIAL_MAP = "special_tokens_map.json"
 WANTED = (CONFIG, GENERATION, "model*.safetensors", INDEX, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_MAP)
 """All that is ever fetched from the hub."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+HUB_NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
+"""owner/name, or the one name of an old model: roberta-base."""
 RESAVE = "Save it anew with `save_pretrained(folder)` of transformers, which writes safetensors."
 
 T = TypeVar("T")
@@ -86,10 +87,10 @@ def find(folder: str | Path) -> Path:
     if path.exists():
         raise HeedError("this is a file.", where=name, todo="Name the folder that it is in.")
     # A path whose first folder is there, is a path with a mistake in it.
-    if HUB_NAME.fullmatch(name) and not path.parent.exists():
+    if HUB_NAME.fullmatch(name) and ("/" not in name or not path.parent.exists()):
         return _fetch(name)
     raise HeedError(
-        "there is no such folder.", where=name, todo="Name a folder, or owner/name on the hub."
+        "there is no such folder.", where=name, todo="Name a folder, or a model on the hub."
     )
 
 
