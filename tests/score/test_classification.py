@@ -30,7 +30,8 @@ def answered(draw: st.DrawFn, *, least: int = 1) -> Answers:
     """Some texts, some classes, and probabilities that may be sure, torn or equal."""
     n, k = draw(st.integers(least, 40)), draw(st.integers(2, 5))
     truth = draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
-    logits = draw(hnp.arrays(np.float64, (n, k), elements=st.floats(-15, 15)))  # scikit-learn clips at e^-36
+    # Further apart, scikit-learn clips their probabilities.
+    logits = draw(hnp.arrays(np.float64, (n, k), elements=st.floats(-15, 15)))
     return Answers.likeliest(truth, cooled(logits, 1.0))
 
 
