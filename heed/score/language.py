@@ -129,28 +129,33 @@ def _refuse(model: LanguageModel, window: int, stride: int) -> None:
         raise ConfigError(["a masked language model foresees nothing: it has no loss by token."])
 
 
-def _laid(batch: Sequence[Window], whole: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """What to read [b, n] and what to say, IGNORED where nothing is judged."""
-    length = max(one.stop - one.start for one in batch)
-    ids_bn = np.zeros((len(batch), length), np.int64)
-    targets_bn = np.full((len(batch), length), IGNORED, np.int64)
+def _laid(
+    batch: Sequence[Window], whole: Sequence[NDArray[np.int64]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What to read [b, n], where it is real, and what to say, IGNORED where nothing is judged."""
+    sizes = np.array([one.stop - one.start for one in batch])
+    real_bn = np.arange(sizes.max()) < sizes[:, None]
+    ids_bn = np.zeros(real_bn.shape, np.int64)
+    targets_bn = np.full(real_bn.shape, IGNORED, np.int64)
     for row, one in enumerate(batch):
         ids_bn[row, : one.stop - one.start] = whole[one.text][one.start : one.stop]
         judged = whole[one.text][one.first + 1 : one.stop + 1]
         targets_bn[row, one.first - one.start : one.stop - one.start] = judged
-    return torch.from_numpy(ids_bn), torch.from_numpy(targets_bn)
+    return torch.from_numpy(ids_bn), torch.from_numpy(real_bn), torch.from_numpy(targets_bn)
 
 
 def _losses(
-    model: LanguageModel, ids_bn: Tensor, targets_bn: Tensor
+    model: LanguageModel, ids_bn: Tensor, real_bn: Tensor, targets_bn: Tensor
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Loss and rightness of every token that is judged, row by row.
 
-    Padding stands on the right, where under a causal mask nothing real sees it.
+    Padding stands on the right, where under a causal mask nothing real sees it. Only a merge that
+    looks past one token has to be told of it.
     """
     device = next(model.parameters()).device
     asked_bn = (targets_bn != IGNORED).to(device)
-    x_rw = model.states(ids_bn.to(device)).x_bnw[asked_bn]
+    mask = None if model.config.over == "token" else real_bn.to(device)
+    x_rw = model.states(ids_bn.to(device), mask=mask).x_bnw[asked_bn]
     targets_r = targets_bn.to(device)[asked_bn]
     rows = max(1, LOGITS // model.head.weight.shape[0])
     losses, right = [], []

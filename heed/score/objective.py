@@ -86,15 +86,17 @@ def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
     Batches are padded on the right: under a causal mask no real token sees padding, so the
     decoder's own mask need not name it, and the fastest kernel serves.
     """
+    across = model.config.over != "token"  # Then a merge has to be told what is padding.
     if isinstance(model, Translator):
         return model.states(
             batch.source,
             batch.ids,
             mask=batch.source_mask,
             positions=batch.source_positions,
+            target_mask=batch.mask if across else None,
             target_positions=batch.positions,
         ).x_bnw
-    mask = None if model.causal else batch.mask
+    mask = None if model.causal and not across else batch.mask
     return model.states(
         batch.ids, mask=mask, positions=batch.positions, segments=batch.segments
     ).x_bnw

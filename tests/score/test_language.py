@@ -90,6 +90,18 @@ def test_a_masked_model_has_no_such_loss() -> None:
         judge(masked, [[7]], window=8)
 
 
+@given(texts=several, cells=st.integers(1, 200))
+def test_padding_counts_for_nothing_where_a_merge_looks_past_one_token(
+    texts: list[list[int]], cells: int
+) -> None:
+    """A norm over a sequence is one over its own tokens, however long its neighbours are."""
+    model = new_language_model(merge="reweight", over="sequence", leaky=True)
+    together = judge(model, texts, window=64, cells=cells)
+    for text, one in zip(texts, together, strict=True):
+        (alone,) = judge(model, [text], window=64)
+        np.testing.assert_allclose(one.losses, alone.losses, rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_is_left_in_its_mode() -> None:
     model = new_language_model(dropout=0.5).train()
     first, again = (judge(model, [[7, 8, 9]], window=8)[0] for _ in range(2))
