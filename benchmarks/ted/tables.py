@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ted.folders import Facts
 from ted.words import Labels, chance, number, says, span, spread, words
 
-NUMBER = re.compile(r"[\d+\-–\[<]|$")
+NUMBER = re.compile(r"(\*\*)?[\d+\-–\[<]|$")
 """How a cell begins that is a figure, or is empty."""
 
 

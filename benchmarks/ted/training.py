@@ -125,47 +125,48 @@ def _complete(plan: Plan, system: System, seed: int, run: Run) -> None:
     """Train or resume a run, score it, and keep what a report needs."""
     folder = str(run.folder)
     if not run.finished and any(run.checkpoints.glob("step-*")):
-        _command(plan, run, "train", "resume", folder)
+        command(plan, run, "train", "resume", folder)
     elif not run.finished:
         shutil.rmtree(folder, ignore_errors=True)  # of one that failed before it learnt anything
         changes = [f"seed={seed}", *plan.changes, *system.changes]
         told = [word for change in changes for word in ("--set", change)]
         data = ("--data", str(plan.data))
-        _command(plan, run, "train", "train", system.recipe, *data, "--run", folder, *told)
+        command(plan, run, "train", "train", system.recipe, *data, "--run", folder, *told)
     for split in _missing(run):
-        _command(plan, run, split, "evaluate", folder, "--split", split, "--json")
-    _note(run, {"parameters": parameters(run.weights_path), "jobs": plan.jobs})
+        command(plan, run, split, "evaluate", folder, "--split", split, "--json")
+    note(run, {"parameters": parameters(run.weights_path), "jobs": plan.jobs})
     shutil.rmtree(run.checkpoints, ignore_errors=True)  # large, and of no more use
 
 
-def _command(plan: Plan, run: Run, stage: str, *arguments: str) -> None:
+def command(plan: Plan, run: Run, stage: str, *arguments: str) -> None:
     """One heed command; its output goes to a file beside the run, its seconds to the facts."""
     began = time.monotonic()
     if began > (plan.deadline if stage == "train" else plan.stop):
         raise StoppedError(f"no time is left to begin with {stage}")
-    log = run.folder.with_suffix(".log")
+    log = run.folder.with_name(f"{run.folder.name}.log")
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("a", encoding="utf-8") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "heed", *arguments, "--device", plan.device],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-        stopped = _stopped(process, plan.stop)
+        ended_early = stopped(process, plan.stop)
     if run.folder.exists():
         spent = facts(run.folder).get("seconds", {})
         spent[stage] = round(spent.get(stage, 0.0) + time.monotonic() - began, 1)
         if run.metrics_path.exists():  # a folder that holds nothing else is a new one to `train`
-            _note(run, {"seconds": spent})
-    if stopped:
+            note(run, {"seconds": spent})
+    if ended_early:
         raise StoppedError(f"stopped while at {stage}: no time is left")
     if process.returncode:
         last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
         raise FailedError(" ".join([f"{stage} ended with {process.returncode}:", *last]))
 
 
-def _stopped(process: subprocess.Popen[bytes], stop: float) -> bool:
+def stopped(process: subprocess.Popen[bytes], stop: float) -> bool:
     """Wait for a process; whether it had to be stopped."""
     try:
         process.wait(timeout=max(0.0, stop - time.monotonic()))
@@ -186,7 +187,8 @@ def facts(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _note(run: Run, more: dict[str, Any]) -> None:
+def note(run: Run, more: dict[str, Any]) -> None:
+    """Add to what is noted of a run."""
     text = json.dumps(facts(run.folder) | more, indent=1)
     (run.folder / FACTS).write_text(text + "\n", encoding="utf-8")
 
@@ -203,20 +205,25 @@ def _told(run: Run) -> str:
     return f"test BLEU {score:.2f}" + (f" ({spent})" if spent else "")
 
 
-def pack(runs: Path, path: Path) -> None:
+def pack(
+    runs: Path,
+    path: Path,
+    files: Sequence[str] = PACKED,
+    folders: Sequence[str] = PACKED_FOLDERS,
+) -> None:
     """All run folders without their weights, in one file that is there whole or as it was."""
     mode: Literal["w:xz", "w:gz"] = "w:xz" if path.suffix == ".xz" else "w:gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".draft-{path.name}")
     with tarfile.open(draft, mode) as archive:
-        for file in _worth_keeping(runs):
+        for file in _worth_keeping(runs, files, folders):
             archive.add(file, arcname=file.relative_to(runs).as_posix())
     draft.replace(path)
 
 
-def _worth_keeping(runs: Path) -> Iterator[Path]:
-    yield from sorted(runs.glob("*.log"))
-    for folder in sorted(path.parent for path in runs.glob("*/recipe.toml")):
-        yield from (folder / name for name in PACKED if (folder / name).exists())
-        for below in PACKED_FOLDERS:
+def _worth_keeping(runs: Path, files: Sequence[str], folders: Sequence[str]) -> Iterator[Path]:
+    yield from sorted([*runs.glob("*.log"), *runs.glob("*.json")])
+    for folder in sorted({path.parent for name in files for path in runs.glob(f"*/{name}")}):
+        yield from (folder / name for name in files if (folder / name).exists())
+        for below in folders:
             yield from sorted((folder / below).glob("[!.]*"))  # no drafts

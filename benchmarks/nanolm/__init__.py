@@ -1,0 +1,1 @@
+"""The results of `lm/nano`: positions, merges, and what a merge that leaks does."""
