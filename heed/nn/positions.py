@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
@@ -202,14 +201,13 @@ class Shaw(Position):
     def relative(
         self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
     ) -> Relative:
-        """q · a^K by distance; some idle rows make the table quick to read."""
-        rows = self.keys.num_embeddings
+        """q · a^K by distance."""
         return Relative(
             q_positions,
             k_positions,
-            vectors_cd=F.pad(self.keys.weight * scale, (0, 0, 0, -rows % 8)),
+            vectors_cd=self.keys.weight,
             reach=self.reach,
-            classes=rows,
+            classes=self.keys.num_embeddings,
         )
 
     def values(

@@ -33,7 +33,7 @@ class Relative:
     k_positions: Tensor
     slopes_h: Tensor | None = None
     vectors_cd: Tensor | None = None
-    """Learned vectors, c or more: their products with a query (not scaled) are its own table."""
+    """Learned vectors: their products with a query, scaled as its scores are, are its own table."""
     table_1h1c: Tensor | None = None
     """A learned table a head."""
     reach: int | None = None
@@ -44,7 +44,8 @@ class Relative:
     spread: Tensor | None = None
     """A table a head again, by distance: [1, h, 1, 2 · reach + 1], without a gradient."""
     band: Tensor | None = None
-    """And once more, laid out in rows: [h, BLOCK, columns]."""
+    """And once more, less the first class, laid out for tiles of queries by keys and of keys by
+    queries: [h, 2, BLOCK, columns]."""
 
     def fits(self) -> bool:
         """Whether the kernels can take it."""
@@ -65,7 +66,9 @@ class ByBucket(nn.Module):
         self.register_buffer("buckets", buckets, persistent=False)
         self.register_buffer("runs", runs, persistent=False)
         self.register_buffer("run_of", run_of.int(), persistent=False)
-        self.register_buffer("band", bucket(_band_distances(reach)), persistent=False)
+        along = _band_distances(reach)
+        both = torch.stack([bucket(along), bucket(-along)])
+        self.register_buffer("band", both, persistent=False)
         self.buckets: Tensor
         self.runs: Tensor
         self.run_of: Tensor
@@ -86,7 +89,7 @@ class ByBucket(nn.Module):
             classes=len(self.runs),
             class_of=self.run_of,
             spread=fixed_hk[:, self.buckets][None, :, None],
-            band=fixed_hk[:, self.band],
+            band=(fixed_hk - fixed_hk[:, self.buckets[:1]])[:, self.band],
         )
 
 
@@ -274,8 +277,11 @@ def empty_heads(like: Tensor) -> Tensor:
 
 
 def empty_tables(q_bhnd: Tensor, learned: Tensor | None) -> Tensor:
-    """Room for a table a query [b, h, n, c], where vectors are learned; by head in memory."""
+    """Room for a table a query [b, h, n, c or more], where vectors are learned; by head in memory.
+
+    Some idle columns make it quick to read.
+    """
     if learned is None or learned.dim() != 2:
         return q_bhnd.new_empty(0)
     b, h, n, _ = q_bhnd.shape
-    return q_bhnd.new_empty(h, b, n, learned.shape[0]).transpose(0, 1)
+    return q_bhnd.new_empty(h, b, n, -(-learned.shape[0] // 8) * 8).transpose(0, 1)

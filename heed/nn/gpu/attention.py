@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton.language as tl
 
 from heed.nn.gpu import kernel
-from heed.nn.gpu.plans import planned
+from heed.nn.gpu.plans import is_kept, planned
 from heed.nn.gpu.tables import clear_tables, put_alone, through_tables, write_tables
-from heed.nn.gpu.tiles import AFTER, BEFORE, EXACT, HIDDEN, NEAR, load, scored, store
+from heed.nn.gpu.tiles import AFTER, BEFORE, EXACT, HIDDEN, NEAR, load, lowest, scored, store
 
 # ---------------------------------------------------------------------------------------- forward
 
@@ -153,6 +153,9 @@ def backward_q_kernel(
     tl.store(delta + at, delta_r, mask=rows < x.n)
     dq_rd = tl.zeros([R, x.shape.D], tl.float32)
     first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+    if x.bias.vectors is not None and exact != 0:
+        # Plans count in larger blocks: the first of these tiles may be all of class 0.
+        near = tl.maximum(near, (row + x.ahead - x.bias.reach + 1) // C)
     for tile in range(first, near):
         d_scores, k_cd = weighed(
             q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, BEFORE, R, C
@@ -199,15 +202,34 @@ def backward_q_kernel(
 
 
 @kernel
+def _keep(
+    d_scores: tl.tensor,
+    kept: tl.tuple,
+    x: tl.tuple,
+    b: tl.tensor,
+    h: int,
+    row: int,
+    column: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """Keep a tile's gradients [keys, queries] for the gradient of a shared table."""
+    offset = column // R - row // R - lowest(x, R)
+    if is_kept(kept, b, row, column, R, C) & (offset >= 0) & (offset < kept.offsets):
+        heads, blocks = tl.num_programs(1) * x.shape.SHARE, tl.cdiv(x.m, C)
+        at = ((b * heads + h) * blocks + column // C) * kept.offsets + offset
+        put = kept.data + at.to(tl.int64) * (C * R)
+        tl.store(put + tl.arange(0, C)[:, None] * R + tl.arange(0, R)[None, :], d_scores)
+
+
+@kernel
 def _toward_kv(
     dk_cd: tl.tensor,
     dv_cd: tl.tensor,
     k_cd: tl.tensor,
     v_cd: tl.tensor,
     x: tl.tuple,
-    d_out: tl.tuple,
-    lse: tl.tensor,
-    delta: tl.tensor,
+    back: tl.tuple,
     b: tl.tensor,
     h: int,
     row: int,
@@ -219,41 +241,42 @@ def _toward_kv(
     """What a tile of queries adds to the gradients of the block's keys and values."""
     rows = row + tl.arange(0, R)
     q_rd = load(x.q, x.shape, b, h, rows, x.n)
-    d_out_rd = load(d_out, x.shape, b, h, rows, x.n)
+    d_out_rd = load(back.d_out, x.shape, b, h, rows, x.n)
     at = (b * tl.num_programs(1) * x.shape.SHARE + h) * x.n + rows
-    lse_r = tl.load(lse + at, mask=rows < x.n, other=float("inf"))
-    delta_r = tl.load(delta + at, mask=rows < x.n, other=0.0)
+    lse_r = tl.load(back.lse + at, mask=rows < x.n, other=float("inf"))
+    delta_r = tl.load(back.delta + at, mask=rows < x.n, other=0.0)
     products = tl.dot(k_cd, tl.trans(q_rd), input_precision=x.shape.PRECISION)
     scores = scored(products, x, b, h, row, column, KIND, R, C, True)
     weights = tl.exp2(scores - lse_r[None, :])
     dv_cd = tl.dot(weights.to(d_out_rd.dtype), d_out_rd, dv_cd, input_precision=x.shape.PRECISION)
     d_weights = tl.dot(v_cd, tl.trans(d_out_rd), input_precision=x.shape.PRECISION)
-    d_scores = weights * (d_weights - delta_r[None, :])
-    dk_cd = tl.dot(d_scores.to(q_rd.dtype), q_rd, dk_cd, input_precision=x.shape.PRECISION)
+    d_scores = (weights * (d_weights - delta_r[None, :])).to(q_rd.dtype)
+    if KIND >= EXACT and back.kept.data is not None:
+        _keep(d_scores, back.kept, x, b, h, row, column, R, C)
+    dk_cd = tl.dot(d_scores, q_rd, dk_cd, input_precision=x.shape.PRECISION)
     return dk_cd, dv_cd
 
 
 @kernel
 def backward_kv_kernel(
     x: tl.tuple,
-    d_out: tl.tuple,
-    lse: tl.tensor,
-    delta: tl.tensor,
+    back: tl.tuple,
     dk: tl.tuple,
     dv: tl.tuple,
-    plan: tl.tensor,
-    plan_b: int,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """A block of keys: the gradients of its keys and values, over all heads that share them."""
+    """A block of keys: the gradients of its keys and values, over all heads that share them.
+
+    Where queries share a table, the gradients of scores near the diagonal are kept as well.
+    """
     column, g, b = tl.program_id(0) * C, tl.program_id(1), tl.program_id(2)
     columns = column + tl.arange(0, C)
     k_cd = load(x.k, x.shape, b, g, columns, x.m)
     v_cd = load(x.v, x.shape, b, g, columns, x.m)
     dk_cd = tl.zeros([C, x.shape.D], tl.float32)
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
-    first, near, after, last, exact = planned(plan, plan_b, b, column, R)
+    first, near, after, last, exact = planned(back.kept.columns, back.kept.columns_b, b, column, R)
     looked = near
     if x.bias.band is not None:
         looked = near + (after - near) * exact
@@ -262,48 +285,20 @@ def backward_kv_kernel(
             # Queries far before the block: its keys lie after them.
             for tile in range(first, near):
                 dk_cd, dv_cd = _toward_kv(
-                    dk_cd,
-                    dv_cd,
-                    k_cd,
-                    v_cd,
-                    x,
-                    d_out,
-                    lse,
-                    delta,
-                    b,
-                    h,
-                    tile * R,
-                    column,
-                    AFTER,
-                    R,
-                    C,
+                    dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, AFTER, R, C
                 )
         if x.bias.band is not None:
             for tile in range(near, looked):
                 dk_cd, dv_cd = _toward_kv(
-                    dk_cd,
-                    dv_cd,
-                    k_cd,
-                    v_cd,
-                    x,
-                    d_out,
-                    lse,
-                    delta,
-                    b,
-                    h,
-                    tile * R,
-                    column,
-                    EXACT,
-                    R,
-                    C,
+                    dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, EXACT, R, C
                 )
         for tile in range(looked, after):
             dk_cd, dv_cd = _toward_kv(
-                dk_cd, dv_cd, k_cd, v_cd, x, d_out, lse, delta, b, h, tile * R, column, NEAR, R, C
+                dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, NEAR, R, C
             )
         for tile in range(after, last):
             dk_cd, dv_cd = _toward_kv(
-                dk_cd, dv_cd, k_cd, v_cd, x, d_out, lse, delta, b, h, tile * R, column, BEFORE, R, C
+                dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, BEFORE, R, C
             )
     store(dk_cd * x.scale, dk, x.shape, b, g, columns, x.m)
     store(dv_cd, dv, x.shape, b, g, columns, x.m)

@@ -2,8 +2,10 @@
 
 The gradients of a row's scores sum to zero, so class 0 gets what balances the others, and tiles
 that lie far before the block, most of a long causal text, are not looked at. Where positions are as
-far apart as tokens are (the plan calls such a block exact), there are quicker ways; where they are
-not, each class of each tile is summed by itself. Shapes: b batch, n queries, h heads, c classes.
+far apart as tokens are (the plan calls such a block exact), there are quicker ways: of a shared
+table, the backward pass by keys keeps such tiles, those at one offset from the diagonal are added
+up, then their diagonals, then classes of diagonals. Elsewhere each class of each tile is summed by
+itself. Shapes: b batch, n queries, h heads, c classes.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import triton.language as tl
 
 from heed.nn.gpu import kernel
 from heed.nn.gpu.attention import weighed
-from heed.nn.gpu.plans import planned
+from heed.nn.gpu.plans import is_kept, planned
 from heed.nn.gpu.tables import own_tables, vectors_of
-from heed.nn.gpu.tiles import AFTER, EXACT, NEAR, clipped, distances, load, store, visible
+from heed.nn.gpu.tiles import AFTER, NEAR, clipped, distances, load, lowest, store, visible
 
 
 @kernel
@@ -43,48 +45,39 @@ def _row_parts(
     b: tl.tensor,
     h: int,
     row: int,
-    size: int,
     R: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """What the backward pass reads of a block of queries, up to `size`."""
+    """What the backward pass reads of a block of queries."""
     rows = row + tl.arange(0, R)
     at = (b * tl.num_programs(1) + h) * x.n + rows
     return (
-        load(x.q, x.shape, b, h, rows, size),
-        load(d_out, x.shape, b, h, rows, size),
-        tl.load(lse + at, mask=rows < size, other=float("inf")),
-        tl.load(delta + at, mask=rows < size, other=0.0),
+        load(x.q, x.shape, b, h, rows, x.n),
+        load(d_out, x.shape, b, h, rows, x.n),
+        tl.load(lse + at, mask=rows < x.n, other=float("inf")),
+        tl.load(delta + at, mask=rows < x.n, other=0.0),
     )
 
 
 @kernel
-def any_kernel(
+def _sums(
     x: tl.tuple,
     d_out: tl.tuple,
     lse: tl.tensor,
     delta: tl.tensor,
-    dq: tl.tuple,
-    d_table: tl.tensor,
-    plan: tl.tensor,
-    plan_b: int,
+    b: tl.tensor,
+    h: int,
+    row: int,
+    near: int,
+    end: int,
+    after: int,
+    last: int,
     R: tl.constexpr,
     C: tl.constexpr,
-) -> None:
-    """A block of queries whatever its positions, if no quicker way has dealt with it.
-
-    Where queries have tables of their own, d_table lies as these do, and the queries' gradient
-    grows by what goes through them. Else d_table is [b, h, blocks, c], a sum a block.
-    """
-    row, h, b = tl.program_id(0) * R, tl.program_id(1), tl.program_id(2)
+) -> tl.tensor:
+    """The gradients of a block's scores by query and class [R, c], tiles [near, end) by each cell's
+    class, tiles [after, last) as the last class."""
     rows, each = row + tl.arange(0, R), tl.arange(0, x.shape.CLASSES)
-    _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
-    size = x.n * (1 - exact)  # Of an exact block nothing is read.
-    end = near + (after - near) * (1 - exact)
-    if x.bias.vectors is not None:
-        last = after + (last - after) * (1 - exact)
-    elif not x.shape.CAUSAL:
-        size = x.n  # But where queries share a table, keys far after them are counted here.
-    q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, size, R)
+    q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, R)
     sums = tl.zeros([R, x.shape.CLASSES], tl.float32)
     for tile in range(near, end):
         d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
@@ -101,56 +94,139 @@ def any_kernel(
             )
             part = tl.sum(d_scores, axis=1)
             sums += tl.where(each[None, :] == x.bias.last, part[:, None], 0.0)
-    sums = _balanced(sums, each)
-    if x.bias.vectors is not None:
-        inside = (rows[:, None] < size) & (each[None, :] < x.shape.COUNT)
-        d_tables = sums.to(d_table.dtype.element_ty)
-        tl.store(own_tables(d_table, x, b, h, rows) + each[None, :], d_tables, mask=inside)
-        through = tl.dot(d_tables, vectors_of(x), input_precision=x.shape.PRECISION)
-        dq_rd = load(dq, x.shape, b, h, rows, size).to(tl.float32) + through
-        store(dq_rd, dq, x.shape, b, h, rows, size)
-    else:
-        block = (b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)
-        put = d_table + block * x.shape.COUNT + each
-        tl.store(put, tl.sum(sums, axis=0), mask=each < x.shape.COUNT)
+    return _balanced(sums, each)
 
 
 @kernel
-def offsets_kernel(
+def own_kernel(
     x: tl.tuple,
     d_out: tl.tuple,
     lse: tl.tensor,
     delta: tl.tensor,
+    dq: tl.tuple,
     d_table: tl.tensor,
     plan: tl.tensor,
     plan_b: int,
-    offsets: int,
-    BLOCKS: tl.constexpr,
+    blocks: int,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """BLOCKS exact blocks of queries that share a table, at one offset from block to tile.
+    """Queries with tables of their own, in so many blocks: those that are not exact.
 
-    Tiles at one offset have the same classes in the same cells, so they are added up first and
-    told apart by class once: d_table [b, h, programs, c]. R and C are the same.
+    d_table lies as these tables do, and the queries' gradient grows by what goes through them.
     """
-    h, b = tl.program_id(1), tl.program_id(2)
+    h, b, begin = tl.program_id(1), tl.program_id(2), tl.program_id(0) * blocks
     each = tl.arange(0, x.shape.CLASSES)
-    beside = (x.ahead + x.n * C) // C - x.n  # Rounded down, though `ahead` may be negative.
-    tiles = tl.program_id(0) % offsets - x.bias.edge // C + 1 + beside
-    cells = tl.zeros([R, C], tl.float32)
-    first = tl.program_id(0) // offsets * BLOCKS
-    for block in range(first, tl.minimum(first + BLOCKS, tl.cdiv(x.n, R))):
-        row, tile = block * R, block + tiles
-        _first, near, after, _last, exact = planned(plan, plan_b, b, row, C)
-        meant = (exact != 0) & (tile >= near) & (tile < after)
-        column = tl.where(meant, tile, 0) * C
-        q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, x.n, R)
-        d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, column, EXACT, R, C)
-        cells += tl.where(meant, d_scores, 0.0)
-    distance = tiles * C - x.ahead + tl.arange(0, C)[None, :] - tl.arange(0, R)[:, None]
-    which = tl.load(x.bias.class_of + clipped(distance, x.bias.reach))
-    sums = tl.zeros([R, x.shape.CLASSES], tl.float32)
-    sums = _balanced(_by_class(sums, cells, which, each), each)
-    put = ((b * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * x.shape.COUNT
-    tl.store(d_table + put + each, tl.sum(sums, axis=0), mask=each < x.shape.COUNT)
+    for block in range(begin, tl.minimum(begin + blocks, tl.cdiv(x.n, R))):
+        row = block * R
+        _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+        if exact == 0:
+            sums = _sums(x, d_out, lse, delta, b, h, row, near, after, after, last, R, C)
+            rows = row + tl.arange(0, R)
+            inside = (rows[:, None] < x.n) & (each[None, :] < x.shape.COUNT)
+            d_tables = sums.to(d_table.dtype.element_ty)
+            tl.store(own_tables(d_table, x, b, h, rows) + each[None, :], d_tables, mask=inside)
+            through = tl.dot(d_tables, vectors_of(x), input_precision=x.shape.PRECISION)
+            dq_rd = load(dq, x.shape, b, h, rows, x.n).to(tl.float32) + through * x.scale
+            store(dq_rd, dq, x.shape, b, h, rows, x.n)
+
+
+@kernel
+def shared_kernel(
+    x: tl.tuple,
+    d_out: tl.tuple,
+    lse: tl.tensor,
+    delta: tl.tensor,
+    sums: tl.tensor,
+    plan: tl.tensor,
+    plan_b: int,
+    blocks: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """Queries that share a table, in so many blocks: what of them nobody keeps. sums [h, parts, c].
+
+    That is all of a block that is not exact, and of every block the keys far after it.
+    """
+    h, b, begin = tl.program_id(1), tl.program_id(2), tl.program_id(0) * blocks
+    each = tl.arange(0, x.shape.CLASSES)
+    total = tl.zeros([R, x.shape.CLASSES], tl.float32)
+    for block in range(begin, tl.minimum(begin + blocks, tl.cdiv(x.n, R))):
+        row = block * R
+        _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+        end = near + (after - near) * (1 - exact)
+        if end - near + (0 if x.shape.CAUSAL else last - after) > 0:
+            total += _sums(x, d_out, lse, delta, b, h, row, near, end, after, last, R, C)
+    part = (h * tl.num_programs(2) + b) * tl.num_programs(0) + tl.program_id(0)
+    put = sums + part * x.shape.COUNT + each
+    tl.store(put, tl.sum(total, axis=0), mask=each < x.shape.COUNT)
+
+
+@kernel
+def diagonals_kernel(
+    x: tl.tuple,
+    kept: tl.tuple,
+    cells: tl.tensor,
+    sums: tl.tensor,
+    tiles: int,
+    many: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """So many blocks of keys of one head, their tiles at one offset: the sums of their diagonals.
+
+    Tiles at one offset have the same classes in the same cells. cells [h, programs, C, R] is room
+    to turn them in; sums [h, programs, 2 · C].
+    """
+    h, program = tl.program_id(1), tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    offset, begin = tl.program_id(0) % kept.offsets, tl.program_id(0) // kept.offsets * many
+    blocks = tl.cdiv(x.m, C)
+    cell = tl.arange(0, C)[:, None] * R + tl.arange(0, R)[None, :]
+    total = tl.zeros([C, R], tl.float32)
+    for one in range(begin, tl.minimum(begin + many, tiles)):
+        b, column = one // blocks, one % blocks * C
+        row = column - (lowest(x, R) + offset) * R
+        there = (row >= 0) & (row < x.n)
+        there = there & is_kept(kept, b, tl.where(there, row, 0), column, R, C)
+        at = ((b * tl.num_programs(1) + h) * blocks + one % blocks) * kept.offsets + offset
+        data = kept.data + at.to(tl.int64) * (C * R)
+        total += tl.load(data + cell, mask=there, other=0.0).to(tl.float32)
+    turned = cells + program * (C * R)
+    tl.store(turned + cell, total)
+    tl.debug_barrier()
+    each, key = tl.arange(0, 2 * C), tl.arange(0, C)[None, :]
+    query = key - each[:, None] + R - 1
+    inside = (query >= 0) & (query < R)
+    found = tl.load(turned + key * R + query, mask=inside, other=0.0)
+    tl.store(sums + program * (2 * C) + each, tl.sum(found, axis=1))
+
+
+@kernel
+def table_kernel(
+    x: tl.tuple,
+    diagonals: tl.tensor,
+    others: tl.tensor,
+    d_table: tl.tensor,
+    offsets: int,
+    parts: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> None:
+    """A head's gradient [h, c], of the sums of diagonals [h, PARTS, offsets, 2 · C] and others."""
+    h, each = tl.program_id(0), tl.arange(0, x.shape.CLASSES)
+    diagonal, part = tl.arange(0, 2 * C), tl.arange(0, PARTS)
+    total = tl.zeros([x.shape.CLASSES], tl.float32)
+    for offset in range(offsets):
+        at = ((h * PARTS + part) * offsets + offset) * (2 * C)
+        along = tl.sum(tl.load(diagonals + at[:, None] + diagonal[None, :]), axis=0)
+        distance = (lowest(x, R) + offset) * R - x.ahead + diagonal - (R - 1)
+        which = tl.load(x.bias.class_of + clipped(distance, x.bias.reach))
+        total += tl.sum(tl.where(which[None, :] == each[:, None], along[None, :], 0.0), axis=1)
+    for begin in range(0, parts, PARTS):
+        inside = (begin + part < parts)[:, None] & (each < x.shape.COUNT)[None, :]
+        at = ((h * parts + begin + part) * x.shape.COUNT)[:, None] + each[None, :]
+        total += tl.sum(tl.load(others + at, mask=inside, other=0.0), axis=0)
+    balance = -tl.sum(tl.where(each > 0, total, 0.0))
+    put = d_table + h * x.shape.COUNT + each
+    tl.store(put, tl.where(each == 0, balance, total), mask=each < x.shape.COUNT)

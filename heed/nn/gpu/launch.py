@@ -11,8 +11,9 @@ from torch import Tensor
 
 from heed.nn.gpu import attention, classes
 from heed.nn.gpu.plans import make_plan
-from heed.nn.gpu.tiles import Bias, Heads, Inputs, Shape, Side
-from heed.nn.relative import empty_heads, empty_tables
+from heed.nn.gpu.tables import vectors_kernel
+from heed.nn.gpu.tiles import Back, Bias, Heads, Inputs, Kept, Shape, Side
+from heed.nn.relative import BLOCK, empty_heads, empty_tables
 
 
 class Call(NamedTuple):
@@ -65,15 +66,18 @@ class Tiling(NamedTuple):
 TILINGS = {
     "forward": Tiling(64, 64, 4, 2, 128),
     "queries": Tiling(64, 32, 4, 3, 168),
-    "keys": Tiling(64, 64, 4, 2),
+    "keys": Tiling(32, 64, 4, 2, 168),
     "any": Tiling(32, 32, 2, 2),
-    "offsets": Tiling(64, 64, 4, 2),
 }
 """What was fastest on an H200, for heads of 64 numbers of 16 bits."""
 
 
-BLOCKS = 8
-"""How many blocks one program sums up before it tells them apart by class."""
+PARTS = 16
+"""Into how many sums the kept tiles of a head and an offset go first; a power of two."""
+RESIDENT = 512
+"""Programs that keep a large GPU busy."""
+VECTORS = 64
+"""Queries whose part in the gradient of vectors is one product."""
 
 
 def tiling(kernel: str, q: Tensor) -> Tiling:
@@ -130,59 +134,84 @@ def backward(
     attention.backward_q_kernel[(triton.cdiv(n, sizes.rows), h, b)](
         x, _heads(out), given, lse, delta, _heads(dq), d_tables, *rows, **sizes.meta()
     )
-    sizes = tiling("keys", call.q)
+    sizes, kept = tiling("keys", call.q), _kept(call)
     attention.backward_kv_kernel[(triton.cdiv(x.m, sizes.columns), call.k.shape[1], b)](
-        x, given, lse, delta, _heads(dk), _heads(dv), *_plan(call.columns), **sizes.meta()
+        x, Back(given, lse, delta, kept), _heads(dk), _heads(dv), **sizes.meta()
     )
     if call.learned is None:
         return dq, dk, dv, None
-    parts = (x, given, lse, delta, _heads(dq))
-    if call.by_query:
-        _any(call, parts, d_tables)
-        return dq, dk, dv, _by_vectors(call.q, d_tables).to(call.learned.dtype)
-    return dq, dk, dv, _by_head(call, parts, call.learned.shape[3]).to(call.learned.dtype)
+    if kept.data is None:
+        d_learned = _by_vectors(call, x, (given, lse, delta, _heads(dq)), d_tables)
+    else:
+        d_learned = _by_head(call, x, (given, lse, delta), kept, kept.data)
+    return dq, dk, dv, d_learned.to(call.learned.dtype)
 
 
-def _any(call: Call, parts: tuple[object, ...], d_table: Tensor) -> None:
+def _by_vectors(call: Call, x: Inputs, back: tuple[object, ...], d_tables: Tensor) -> Tensor:
+    """The gradient of vectors [c, d] whose products with queries are tables [b, h, n, c]."""
+    b, h, n, width = call.q.shape
+    grid, blocks, sizes = _shared_out(call)
+    classes.own_kernel[grid](x, *back, d_tables, *_plan(call.rows), blocks, **sizes.meta())
+    all_blocks = b * triton.cdiv(n, VECTORS)
+    blocks = max(1, all_blocks * h // RESIDENT)
+    parts = triton.cdiv(all_blocks, blocks)
+    sums = call.q.new_empty(h, parts, call.classes, width, dtype=torch.float32)
+    vectors_kernel[(parts, h)](x, d_tables, sums, b, blocks, R=VECTORS)
+    return sums.sum(dim=(0, 1))
+
+
+def _by_head(call: Call, x: Inputs, back: tuple[object, ...], kept: Kept, data: Tensor) -> Tensor:
+    """The gradient of a table a head [1, h, 1, c]: of the tiles kept, and of all the others."""
+    grid, blocks, tile = _shared_out(call)
+    parts = grid[0] * grid[2]
+    others = data.new_empty(grid[1], parts, x.shape.COUNT.value, dtype=torch.float32)
+    classes.shared_kernel[grid](x, *back, others, *_plan(call.rows), blocks, **tile.meta())
+    b, h, blocks, offsets, columns, rows = data.shape
+    tiles, programs, sizes = b * blocks, PARTS * offsets, {"R": rows, "C": columns}
+    cells = others.new_empty(h, programs, columns, rows)
+    diagonals = others.new_empty(h, programs, 2 * columns)
+    classes.diagonals_kernel[(programs, h)](
+        x, kept, cells, diagonals, tiles, triton.cdiv(tiles, PARTS), **sizes
+    )
+    d_table = others.new_empty(1, h, 1, others.shape[2])
+    classes.table_kernel[(h,)](
+        x, diagonals, others, d_table, offsets, parts, **sizes, PARTS=PARTS, num_warps=8
+    )
+    return d_table
+
+
+def _shared_out(call: Call) -> tuple[tuple[int, int, int], int, Tiling]:
+    """Programs by blocks of queries, head and text, and how many blocks each of them takes."""
     b, h, n, _ = call.q.shape
     sizes = tiling("any", call.q)
-    classes.any_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        *parts, d_table, *_plan(call.rows), **sizes.meta()
-    )
+    all_blocks = triton.cdiv(n, sizes.rows)
+    blocks = max(1, all_blocks * b * h // RESIDENT)
+    return (triton.cdiv(all_blocks, blocks), h, b), blocks, sizes
 
 
-def _by_vectors(q: Tensor, d_tables: Tensor) -> Tensor:
-    """The gradient of vectors [c, d] whose products with queries are tables [b, h, n, c]."""
-    # One product a head reads both where they lie, without a copy.
-    q_hmd, d_hmc = (x.transpose(0, 1).flatten(1, 2) for x in (q, d_tables))
-    return torch.bmm(d_hmc.mT, q_hmd).sum(dim=0, dtype=torch.float32)
-
-
-def _by_head(call: Call, parts: tuple[object, ...], count: int) -> Tensor:
-    """The gradient of a table a head: sums of parts, each part a block's or an offset's."""
+def _kept(call: Call) -> Kept:
+    """Room for the gradients of scores near the diagonal, where queries share a table."""
     b, h, n, _ = call.q.shape
-    by_block = torch.empty(
-        b, h, triton.cdiv(n, tiling("any", call.q).rows), count, device=call.q.device
-    )
-    _any(call, parts, by_block)
-    sizes = tiling("offsets", call.q)
-    # At the edge before a block all is class 0, and at the edge after it no tile is near, unless
-    # tiles of keys and blocks of queries don't begin together.
-    steps = _edge(call) // sizes.columns
-    apart = (call.k.shape[2] - n) % sizes.columns > 0
-    offsets = (steps if call.causal else 2 * steps - 1) + apart
-    programs = offsets * triton.cdiv(n, sizes.rows * BLOCKS)
-    by_offset = torch.empty(b, h, programs, count, device=call.q.device)
-    classes.offsets_kernel[(programs, h, b)](
-        *parts[:4], by_offset, *_plan(call.rows), offsets, BLOCKS=BLOCKS, **sizes.meta()
-    )
-    return by_block.sum(dim=(0, 2), keepdim=True) + by_offset.sum(dim=(0, 2), keepdim=True)
+    m, plan = call.k.shape[2], (*_plan(call.rows), *_plan(call.columns))
+    if call.band is None:
+        return Kept(None, 0, *plan)
+    sizes = tiling("keys", call.q)
+    # From where all is class 0 to the diagonal, or else to where no block of keys is near any more.
+    # Where keys and queries don't begin together, tiles lie between these offsets.
+    edge, ahead = _edge(call), m - n
+    offsets = edge // sizes.rows
+    if call.causal:
+        offsets += ahead % sizes.rows > 0
+    else:
+        offsets += (edge - sizes.columns + (BLOCK if ahead % BLOCK else 0)) // sizes.rows
+    blocks = triton.cdiv(m, sizes.columns)
+    return Kept(call.q.new_empty(b, h, blocks, offsets, sizes.columns, sizes.rows), offsets, *plan)
 
 
 def _inputs(call: Call, tables: Tensor) -> Inputs:
     n, m, width = call.q.shape[2], call.k.shape[2], call.q.shape[3]
     exact = torch.get_float32_matmul_precision() == "highest"
-    count = 0 if call.learned is None else call.learned.shape[0 if call.by_query else 3]
+    count = 0 if call.learned is None else (tables if call.by_query else call.learned).shape[3]
     constants = (
         call.causal,
         call.q.shape[1] // call.k.shape[1],
@@ -191,6 +220,7 @@ def _inputs(call: Call, tables: Tensor) -> Inputs:
         "ieee" if exact else "tf32",
         count,
         max(16, triton.next_power_of_2(count)),
+        n % BLOCK == 0 and m % BLOCK == 0,
     )
     return Inputs(
         _heads(call.q),
@@ -210,7 +240,7 @@ def _inputs(call: Call, tables: Tensor) -> Inputs:
 def _bias(call: Call, tables: Tensor) -> Bias:
     if call.learned is None:
         return Bias(call.slopes, None, None, 0, 0, 0, None, 0, 0, None, 0)
-    vectors = call.learned.to(call.q.dtype).contiguous() if call.by_query else None
+    vectors = call.learned.contiguous() if call.by_query else None
     table = tables if call.spread is None else call.spread
     steps = table.expand(*call.q.shape[:3], -1).stride()
     return Bias(
@@ -229,7 +259,7 @@ def _bias(call: Call, tables: Tensor) -> Bias:
 
 
 def _edge(call: Call) -> int:
-    return 0 if call.band is None else (call.band.shape[2] - call.band.shape[1]) // 2
+    return 0 if call.band is None else (call.band.shape[3] - call.band.shape[2]) // 2
 
 
 def _side(places: Tensor, segments: Tensor | None, real: Tensor | None) -> Side:

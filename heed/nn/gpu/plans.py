@@ -138,6 +138,18 @@ def planned(
     )
 
 
+@kernel
+def is_kept(
+    kept: tl.tuple, b: tl.tensor, row: int, column: int, R: tl.constexpr, C: tl.constexpr
+) -> tl.tensor:
+    """Whether the gradients of this tile's scores are kept."""
+    tile, block = column // C, row // R
+    _first, near, after, _last, exact = planned(kept.rows, kept.rows_b, b, row, C)
+    meant = (exact != 0) & (tile >= near) & (tile < after)
+    _first, near, after, _last, exact = planned(kept.columns, kept.columns_b, b, column, R)
+    return meant & (block >= near) & (block < after)
+
+
 def make_plan(
     queries: Side,
     keys: Side,

@@ -68,6 +68,8 @@ class Shape(NamedTuple):
     """The same of half a head."""
     PRECISION: tl.constexpr
     """Of products of float32: "ieee" or "tf32"."""
+    WHOLE: tl.constexpr
+    """Whether texts fill their last blocks: here they seldom do, and it is always asked."""
 
 
 class Inputs(NamedTuple):
@@ -356,6 +358,7 @@ def _inputs(call: Call) -> Inputs:
         half,
         max(16, triton.next_power_of_2(half)),
         "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        False,
     )
     return Inputs(
         laid(call.q),

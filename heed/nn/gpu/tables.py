@@ -9,15 +9,16 @@ from __future__ import annotations
 import triton.language as tl
 
 from heed.nn.gpu import kernel
-from heed.nn.gpu.tiles import NEAR, clipped, visible
+from heed.nn.gpu.tiles import NEAR, clipped, load, visible
 
 
 @kernel
 def vectors_of(x: tl.tuple) -> tl.tensor:
-    """The vectors that make a query's own table [CLASSES, D]."""
+    """The vectors that make a query's own table [CLASSES, D], as exact as queries are."""
     each, columns = tl.arange(0, x.shape.CLASSES)[:, None], tl.arange(0, x.shape.D)[None, :]
-    inside = (each < x.shape.COUNT) & (columns < x.shape.WIDTH)
-    return tl.load(x.bias.vectors + each * x.shape.WIDTH + columns, mask=inside, other=0.0)
+    inside = (each <= x.bias.last) & (columns < x.shape.WIDTH)
+    vectors = tl.load(x.bias.vectors + each * x.shape.WIDTH + columns, mask=inside, other=0.0)
+    return vectors.to(x.q.data.dtype.element_ty)
 
 
 @kernel
@@ -34,7 +35,7 @@ def write_tables(q_rd: tl.tensor, x: tl.tuple, b: tl.tensor, h: int, rows: tl.te
     tables = tl.dot(q_rd, tl.trans(vectors_of(x)), input_precision=x.shape.PRECISION)
     inside = (rows[:, None] < x.n) & (each < x.shape.COUNT)
     put = own_tables(x.bias.table, x, b, h, rows) + each
-    tl.store(put, tables.to(x.bias.table.dtype.element_ty), mask=inside)
+    tl.store(put, (tables * x.scale).to(x.bias.table.dtype.element_ty), mask=inside)
     tl.debug_barrier()
 
 
@@ -99,4 +100,25 @@ def through_tables(
     tl.store(at, ends.to(d_table.dtype.element_ty), mask=at_end)
     tl.debug_barrier()
     d_tables = tl.load(at, mask=inside, other=0.0)
-    return tl.dot(d_tables, vectors_of(x), input_precision=x.shape.PRECISION)
+    return tl.dot(d_tables, vectors_of(x), input_precision=x.shape.PRECISION) * x.scale
+
+
+@kernel
+def vectors_kernel(
+    x: tl.tuple, d_table: tl.tensor, sums: tl.tensor, batch: int, blocks: int, R: tl.constexpr
+) -> None:
+    """The gradient of the vectors, from so many blocks of one head's queries: [h, parts, c, d]."""
+    h, part = tl.program_id(1), tl.program_id(0)
+    each, columns = tl.arange(0, x.shape.CLASSES), tl.arange(0, x.shape.D)
+    total = tl.zeros([x.shape.CLASSES, x.shape.D], tl.float32)
+    size = tl.cdiv(x.n, R)
+    for block in range(part * blocks, tl.minimum((part + 1) * blocks, batch * size)):
+        b, rows = block // size, block % size * R + tl.arange(0, R)
+        q_rd = load(x.q, x.shape, b, h, rows, x.n)
+        inside = (rows[:, None] < x.n) & (each[None, :] < x.shape.COUNT)
+        at = own_tables(d_table, x, b, h, rows) + each[None, :]
+        d_tables = tl.load(at, mask=inside, other=0.0)
+        total = tl.dot(tl.trans(d_tables), q_rd, total, input_precision=x.shape.PRECISION)
+    put = (h * tl.num_programs(0) + part) * (x.bias.last + 1) + each[:, None]
+    inside = (each[:, None] <= x.bias.last) & (columns[None, :] < x.shape.WIDTH)
+    tl.store(sums + put * x.shape.WIDTH + columns[None, :], total * x.scale, mask=inside)

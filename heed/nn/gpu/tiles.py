@@ -55,22 +55,45 @@ class Bias(NamedTuple):
 
     slopes: Tensor | None
     vectors: Tensor | None
-    """[c, d]: their products with a query are the query's own table, which the forward pass
-    writes; else queries share a table."""
+    """[c, d]: their products with a query, scaled as its scores are, make the query's own table,
+    which the forward pass writes; else queries share a table."""
     table: Tensor | None
     """[b, h, n, 2 · reach + 1 or more], with steps between its parts that may be 0."""
     b: int
     h: int
     n: int
     band: Tensor | None
-    """[h, UNIT, 2 · edge + UNIT], where all queries share a table: at (r, edge + x) it has the
-    table's entry for the distance x - r, so that a tile's bias is a part of it."""
+    """[h, 2, UNIT, 2 · edge + UNIT], where all queries share a table: at (0, r, edge + x) and at
+    (1, x, edge + r) it has the table's entry for the distance x - r, less that of class 0. So a
+    tile's bias is a part of it, whichever way the tile lies."""
     edge: int
     reach: int
     class_of: Tensor | None
     """The class of each of the table's distances, or None where each is a class of its own."""
     last: int
     """The last class."""
+
+
+class Kept(NamedTuple):
+    """The gradients of scores near the diagonal, kept tile by tile for the gradient of a table."""
+
+    data: Tensor | None
+    """[b, h, blocks of keys, offsets, keys, queries]; an offset is a tile's from the diagonal."""
+    offsets: int
+    rows: Tensor
+    rows_b: int
+    columns: Tensor
+    columns_b: int
+    """Plans, by queries and by keys: a tile is kept where it is near by both, and exact."""
+
+
+class Back(NamedTuple):
+    """What the backward pass by keys has beside all that attention reads."""
+
+    d_out: Heads
+    lse: Tensor
+    delta: Tensor
+    kept: Kept
 
 
 class Shape(NamedTuple):
@@ -86,7 +109,10 @@ class Shape(NamedTuple):
     """Of products of float32: "ieee" or "tf32"."""
     COUNT: tl.constexpr
     CLASSES: tl.constexpr
-    """How many columns a learned table has, and the power of two that holds them."""
+    """How many columns a learned table has, some of them perhaps idle, and the power of two that
+    holds them."""
+    WHOLE: tl.constexpr
+    """Whether queries and keys fill their last blocks, so that nobody need ask where they end."""
 
 
 class Inputs(NamedTuple):
@@ -113,10 +139,13 @@ def load(
     """Rows of one head [rows, D], with zeros where there is nothing."""
     columns = tl.arange(0, shape.D)
     start = part.data + b.to(tl.int64) * part.b + h * part.h
-    inside = rows[:, None] < size
-    if shape.WIDTH != shape.D:
-        inside = inside & (columns[None, :] < shape.WIDTH)
-    return tl.load(start + rows[:, None] * part.n + columns[None, :], mask=inside, other=0.0)
+    at = start + rows[:, None] * part.n + columns[None, :]
+    if shape.WHOLE and shape.WIDTH == shape.D:
+        values = tl.load(at)
+    else:
+        inside = (rows[:, None] < size) & (columns[None, :] < shape.WIDTH)
+        values = tl.load(at, mask=inside, other=0.0)
+    return values
 
 
 @kernel
@@ -132,9 +161,12 @@ def store(
     """Write rows of one head."""
     columns = tl.arange(0, shape.D)
     start = part.data + b.to(tl.int64) * part.b + h * part.h
-    inside = (rows[:, None] < size) & (columns[None, :] < shape.WIDTH)
     put = start + rows[:, None] * part.n + columns[None, :]
-    tl.store(put, values.to(part.data.dtype.element_ty), mask=inside)
+    if shape.WHOLE and shape.WIDTH == shape.D:
+        tl.store(put, values.to(part.data.dtype.element_ty))
+    else:
+        inside = (rows[:, None] < size) & (columns[None, :] < shape.WIDTH)
+        tl.store(put, values.to(part.data.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -157,13 +189,23 @@ def clipped(distance: tl.tensor, reach: int) -> tl.tensor:
 
 
 @kernel
+def lowest(x: tl.tuple, R: tl.constexpr) -> int:
+    """The first offset of a tile of keys from its R queries that may be near, in R tokens."""
+    beside = (x.ahead + x.n * R) // R - x.n  # Rounded down, though `ahead` may be negative.
+    return beside - x.bias.edge // R + 1
+
+
+@kernel
 def visible(
     x: tl.tuple, b: tl.tensor, rows: tl.tensor, columns: tl.tensor, KIND: tl.constexpr
 ) -> tl.tensor:
     """Which cells may be seen. A tile that the diagonal crosses is always EXACT or NEAR."""
-    seen = (columns < x.m) & (rows < x.n)
     if x.shape.CAUSAL and KIND >= EXACT:
-        seen = seen & (columns <= rows + x.ahead)
+        seen = columns <= rows + x.ahead
+    else:
+        seen = (columns >= 0) & (rows >= 0)
+    if not x.shape.WHOLE:
+        seen = seen & (columns < x.m) & (rows < x.n)
     if x.keys.real is not None:
         seen = seen & (known(x.keys.real, x.keys.real_b, b, columns, x.m) != 0)
     if x.keys.segments is not None:
@@ -174,34 +216,54 @@ def visible(
 
 
 @kernel
+def _from_band(
+    x: tl.tuple,
+    h: int,
+    row: int,
+    column: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    ACROSS: tl.constexpr,
+) -> tl.tensor:
+    """What a shared table adds to the cells of a tile whose positions run as its tokens do."""
+    # Beyond the edges the band is even, so a tile out there is the same as one at the edge.
+    edge, wide = x.bias.edge, tl.multiple_of(2 * x.bias.edge + UNIT, 16)
+    if ACROSS:
+        block = column // UNIT * UNIT
+        at = tl.minimum(tl.maximum(row + x.ahead - block, -edge), edge) + edge
+        if x.shape.WHOLE:
+            at = tl.multiple_of(at, 16)  # So that several numbers are read at once.
+        begin = x.bias.band + ((2 * h + 1) * UNIT + (column - block)) * wide + at
+        added = tl.load(begin + tl.arange(0, C)[:, None] * wide + tl.arange(0, R)[None, :])
+    else:
+        block = row // UNIT * UNIT
+        at = tl.minimum(tl.maximum(column - block - x.ahead, -edge), edge) + edge
+        if x.shape.WHOLE:
+            at = tl.multiple_of(at, 16)
+        begin = x.bias.band + (2 * h * UNIT + (row - block)) * wide + at
+        added = tl.load(begin + tl.arange(0, R)[:, None] * wide + tl.arange(0, C)[None, :])
+    return added * LOG2E
+
+
+@kernel
 def _from_table(
     x: tl.tuple,
     b: tl.tensor,
     h: int,
-    row: int,
-    column: int,
+    rows: tl.tensor,
+    columns: tl.tensor,
     KIND: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
 ) -> tl.tensor:
-    """What the table adds to the cells of a tile [R, C], or to all of a row alike [R, 1]."""
-    rows, columns = row + tl.arange(0, R)[:, None], column + tl.arange(0, C)[None, :]
-    inside = rows < x.n
+    """What the table adds to the cells of a tile, or to all of a query's cells alike."""
     own = x.bias.table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows * x.bias.n
-    if KIND == EXACT:
-        # Beyond the edges the band is even, so a tile out there is the same as one at the edge.
-        block = row // UNIT * UNIT
-        shift = tl.minimum(tl.maximum(column - block - x.ahead, -x.bias.edge), x.bias.edge)
-        wide = 2 * x.bias.edge + UNIT
-        band = x.bias.band + (h * UNIT + (row - block)) * wide + (shift + x.bias.edge)
-        added = tl.load(band + tl.arange(0, R)[:, None] * wide + tl.arange(0, C)[None, :])
-        nothing = tl.load(x.bias.table + h * x.bias.h)
-    elif KIND == NEAR:
+    entry = 2 * x.bias.reach
+    if KIND == NEAR:
         entry = clipped(distances(x, b, rows, columns), x.bias.reach)
-        added = tl.load(own + entry, mask=inside, other=0.0)
-        nothing = tl.load(own, mask=inside, other=0.0)
+    if x.shape.WHOLE:
+        added, nothing = tl.load(own + entry), tl.load(own)
     else:
-        added = tl.load(own + 2 * x.bias.reach, mask=inside, other=0.0)
+        inside = rows < x.n
+        added = tl.load(own + entry, mask=inside, other=0.0)
         nothing = tl.load(own, mask=inside, other=0.0)
     return (added.to(tl.float32) - nothing.to(tl.float32)) * LOG2E
 
@@ -229,9 +291,10 @@ def scored(
         slope = tl.load(x.bias.slopes + h) * LOG2E
         scores -= slope * tl.abs(distances(x, b, rows, columns)).to(tl.float32)
     if x.bias.table is not None and KIND != BEFORE:
-        # Read along the rows of the table, whichever way the tile lies.
-        added = _from_table(x, b, h, row, column, KIND, R, C)
-        scores += tl.trans(added) if ACROSS else added
+        if KIND == EXACT:
+            scores += _from_band(x, h, row, column, R, C, ACROSS)
+        else:
+            scores += _from_table(x, b, h, rows, columns, KIND)
     if KIND != BEFORE or x.keys.real is not None or x.keys.segments is not None:
         scores = tl.where(visible(x, b, rows, columns, KIND), scores, HIDDEN)
     return scores
