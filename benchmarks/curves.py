@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import io
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -178,14 +180,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--speeds", nargs="+", default=["eager", "graphs", "compile"])
     parser.add_argument("--dropout", nargs="+", type=float, default=[0.0, 0.1])
+    parser.add_argument("--jobs", type=int, default=1, help="recipes side by side")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
     options = parser.parse_args()
     some = recipe("translate", "auto", dropout=0.0, steps=1, deterministic=False)
     device = torch.device(options.device)
     speeds = [speed for speed in options.speeds if obstacle(some, speed, device) is None]
-    rows: list[Row] = []
-    for task, dropout in product(TASKS, options.dropout):
-        rows += compare(task, dropout, speeds, options.steps, options.device)
+    alike = partial(compare, speeds=speeds, steps=options.steps, device=options.device)
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        found = pool.map(alike, *zip(*product(TASKS, options.dropout), strict=True))
+        rows = [row for several in found for row in several]
     text = report(rows, options.steps)
     figures = {"steps": options.steps, "rows": [asdict(row) | {"holds": row.holds} for row in rows]}
     keep(f"curves-{options.device}", text, figures, device=options.device, folder=options.out)

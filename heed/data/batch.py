@@ -174,15 +174,17 @@ def hidden(
 def to_unmask(
     texts: Stretch, length: int, *, share: float, vocab: int, random: np.random.Generator
 ) -> Batch:
-    """Guess the hidden tokens from all the others (Devlin et al. 2019).
+    """Guess hidden tokens of a text between BOS and EOS from all the others (Devlin et al. 2019).
 
     Of the tokens asked for, 80% are shown as the mask, 10% as another token, 10% as they are; at
-    least one is asked for in every text.
+    least one is asked for in every text. BOS and EOS stand as a classifier will read them.
     """
-    said, mask = texts.ended(length), texts.real(length)
-    asked = random.random(mask.shape) < share
-    asked[np.arange(len(mask)), (random.random(len(mask)) * texts.sizes).astype(np.int64)] = True
-    asked &= mask
+    mask = texts.real(length)
+    said = np.concatenate([texts.before()[:, None], texts.ended(length)[:, :-1]], axis=1)
+    words = mask & (said != texts.specials.bos) & (said != texts.specials.eos)
+    drawn = np.where(words, random.random(mask.shape), 1.0)
+    asked = (drawn < share) | (drawn == drawn.min(axis=1, keepdims=True))
+    asked &= words
     shown, least = texts.specials.masking(), texts.specials.ordinary
     how, other = (
         random.random(mask.shape),

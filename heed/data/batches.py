@@ -115,7 +115,8 @@ class Batches:
         self.rows: Rows | range = range(len(store)) if rows is None else rows
         self.starts: Rows | None = None
         """Where in its text each window begins; None where every text is one window."""
-        self._added = 2 if task == "classify" else 0 if masked and task == "generate" else 1
+        framed = task == "classify" or (task == "generate" and masked > 0)
+        self._added = 2 if framed else 1
         """Tokens put around a text."""
         self.cut = 0
         """Texts that are longer than max_length and will be read in part."""

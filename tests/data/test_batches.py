@@ -213,8 +213,14 @@ def test_masked_windows_hold_every_token(folder: Path, limit: int) -> None:
     batches = Batches(store, "generate", max_length=limit, batch_size=9, masked=0.2)
     plan = batches.plan(0)
     made = [batches.batch(plan, i) for i in range(len(plan))]
-    assert sum(int(batch.mask.sum()) for batch in made) == len(store.sides[0].ids)
-    assert all(bool((batch.targets != IGNORED).any(dim=1).all()) for batch in made)
+    texts, tokens = len(store), len(store.sides[0].ids)
+    assert sum(int(batch.mask.sum()) for batch in made) == tokens + 2 * texts
+    for batch in made:
+        ids = torch.where(batch.targets == IGNORED, batch.ids, batch.targets)
+        marks = (ids == BOS) | (ids == EOS)
+        asked, words = batch.targets != IGNORED, batch.mask & ~marks
+        assert not (asked & ~words).any()
+        assert torch.equal(asked.any(dim=1), words.any(dim=1))
 
 
 def test_masked_tokens_are_the_ones_asked_for(folder: Path) -> None:
@@ -227,7 +233,7 @@ def test_masked_tokens_are_the_ones_asked_for(folder: Path) -> None:
     assert bool(asked.any(dim=1).all())
     untouched = ~asked & batch.mask
     for i, row in enumerate(batch.rows):
-        text = torch.from_numpy(store.sides[0][row].astype(np.int64))
+        text = torch.tensor([BOS, *store.sides[0][row].tolist(), EOS])
         kept = untouched[i][: len(text)]
         assert torch.equal(batch.ids[i][: len(text)][kept], text[kept])
         assert torch.equal(batch.targets[i][: len(text)][~kept], text[~kept])
