@@ -8,30 +8,36 @@ A model of Marian's kind (post-norm, sinusoidal, one table) is handed over to Ma
 then write from the same batches, sorted by length, with the same limit. With random weights no
 sentence ends before the limit; of a run's weights it must be as in `[model]` norm_place = "post",
 position = "sinusoidal". Beside sentences a second stands the share of sentences with the same text.
+
+With `--engines`, a run is also written by CTranslate2: as heed's engine, and by itself with its own
+settings, which give up a beam sooner than `generate` and heed do.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import keep, side_by_side, table
+from common import keep, synchronize, table
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
-from heed.config import ModelConfig
-from heed.data.tokenizer import BOS, EOS, PAD
+from heed.config import DecodeConfig, ModelConfig
+from heed.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.models import Translator, build
 
 Sources = list[list[int]]
+Run = Callable[[], Sources]
 SHAPES = {  # layers, heads, width, as in the report
     "tiny": (1, 2, 32),
     "set1": (2, 8, 512),
@@ -51,6 +57,7 @@ class Task:
     tokens: int
     """The longest output."""
     batch_size: int
+    tokenizer: Tokenizer | None = None
 
 
 def random_task(shape: str, *, vocab: int, texts: int, tokens: int, device: str, size: int) -> Task:
@@ -75,16 +82,17 @@ def random_task(shape: str, *, vocab: int, texts: int, tokens: int, device: str,
     return Task(shape, model.to(device).eval(), sources, tokens, size)
 
 
-def task_of(run: Path, source: Path, *, tokens: int, device: str, size: int) -> Task:
-    """A trained model and real text."""
+def task_of(run: Path, source: Path, *, texts: int, tokens: int, device: str, size: int) -> Task:
+    """A trained model and real text: all of it, or about so many of its lines."""
     from heed.train import engine
 
     model, tokenizer, recipe = engine.load(run, device=device)
     if not isinstance(model, Translator):
         raise SystemExit(f"{run} does not translate.")
     lines = [line for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = lines[:: max(1, len(lines) // texts)] if texts else lines
     sources = [ids[: recipe.data.max_length - 1] for ids in tokenizer.encode_batch(lines)]
-    return Task(run.name, model, sources, tokens, size)
+    return Task(run.name, model, sources, tokens, size, tokenizer)
 
 
 # ------------------------------------------------------------------------------ the same weights
@@ -175,7 +183,7 @@ def _block(ours: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------ contenders
 
 
-def by_heed(task: Task, beam: int) -> Callable[[], Sources]:
+def by_heed(task: Task, beam: int) -> Run:
     """heed's search, kept from call to call as a translator keeps it."""
     how = Beam(beam) if beam > 1 else Greedy()
     search = Search([task.model], how, batch_size=task.batch_size)
@@ -187,7 +195,7 @@ def by_heed(task: Task, beam: int) -> Callable[[], Sources]:
     return run
 
 
-def by_generate(task: Task, marian: Any, beam: int) -> Callable[[], Sources]:
+def by_generate(task: Task, marian: Any, beam: int) -> Run:
     """transformers' generate on batches of the same texts."""
     order = sorted(range(len(task.sources)), key=lambda i: -len(task.sources[i]))
 
@@ -224,15 +232,89 @@ def _text(row: list[int]) -> list[int]:
     return row[: row.index(EOS)] if EOS in row else [token for token in row if token != PAD]
 
 
-def measure(task: Task, beam: int, rounds: int, device: str) -> dict[str, Any]:
-    """Sentences a second of both, and on how many sentences they say the same."""
-    marian = to_marian(task.model)
-    contenders = {"heed": by_heed(task, beam), "transformers": by_generate(task, marian, beam)}
-    said = [run() for run in contenders.values()]
-    same = sum(a == b for a, b in zip(*said, strict=True)) / len(task.sources)
-    seconds = side_by_side(contenders, device=device, rounds=rounds, warmup=1)
-    speed = {name: len(task.sources) / each for name, each in seconds.items()}
-    return {"model": task.name, "beam": beam, "same": same, "sentences_a_second": speed}
+def by_engine(task: Task, served: Any, beam: int) -> Run:
+    """CTranslate2 as heed's engine."""
+    search = served.search(DecodeConfig(beam=beam, batch_size=task.batch_size))
+
+    def run() -> Sources:
+        found = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
+        return [hypotheses[0].ids for hypotheses in found]
+
+    return run
+
+
+def by_ctranslate2(task: Task, served: Any, beam: int) -> Run:
+    """CTranslate2 by itself, which sorts and cuts into batches as it likes."""
+    names, numbers = served.names, served.numbers
+    texts = [[names[token] for token in source] for source in task.sources]
+
+    def run() -> Sources:
+        found = served.core.translate_batch(
+            texts,
+            beam_size=beam,
+            max_batch_size=task.batch_size,
+            max_input_length=0,
+            max_decoding_length=task.tokens,
+        )
+        return [[numbers[name] for name in one.hypotheses[0]] for one in found]
+
+    return run
+
+
+def contenders(task: Task, marian: Any, served: Any, beam: int) -> dict[str, Run]:
+    """All who are to write, by name; heed first."""
+    runs = {"heed": by_heed(task, beam), "transformers": by_generate(task, marian, beam)}
+    if served is not None:
+        runs["heed with ctranslate2"] = by_engine(task, served, beam)
+        runs["ctranslate2"] = by_ctranslate2(task, served, beam)
+    return runs
+
+
+def measure(
+    task: Task, beam: int, rounds: int, device: str, *, engines: bool, clock: Callable[[], float]
+) -> dict[str, Any]:
+    """Sentences a second of all, and on how many sentences each says the same as `generate`."""
+    marian, served = to_marian(task.model), None
+    if engines and task.tokenizer is not None:
+        from heed.decode.ctranslate2 import Served
+
+        longest = max(map(len, task.sources))
+        served = Served(task.model, task.tokenizer, least=longest, device=device)
+    runs = contenders(task, marian, served, beam)
+    # A GPU is warm when all sizes were seen, a CPU after a few sentences.
+    few = replace(task, sources=sorted(task.sources, key=len)[:16])
+    for run in (runs if device == "cuda" else contenders(few, marian, served, beam)).values():
+        run()
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    said: dict[str, Sources] = {}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            synchronize(device)
+            began = clock()
+            said[name] = run()
+            synchronize(device)
+            taken[name].append(clock() - began)
+    texts, theirs = len(task.sources), said["transformers"]
+    alike = {n: sum(a == b for a, b in zip(s, theirs, strict=True)) for n, s in said.items()}
+    return {
+        "model": task.name,
+        "beam": beam,
+        "same": alike["heed"] / texts,
+        "same_as_transformers": {name: count / texts for name, count in alike.items()},
+        "sentences_a_second": {n: texts / statistics.median(t) for n, t in taken.items()},
+    }
+
+
+def rows_of(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A line for each who wrote: how fast, how many times as fast as `generate`, how alike."""
+    rows = []
+    for one in found:
+        speeds = one["sentences_a_second"]
+        for name, speed in speeds.items():
+            times, same = speed / speeds["transformers"], one["same_as_transformers"][name]
+            label = f"{one['model']}, beam {one['beam']}, {name}"
+            rows.append([label, f"{speed:.1f}", f"{times:.2f}x", f"{same:.1%}"])
+    return rows
 
 
 def main() -> None:
@@ -244,20 +326,25 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a trained run instead of random weights")
     parser.add_argument("--source", type=Path, help="what the run is to translate")
     parser.add_argument("--vocab", type=int, default=8000)
-    parser.add_argument("--texts", type=int, default=0, help="0: as many as the device allows")
+    parser.add_argument("--texts", type=int, default=0, help="0: all, or what the device allows")
     parser.add_argument("--tokens", type=int, default=0, help="longest output")
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", action="store_true", help="CTranslate2 too, with --run")
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU")
+    parser.add_argument("--cpu-time", action="store_true", help="of all threads, on a busy machine")
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
     told = parser.parse_args()
+    if told.threads:
+        torch.set_num_threads(told.threads)
     cuda = told.device == "cuda"
     size = told.batch_size or (256 if cuda else 64)
     if told.tiny:
         told.shapes, told.vocab, told.texts, told.tokens, told.rounds = ["tiny"], 60, 6, 8, 1
     if told.run and told.source:
-        tokens = told.tokens or 200
-        tasks = [task_of(told.run, told.source, tokens=tokens, device=told.device, size=size)]
+        like: dict[str, Any] = {"device": told.device, "size": size, "texts": told.texts}
+        tasks = [task_of(told.run, told.source, tokens=told.tokens or 200, **like)]
     else:
         tasks = [
             random_task(
@@ -270,19 +357,14 @@ def main() -> None:
             )
             for shape in told.shapes
         ]
-    found = [measure(t, beam, told.rounds, told.device) for t in tasks for beam in told.beams]
-    rows = [
-        [
-            f"{row['model']}, beam {row['beam']}",
-            *(f"{speed:.1f}" for speed in row["sentences_a_second"].values()),
-            f"{row['sentences_a_second']['heed'] / row['sentences_a_second']['transformers']:.2f}x",
-            f"{row['same']:.1%}",
-        ]
-        for row in found
+    clock = time.process_time if told.cpu_time else time.perf_counter
+    found = [
+        measure(task, beam, told.rounds, told.device, engines=told.engines, clock=clock)
+        for task in tasks
+        for beam in told.beams
     ]
-    text = table(
-        "Sentences a second", ["", "heed", "transformers", "heed / transformers", "same"], rows
-    )
+    title = "Sentences a second" + (" of processor time" if told.cpu_time else "")
+    text = table(title, ["", "", "/ transformers", "same text"], rows_of(found))
     keep(f"decoding-{told.device}", text, found, device=told.device, folder=told.out)
 
 

@@ -259,8 +259,8 @@ class DecodeConfig(Section):
     """Longest output, as a multiple of the source's tokens…"""
     max_extra: Annotated[int, Field(ge=0)] = 10
     """…plus this many."""
-    batch_size: Count = 128
-    """Sentences decoded side by side."""
+    batch_size: Count | None = None
+    """Sentences decoded side by side; unset, 128, and 512 on a GPU. Fewer where they are long."""
     beam: Count = 1
     """Hypotheses kept side by side; 1 takes the likeliest token every time."""
     length_penalty: NonNegative = 1.0

@@ -45,31 +45,36 @@ class Beam(Strategy):
         """All begin alike, so the others do not count until the first has forked."""
         kept = super().begin(limits, numbers, device)
         kept["logprobs"][0][:, 1:] = -torch.inf
-        return kept
+        history, grows = kept["tokens"]
+        return kept | {"parents": (history.clone(), grows)}
 
     def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
         """The k likeliest ways to go on, and what ends on the way."""
-        k, done, length = self.lanes, board["done"].clone(), board.at + 1
+        k, length = self.lanes, board.at + 1
         logprobs, tokens, parents = self._candidates(logits_bkv, board["logprobs"])
-        penalties_bk = self._penalties(looked_bkm, board)
+        scores = self.rate(logprobs, length)
+        if looked_bkm is not None:
+            scores += self._penalties(looked_bkm, board).gather(1, parents)
         ends = tokens == self.end
-        self._collect(board, logprobs, parents, ends, penalties_bk)
+        self._collect(board, scores, logprobs, parents, ends)
         # The first k that don't end: a stable sort puts them first and keeps their order.
         going = ends.byte().sort(dim=1, stable=True).indices[:, :k]
-        logprobs, tokens, parents = (x.gather(1, going) for x in (logprobs, tokens, parents))
-        scores = self.rate(logprobs, length) + penalties_bk.gather(1, parents)
+        logprobs, tokens, parents, scores = (
+            x.gather(1, going) for x in (logprobs, tokens, parents, scores)
+        )
         kept = board["out.score"]
         stop = kept[:, -1] > -torch.inf
         if not self.early_stop:
             stop &= scores.amax(dim=1) <= kept[:, -1]
         full = length >= board["limit"]
+        cut = (full & ~board["done"] & (kept[:, 0] == -torch.inf))[:, None].expand_as(parents)
         board.note(
-            (full & ~done & (kept[:, 0] == -torch.inf))[:, None],
+            cut,
             score=scores,
             logprob=logprobs,
             steps=length.expand_as(parents),
             lane=torch.arange(k, device=parents.device).expand_as(parents),
-            cut=torch.ones_like(kept, dtype=torch.bool),
+            cut=cut,
         )
         board["done"].logical_or_(stop | full)
         board["logprobs"].copy_(logprobs)
@@ -85,36 +90,32 @@ class Beam(Strategy):
         hypothesis, by logits as they are.
         """
         k, most = self.lanes, min(2 * self.lanes, logits_bkv.shape[-1])
-        logits, tokens = logits_bkv.topk(most, dim=-1)
-        shares = logits - logits_bkv.logsumexp(dim=-1, keepdim=True)
-        totals = logprobs_bk[..., None] + shares.double()
+        tokens = logits_bkv.topk(most, dim=-1).indices
+        shares = logits_bkv.log_softmax(dim=-1).gather(-1, tokens)
+        totals = logprobs_bk[..., None] + shares
         totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)
         order = order[:, : 2 * k]
         parents = order.div(most, rounding_mode="floor")
         return totals[:, : 2 * k], tokens.flatten(1).gather(1, order), parents
 
-    def _penalties(self, looked_bkm: Tensor | None, board: Board) -> Tensor:
+    def _penalties(self, looked_bkm: Tensor, board: Board) -> Tensor:
         """β Σ_j log min(Σ_i a_ij, 1) of every hypothesis, the step just made included."""
-        if looked_bkm is None:
-            return torch.zeros_like(board["logprobs"])
         board["coverage"].add_(looked_bkm)
         return self.coverage_penalty * coverage(board["coverage"], board["source_real"][:, None])
 
     def _collect(
-        self, board: Board, logprobs: Tensor, parents: Tensor, ends: Tensor, penalties_bk: Tensor
+        self, board: Board, scores: Tensor, logprobs: Tensor, parents: Tensor, ends: Tensor
     ) -> None:
         """Keep the best k of those that ended before and those that end now."""
         k, names = self.lanes, ("logprob", "steps", "lane")
         now = ends & ~board["done"][:, None]
         now[:, k:] = False
-        scores = self.rate(logprobs, board.at + 1) + penalties_bk.gather(1, parents)
-        scores = torch.where(now, scores, -torch.inf)
-        merged = torch.cat([board["out.score"], scores], dim=1)
+        merged = torch.cat([board["out.score"], torch.where(now, scores, -torch.inf)], dim=1)
         best, places = merged.sort(dim=1, descending=True, stable=True)
         board["out.score"].copy_(best[:, :k])
         for name, new in zip(names, (logprobs, board.at.expand_as(parents), parents), strict=True):
             both = torch.cat([board[f"out.{name}"], new], dim=1)
-            board[f"out.{name}"].copy_(both.gather(1, places[:, :k]))
+            torch.gather(both, 1, places[:, :k], out=board[f"out.{name}"])
 
     def order(self, scores_k: Array) -> list[int]:
         """The best first; a place that no hypothesis took has no score."""

@@ -10,10 +10,11 @@ Shapes: b texts, k hypotheses a text, l tokens there is room for, p cells of a p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 Key = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
@@ -48,50 +49,78 @@ class Board:
         """Where the next keys and values of each hypothesis go."""
         self._prompt_1p = torch.arange(prompt, device=device)[None]
         self._steps_1c = torch.arange(room, device=device).repeat_interleave(lanes)[None]
+        self.places_bc = self._places()
+        """The position of every cell [b or 1, c]: of the prompt, then of what is written."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def key(self) -> Key:
-        """What tells boards of different sizes apart."""
-        return tuple((name, tuple(x.shape), x.dtype) for name, x in self.tensors.items())
+    def key(self, size: int, room: int) -> Key:
+        """What tells boards of different sizes apart, for a board of that size for these texts."""
+        return tuple(
+            (name, self._shape(name, size, room), x.dtype) for name, x in self.tensors.items()
+        )
 
-    def moved(self, rows: Tensor, size: int, room: int) -> Board:
-        """These texts on a board of another size. A seat that no text has is done with."""
-        tensors = {}
-        for name, x in self.tensors.items():
-            added = [0] * x.dim()
-            if x.shape[0] == self.size:
-                x, added[0] = x.index_select(0, rows), size - len(rows)
-            if name in self.growth:
-                added[self.growth[name].axis] += (room - self.room) * self.growth[name].cells
-            ends = [end for more in reversed(added) for end in (0, more)]
-            tensors[name] = F.pad(x, ends, value=name == "done")
-        board = Board(tensors, self.growth, size=size, room=room)
-        board.at.copy_(self.at)
-        board.cells.copy_(self.cells)
-        return board
-
-    def blank(self) -> Board:
-        """A board of this size on which nothing is written yet."""
-        tensors = {name: torch.zeros_like(x) for name, x in self.tensors.items()}
+    def blank(self, size: int, room: int) -> Board:
+        """A board of another size, for texts of this one, on which nothing is written yet."""
+        tensors = {
+            name: x.new_zeros(self._shape(name, size, room)) for name, x in self.tensors.items()
+        }
         tensors["offset"].fill_(1)
-        return Board(tensors, self.growth, size=self.size, room=self.room)
+        return Board(tensors, self.growth, size=size, room=room)
 
-    def take(self, other: Board) -> None:
-        """Become a copy of a board of the same size."""
-        for mine, its in zip(self._all(), other._all(), strict=True):
-            mine.copy_(its)
+    def take(self, other: Board, rows: Tensor) -> None:
+        """Seat these texts of another board. A seat that no text has is done with.
 
-    def _all(self) -> list[Tensor]:
-        return [*self.tensors.values(), self.at, self.cells]
+        What is not written yet stays as it was: nobody sees it.
+        """
+        self.tensors["seen"].zero_()
+        self.tensors["done"].fill_(True)
+        for name, x in other.tensors.items():
+            mine = self.tensors[name]
+            if not other._by_text(x):
+                mine.copy_(x)
+                continue
+            if name in self.growth:
+                axis = self.growth[name].axis
+                both = min(x.shape[axis], mine.shape[axis])
+                x, mine = x.narrow(axis, 0, both), mine.narrow(axis, 0, both)
+            torch.index_select(x, 0, rows, out=mine[: len(rows)])
+        self.at.copy_(other.at)
+        self.cells.copy_(other.cells)
+        self.places_bc.copy_(self._places())
+
+    def _by_text(self, x: Tensor) -> bool:
+        return x.shape[0] == self.size
+
+    def _shape(self, name: str, size: int, room: int) -> tuple[int, ...]:
+        x = self.tensors[name]
+        shape = list(x.shape)
+        if self._by_text(x):
+            shape[0] = size
+        if name in self.growth:
+            shape[self.growth[name].axis] += (room - self.room) * self.growth[name].cells
+        return tuple(shape)
+
+    def finished(self) -> Callable[[], list[bool]]:
+        """Which texts are done with, for one who asks later; on a GPU, as it is now."""
+        done = self.tensors["done"]
+        if not done.is_cuda:
+            return cast(Callable[[], list[bool]], done.tolist)
+        copy, copied = done.to("cpu", non_blocking=True), torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(done.device))
+
+        def told() -> list[bool]:
+            copied.synchronize()
+            return cast(list[bool], copy.tolist())
+
+        return told
 
     def bytes(self) -> int:
         """How much memory it holds."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def places(self) -> Tensor:
-        """The position of every cell [b or 1, c]: of the prompt, then of what is written."""
+    def _places(self) -> Tensor:
         offset = self.tensors["offset"]
         prompt = self._prompt_1p.expand(offset.shape[0], -1)
         return torch.cat([prompt, offset + self._steps_1c], dim=1)
@@ -100,17 +129,18 @@ class Board:
         """Let each hypothesis see the token it is about to read."""
         self.tensors["seen"].index_copy_(2, self.cells, self.eye_bkk)
 
-    def write(self, tokens_bk: Tensor, parents_bk: Tensor) -> None:
-        """Note the next token of each hypothesis, and which hypothesis it goes on from."""
+    def write(self, tokens_bk: Tensor, parents_bk: Tensor | None = None) -> None:
+        """Note the next token of each hypothesis, and which it goes on from, if not from itself."""
         self.tensors["ids"].copy_(tokens_bk)
         self.tensors["tokens"].index_copy_(1, self.at, tokens_bk[:, None])
-        self.tensors["parents"].index_copy_(1, self.at, parents_bk[:, None])
+        if parents_bk is not None:
+            self.tensors["parents"].index_copy_(1, self.at, parents_bk[:, None])
 
     def note(self, now_bk: Tensor, **results: Tensor) -> None:
         """Keep the results of the hypotheses that end now."""
         for name, new in results.items():
             kept = self.tensors[f"out.{name}"]
-            kept.copy_(torch.where(now_bk, new, kept))
+            torch.where(now_bk, new, kept, out=kept)
 
     def follow(self, parents_bk: Tensor) -> None:
         """Each hypothesis has the past of the one it goes on from."""

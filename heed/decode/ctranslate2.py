@@ -150,7 +150,7 @@ class ServedSearch:
     ) -> Iterator[tuple[int, list[Written]]]:
         """Each of these sources by its number, and all hypotheses for it; long ones first."""
         lengths = [len(sources[i]) for i in numbers]
-        for places in allowed.batches(lengths, self.settings.batch_size):
+        for places in allowed.batches(lengths, self.settings.batch_size or allowed.TEXTS):
             chosen = [numbers[place] for place in places]
             limit = max(limits[i] for i in chosen)
             found = self._batch([sources[i] for i in chosen], limit, patience)

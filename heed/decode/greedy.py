@@ -26,7 +26,7 @@ def translate(
     *,
     max_ratio: float = 2.0,
     max_extra: int = 10,
-    batch_size: int = 128,
+    batch_size: int | None = None,
 ) -> list[list[int]]:
     """The likeliest next token until the end mark, for each source (ids without an end mark).
 

@@ -7,8 +7,13 @@ from collections.abc import Iterator, Sequence
 from heed.models import LanguageModel, Translator
 from heed.nn.positions import ENCODINGS
 
+TEXTS, TEXTS_ON_GPU = 128, 512
+"""Written side by side, unless someone says how many."""
 CELLS = 1 << 14
 """Tokens read side by side, padding included; fewer texts where they are longer."""
+BOARD = 0.125
+"""On a GPU, the share of memory that one board may take should all its texts get as long as they
+may."""
 AHEAD = 16
 """Tokens to make room for at a time, where shapes are free."""
 FEWEST, SHORTEST = 8, 32
@@ -32,14 +37,31 @@ def positions_of(models: Sequence[Translator | LanguageModel]) -> int | None:
     return min((end for end in ends if end is not None), default=None)
 
 
-def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Texts of like length side by side, the longest first: what memory must hold, comes first."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+def batches(
+    lengths: Sequence[int], size: int, *, costs: Sequence[int] | None = None, most: int = CELLS
+) -> Iterator[list[int]]:
+    """Texts of like length side by side, the longest first: what memory must hold, comes first.
+
+    Those of a batch cost no more than `most` together, each as much as its first: its tokens,
+    unless costs are given.
+    """
+    order, costs = sorted(range(len(lengths)), key=lambda i: -lengths[i]), costs or lengths
     first = 0
     while first < len(order):
-        count = min(size, max(1, CELLS // max(1, lengths[order[first]])))
+        count = min(size, max(1, most // max(1, costs[order[first]])))
         yield order[first : first + count]
         first += count
+
+
+def token_bytes(models: Sequence[Translator | LanguageModel]) -> int:
+    """What is kept of a token: a key and a value a layer. An LSTM keeps no more."""
+    total = 0
+    for model in models:
+        config, size = model.config, model.embedding.table.weight.element_size()
+        heads, width = config.heads, config.head_width or config.width // config.heads
+        layers = config.decoder_layers or config.layers
+        total += 2 * layers * (config.kv_heads or heads) * width * size
+    return total
 
 
 class Sizes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,19 +26,25 @@ from heed.decode.board import Board, Growth, Kept, Key
 from heed.decode.graphs import Step, captured
 from heed.decode.strategy import Strategy, Written
 from heed.decode.writers import Reading, Writing, together, writer
+from heed.nn.packed import packed
 
 LOOK = 4
-"""Tokens between two looks at who is finished: on a GPU a look waits for the step."""
+"""Tokens between two looks at who is finished. On a GPU a look says how it was a step before, so
+that the GPU has that step to work on in the meantime."""
 KEPT = 0.25
 """Share of a GPU's memory that captured boards may hold. Where they are made anew again and again,
 that takes most of the time."""
+
+PACK = 1024
+"""Tokens of all hypotheses from which on it pays to lay out weights for a CPU's kernels first."""
 
 
 class Search:
     """Models that write together by one strategy. Keep it: on a GPU it is warm after its first use.
 
-    Several models are an ensemble: the mean of their probabilities. `capture` is whether steps
-    are captured as CUDA graphs; unset, Transformers' are where there is a GPU. `begin` is what a
+    Several models are an ensemble: the mean of their probabilities. `batch_size` is how many texts
+    are written side by side; unset, more where there is a GPU. `capture` is whether steps are
+    captured as CUDA graphs; unset, Transformers' are where there is a GPU. `begin` is what a
     translator reads before its first word, unset the begin mark of `specials`.
     """
 
@@ -46,16 +53,18 @@ class Search:
         models: Sequence[Writing],
         how: Strategy,
         *,
-        batch_size: int = 128,
+        batch_size: int | None = None,
         capture: bool | None = None,
         begin: int | None = None,
         specials: Specials = OWN,
     ) -> None:
-        self.models, self.how, self.batch_size = list(models), how, batch_size
+        self.models, self.how = list(models), how
         self.specials, self.how.end = specials, specials.eos
         self.begin = specials.bos if begin is None else begin
         self.writers = [writer(model, number) for number, model in enumerate(models)]
         self.device = self.models[0].embedding.table.weight.device
+        usual = allowed.TEXTS_ON_GPU if self.device.type == "cuda" else allowed.TEXTS
+        self.batch_size = batch_size or usual
         if capture is None:
             attends = all(model.config.family == "transformer" for model in models)
             capture = self.device.type == "cuda" and attends
@@ -121,12 +130,22 @@ class Search:
     ) -> list[list[Written]]:
         numbers = range(len(lengths)) if numbers is None else numbers
         out: list[list[Written]] = [[] for _ in lengths]
-        with _writing(self.models):
-            for chosen in allowed.batches(lengths, self.batch_size):
+        much = self.how.lanes * sum(lengths) >= PACK
+        with _writing(self.models), packed(self.models if much else []):
+            for chosen in self._batches(lengths, limits):
                 own = [limits[i] for i in chosen], [numbers[i] for i in chosen]
                 for i, written in zip(chosen, self._batch(reading(chosen), *own), strict=True):
                     out[i] = written
         return out
+
+    def _batches(self, lengths: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
+        """Which texts are written side by side: no more than there is memory for."""
+        if self.device.type != "cuda":
+            return allowed.batches(lengths, self.batch_size)
+        kept = [n + self.how.lanes * limit for n, limit in zip(lengths, limits, strict=True)]
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        most = int(allowed.BOARD * memory) // allowed.token_bytes(self.models)
+        return allowed.batches(lengths, self.batch_size, costs=kept, most=most)
 
     def _batch(
         self, reading: Reading, limits: list[int], numbers: list[int]
@@ -138,10 +157,11 @@ class Search:
         board, step = self._move(first, places, self.sizes.room(0))
         looked = None if looked is None else self._seated(looked, board)
         self._choose(board, self._seated(logits, board), looked)
+        finished = board.finished()
         while written < longest:
             if written % LOOK == 0 or written == board.room:
-                done = board["done"].tolist()[: len(places)]
-                going = [row for row, finished in enumerate(done) if not finished]
+                done = finished()[: len(places)]
+                going = [row for row, over in enumerate(done) if not over]
                 if not going:
                     break
                 if written == board.room or self.sizes.worth(len(going), board.size):
@@ -149,6 +169,8 @@ class Search:
                     room = self.sizes.room(written) if written == board.room else board.room
                     board, step = self._move(board, going, room)
                     places = [places[row] for row in going]
+            if (written + 1) % LOOK == 0 or written + 1 == board.room:
+                finished = board.finished()
             step()
             written += 1
         self._read(board, places, list(range(len(places))), out)
@@ -171,7 +193,7 @@ class Search:
             said.append((logits, looked))
         tensors = {name: tensor for name, (tensor, _) in kept.items()}
         growth = {name: grown for name, (_, grown) in kept.items() if grown is not None}
-        return Board(tensors, growth, size=len(limits), room=0), _joined(said)
+        return Board(tensors, growth, size=len(limits), room=0), self._joined(said)
 
     def _seated(self, x_b: Tensor, board: Board) -> Tensor:
         """The same for every hypothesis of a text, and zeros for seats that no text has."""
@@ -181,20 +203,21 @@ class Search:
     def _move(self, board: Board, rows: list[int], room: int) -> tuple[Board, Step]:
         """These texts on a board of their own, and the step over it."""
         size = self.sizes.seats(len(rows))
-        moved = board.moved(torch.tensor(rows, device=self.device), size, room)
-        if not self.capture:
-            return moved, lambda: self._step(moved)
-        key = moved.key()
-        if key not in self._boards:
+        key = board.key(size, room)
+        if key in self._boards:
+            moved, step = self._boards[key]
+        elif self.capture:
             self._make_room()
-            self._boards[key] = (blank := moved.blank()), self._captured(blank)
-        self._boards[key][0].take(moved)
-        return self._boards[key]
+            moved = board.blank(size, room)
+            self._boards[key] = moved, (step := self._captured(moved))
+        else:
+            moved = board.blank(size, room)
+            step = partial(self._step, moved)
+        moved.take(board, torch.tensor(rows, device=self.device))
+        return moved, step
 
     def _captured(self, board: Board) -> Step:
-        def step() -> None:
-            self._step(board)
-
+        step = partial(self._step, board)
         try:
             return captured(step, self._pool)
         except RuntimeError as problem:
@@ -221,11 +244,17 @@ class Search:
         board.see_self()
         said = [one.read(board, looking=self.how.looks) for one in self.writers]
         board.cells.add_(self.how.lanes)
-        self._choose(board, *_joined(said))
+        self._choose(board, *self._joined(said))
+
+    def _joined(self, said: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+        """What several models say, as one, without the pieces that no text has."""
+        logits = together([logits for logits, _ in said])
+        looks = [looked for _, looked in said if looked is not None]
+        if self.specials.unwritten:
+            logits.index_fill_(-1, self.unwritten, -torch.inf)
+        return logits, torch.stack(looks).mean(0) if looks else None
 
     def _choose(self, board: Board, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
-        if self.specials.unwritten:
-            logits_bkv = logits_bkv.index_fill(-1, self.unwritten, -torch.inf)
         parents = self.how.choose(logits_bkv, looked_bkm, board)
         board.at.add_(1)
         if parents is not None:
@@ -246,13 +275,9 @@ def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:
     }
     if reading.source_real is not None:
         facts["source_real"] = reading.source_real, None
+        places = torch.arange(reading.source_real.shape[1], device=ids.device)
+        facts["source_places"] = places[None], None
     return facts
-
-
-def _joined(said: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """What several models say, as one."""
-    looks = [looked for _, looked in said if looked is not None]
-    return together([logits for logits, _ in said]), torch.stack(looks).mean(0) if looks else None
 
 
 @contextmanager

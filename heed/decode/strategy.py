@@ -62,7 +62,6 @@ class Strategy(ABC):
         return {
             "ids": (filled(0, torch.long), None),
             "tokens": (history, Growth(axis=1)),
-            "parents": (history.clone(), Growth(axis=1)),
             "logprobs": (filled(0.0), None),
             "done": (torch.zeros(b, dtype=torch.bool, device=device), None),
             "limit": (torch.tensor(limits, device=device), None),
@@ -86,10 +85,11 @@ class Strategy(ABC):
 
     def read(self, board: Board, rows: Tensor) -> list[list[Written]]:
         """The finished hypotheses of some texts, the best first."""
-        names = ("tokens", "parents", *(f"out.{name}" for name in RESULTS))
-        found = [board[name].index_select(0, rows).cpu().numpy() for name in names]
-        tokens_blk, parents_blk, score, logprob, steps, lane, cut = found
-        paths = _trace_back(tokens_blk, parents_blk, steps, lane)
+        names = ["tokens", *(f"out.{name}" for name in RESULTS)]
+        names += ["parents"] if "parents" in board.tensors else []
+        found = _fetched([board[name].index_select(0, rows) for name in names])
+        tokens_blk, score, logprob, steps, lane, cut, *parents_blk = found
+        paths = _trace_back(tokens_blk, parents_blk[0] if parents_blk else None, steps, lane)
         return [
             [
                 Written(
@@ -112,9 +112,11 @@ class Apart(Strategy):
     """Hypotheses that know nothing of one another: each takes its own next token."""
 
     def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
-        """And which of them have ended."""
+        """And which of them have ended. Each keeps its lane."""
+        kept = super().begin(limits, numbers, device)
+        kept["out.lane"][0].copy_(torch.arange(self.lanes, device=device))
         ended = torch.zeros(len(limits), self.lanes, dtype=torch.bool, device=device)
-        return super().begin(limits, numbers, device) | {"ended": (ended, None)}
+        return kept | {"ended": (ended, None)}
 
     @abstractmethod
     def pick(self, logits_bkv: Tensor, board: Board) -> Tensor:
@@ -123,32 +125,36 @@ class Apart(Strategy):
     def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
         """Take it, and add up its log-probability until the hypothesis ends."""
         tokens_bk = self.pick(logits_bkv, board)
-        gained = logits_bkv.gather(2, tokens_bk[..., None])[..., 0] - logits_bkv.logsumexp(dim=-1)
+        gained = logits_bkv.log_softmax(dim=-1).gather(2, tokens_bk[..., None])[..., 0]
         ended, logprobs, length = board["ended"], board["logprobs"], board.at + 1
-        logprobs.copy_(torch.where(ended, logprobs, logprobs + gained.double()))
-        ends = tokens_bk == self.end
-        now = ~ended & (ends | (length >= board["limit"])[:, None])
-        lanes = torch.arange(self.lanes, device=now.device).expand_as(tokens_bk)
-        board.note(
-            now,
-            score=self.rate(logprobs, length),
-            logprob=logprobs,
-            steps=length - ends.long(),
-            lane=lanes,
-            cut=~ends,
-        )
+        logprobs.add_(gained.masked_fill_(ended, 0.0))
+        goes_on = tokens_bk != self.end
+        now = ((length >= board["limit"])[:, None] | ~goes_on) & ~ended
+        score, steps = self.rate(logprobs, length), board.at + goes_on
+        board.note(now, score=score, logprob=logprobs, steps=steps, cut=goes_on)
         ended |= now
         board["done"].logical_or_(ended.all(dim=1))
-        board.write(tokens_bk, lanes)
+        board.write(tokens_bk)
         return None
 
 
-def _trace_back(tokens_blk: Array, parents_blk: Array, steps_bk: Array, lane_bk: Array) -> Array:
+def _fetched(tensors: Sequence[Tensor]) -> list[Array]:
+    """The same in this machine's memory, after waiting once."""
+    copies = [x.to("cpu", non_blocking=True) for x in tensors]
+    if tensors[0].is_cuda:
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return [x.numpy() for x in copies]
+
+
+def _trace_back(
+    tokens_blk: Array, parents_blk: Array | None, steps_bk: Array, lane_bk: Array
+) -> Array:
     """The tokens of each hypothesis [b, k, l], from its last one back to its first."""
     paths = np.zeros((*steps_bk.shape, int(steps_bk.max(initial=0))), np.int64)
     rows, lane_bk = np.arange(len(tokens_blk))[:, None], lane_bk.copy()
     for step in reversed(range(paths.shape[2])):
         on_path = step < steps_bk
         paths[:, :, step] = tokens_blk[rows, step, lane_bk]
-        lane_bk = np.where(on_path, parents_blk[rows, step, lane_bk], lane_bk)
+        if parents_blk is not None:
+            lane_bk = np.where(on_path, parents_blk[rows, step, lane_bk], lane_bk)
     return paths

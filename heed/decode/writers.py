@@ -26,9 +26,9 @@ from heed.decode.board import Board, Growth, Kept, picked
 from heed.models import LanguageModel, Translator
 from heed.nn.attention import Sight
 from heed.nn.cache import Cache, FixedLayer
+from heed.nn.few import Seen
 from heed.nn.flow import Tokens
 from heed.nn.lstm import LSTMStack
-from heed.nn.masks import Mask, hide
 from heed.nn.positions import LazyBias, Position
 from heed.nn.stack import Stack
 
@@ -43,39 +43,6 @@ class Reading:
     prompt_real: Tensor | None = None
     source_bm: Tensor | None = None
     source_real: Tensor | None = None
-
-
-class Past(LazyBias):
-    """A position's bias that hides what a hypothesis does not have in its past."""
-
-    def __init__(self, position: Position, here: Tensor, there: Tensor, seen_bkc: Tensor) -> None:
-        super().__init__(position, here, there)
-        self.visible = seen_bkc[:, None]
-
-    def dense(self) -> Tensor:
-        """-inf where something is hidden, made once for all layers."""
-        if self._dense is None:
-            bias = self.position.bias(None, self.q_positions, self.k_positions)
-            hidden = hide(self.visible, torch.float32)
-            self._dense = hidden if bias is None else hidden + bias
-        return self._dense
-
-
-@dataclass(eq=False)
-class PastMask(Mask):
-    """The same as a mask, for an encoding whose bias each layer makes of its own queries."""
-
-    visible: Tensor | None = None
-
-    @property
-    def sees_all(self) -> bool:
-        """It was made to hide."""
-        return self.visible is None
-
-    def _build(self) -> Tensor:
-        if self.visible is None:
-            raise ValueError("There is nothing to hide.")
-        return self.visible
 
 
 class Writer(ABC):
@@ -151,19 +118,13 @@ class AttentionWriter(Writer):
 
     def _sight(self, board: Board, position: Position) -> Sight:
         """Each hypothesis stands at the same place, and sees its own past."""
-        _, k, c = board["seen"].shape
-        here, there = (board["offset"] + board.at - 1).expand(-1, k), board.places()
-        if position.bias_uses_query:
-            visible = board["seen"][:, None]
-            return Sight(here, there, PastMask(k, c, visible.device, visible=visible))
-        return Sight(here, there, bias=Past(position, here, there, board["seen"]))
+        seen_bkc = board["seen"]
+        here = (board["offset"] + board.at - 1).expand(-1, seen_bkc.shape[1])
+        return _told(here, board.places_bc, position, seen_bkc, board.cells)
 
     def _cross_sight(self, board: Board, position: Position, sight: Sight) -> Sight:
-        real_bm, here = board["source_real"], sight.q_positions
-        there = torch.arange(real_bm.shape[1], device=real_bm.device)[None]
-        mask = Mask(here.shape[1], real_bm.shape[1], real_bm.device, real_bm=real_bm)
-        shared = None if position.bias_uses_query else LazyBias(position, here, there)
-        return Sight(here, there, mask, bias=shared)
+        seen_b1m = board["source_real"][:, None]
+        return _told(sight.q_positions, board["source_places"], position, seen_b1m)
 
 
 class RecurrentWriter(Writer):
@@ -232,6 +193,15 @@ def together(logits: Sequence[Tensor]) -> Tensor:
 def mean_look(weights: Sequence[Tensor]) -> Tensor:
     """Where a decoder looked in the source [b, n, m]: the mean over all layers and heads."""
     return torch.stack([x_bhnm.float().mean(dim=1) for x_bhnm in weights]).mean(dim=0)
+
+
+def _told(
+    here: Tensor, there: Tensor, position: Position, seen: Tensor, cells: Tensor | None = None
+) -> Sight:
+    """Who stands where, and who may see whom: [b, k or 1, m]."""
+    mask = Seen(here.shape[1], there.shape[1], seen.device, visible_bnm=seen, cells_n=cells)
+    shared = None if position.bias_uses_query else LazyBias(position, here, there)
+    return Sight(here, there, mask, bias=shared)
 
 
 def _last(x_bpw: Tensor, real_bp: Tensor | None) -> Tensor:

@@ -72,7 +72,11 @@ class VocabularyHead(nn.Module):
 
     def forward(self, x_bnw: Tensor) -> Tensor:
         """Logits [b, n, vocab]."""
-        return F.linear(self.ready(x_bnw), self.weight, self.bias)
+        return self.project(self.ready(x_bnw))
+
+    def project(self, x_bnw: Tensor) -> Tensor:
+        """The last map."""
+        return F.linear(x_bnw, self.weight, self.bias)
 
 
 @dataclass

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from heed.nn.few import put
 from heed.nn.flow import Tokens
+from heed.nn.kernels import on_gpu
 
 FIRST_CAPACITY = 64
 
@@ -71,6 +73,9 @@ class FixedLayer(LayerCache):
         """Write these into their cells, and return all there are."""
         if self.cells is None:
             raise ValueError("Nothing can be added here: no cells were named.")
+        if on_gpu(k_bgnd):
+            put((k_bgnd, v_bgnd), self._buffers, self.cells)
+            return self.read()
         for buffer, new in zip(self._buffers, (k_bgnd, v_bgnd), strict=True):
             buffer.index_copy_(2, self.cells, new)
         return self.read()

@@ -1,10 +1,11 @@
 """The fused formulas: what `attend` computes, without ever holding all the weights.
 
-`fused` takes what `attend` takes and returns the output alone. Behind it stand four kernels. On a
-GPU short texts without a bias go to our own (`heed.nn.short`), long ones with a bias or a mask to
-another (`heed.nn.relative`) or, where only an encoding's `score_mod` knows the bias, to
-FlexAttention: there memory is linear in length. All else, dropout and machines without Triton too,
-goes to torch's scaled_dot_product_attention (SDPA), with the bias as a tensor.
+`fused` takes what `attend` takes and returns the output alone. Behind it stand six kernels. On a
+GPU short texts without a bias go to our own (`heed.nn.short`), a step of decoding to another
+(`heed.nn.few`), long texts with a bias or a mask to a third (`heed.nn.relative`) or, where only an
+encoding's `score_mod` knows the bias, to FlexAttention: there memory is linear in length. On a CPU
+a step of decoding is two products (`heed.nn.lean`). All else, dropout and machines without Triton
+too, goes to torch's scaled_dot_product_attention (SDPA), with the bias as a tensor.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
@@ -23,6 +24,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from heed.nn import heads
 from heed.nn.bias import LazyBias, Source
+from heed.nn.few import Seen, attend_few, fits
+from heed.nn.lean import attend_lean, is_lean
 from heed.nn.masks import Mask, hide, merged
 from heed.nn.relative import Relative, ScoreMod, attend_by_distance, plans
 from heed.nn.short import LazyTurn, attend_short
@@ -57,10 +60,13 @@ def fused(
     With `turn`, queries and keys are not turned yet.
     """
     short = _short(q_bhnd, k_bgmd, v_bgmd) and dropout == 0.0
-    if short and not isinstance(mask, Tensor) and _unbiased(bias):
+    if short and not isinstance(mask, Tensor | Seen) and _unbiased(bias):
         return attend_short(q_bhnd, k_bgmd, v_bgmd, mask=mask, turn=turn, scale=scale)
     if turn is not None:
         q_bhnd, k_bgmd = turn.turned(q_bhnd, k_bgmd)
+    if isinstance(mask, Seen) and _few(q_bhnd, k_bgmd, v_bgmd) and dropout == 0.0:
+        added = bias.dense() if isinstance(bias, LazyBias) else bias
+        return attend_few(q_bhnd, k_bgmd, v_bgmd, mask=mask, bias=added, scale=scale)
     if isinstance(mask, Mask) and isinstance(bias, LazyBias):
         out = _long(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
         if out is not None:
@@ -135,6 +141,11 @@ def _short(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
     return fits and known and torch.is_grad_enabled() and on_gpu(q_bhnd)
 
 
+def _few(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
+    """Whether one program can hold all queries of a key head."""
+    return on_gpu(q_bhnd) and fits(q_bhnd, k_bgmd, v_bgmd)
+
+
 def _simple(mask: Mask) -> bool:
     """Whether SDPA needs no tensor to know this mask."""
     return mask.sees_all or (mask.only_causal and mask.square)
@@ -187,6 +198,9 @@ def _sdpa(
     if widened:
         q_bhnd, k_bgmd, v_bgmd = q_bhnd.float(), k_bgmd.float(), v_bgmd.float()
     unbiased = bias is None or (not isinstance(bias, Tensor) and bias.dense() is None)
+    if dropout == 0.0 and is_lean(q_bhnd, k_bgmd):
+        added = _added(mask, None if unbiased else bias, q_bhnd)
+        return attend_lean(q_bhnd, k_bgmd, v_bgmd, added, scale)
     causal = unbiased and isinstance(mask, Mask) and mask.only_causal and mask.square
     with torch.autocast("cpu", enabled=False) if widened else nullcontext():
         out = F.scaled_dot_product_attention(

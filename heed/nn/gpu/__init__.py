@@ -9,7 +9,8 @@ import triton
 
 COUNTS = (
     *("r", "n", "size", "own_size", "ahead", "reach", "offsets"),
-    *("heads", "first_heads", "second_heads", "places_b", "plan_b"),
+    *("batch", "blocks", "tiles", "many", "parts"),
+    *("heads", "first_heads", "second_heads", "places_b", "plan_b", "visible_b", "visible_n"),
 )
 """What kernels call numbers that say no more than where something ends, or how often it is there.
 Triton compiles anew for a number that is 1 or a multiple of 16; that pays for steps in memory."""

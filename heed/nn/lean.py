@@ -1,0 +1,42 @@
+"""Attention of few queries on a CPU: a step of decoding.
+
+SDPA's kernel for CPUs takes the heads one by one, which with one query a head takes several times
+as long as reading the keys does. Two products over all heads at once are faster.
+
+Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MOST = 8
+"""Queries that read one key head. From about so many on, SDPA is as fast."""
+
+
+def is_lean(q_bhnd: Tensor, k_bgmd: Tensor) -> bool:
+    """Whether this is the faster way. It is not made for learning."""
+    rows = q_bhnd.shape[2] * q_bhnd.shape[1] // k_bgmd.shape[1]
+    here = q_bhnd.device.type == "cpu" and q_bhnd.dtype == torch.float32
+    return here and rows <= MOST and not torch.is_grad_enabled()
+
+
+def attend_lean(
+    q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor, added: Tensor | None, scale: float | None
+) -> Tensor:
+    """softmax(q kᵀ · scale + added) v; a boolean `added` is True where a query may see a key."""
+    (b, h, n, d), (g, m) = q_bhnd.shape, k_bgmd.shape[1:3]
+    scale = d**-0.5 if scale is None else scale
+    # Queries that share keys go side by side, as if they were more queries of one head.
+    q = q_bhnd.reshape(b * g, -1, d)
+    k, v = k_bgmd.reshape(b * g, m, d), v_bgmd.reshape(b * g, m, d)
+    scores_bhnm = torch.bmm(q * scale, k.mT).view(b, h, n, m)
+    if added is not None and added.dtype == torch.bool:
+        scores_bhnm.masked_fill_(~added, -torch.inf)
+    elif added is not None:
+        scores_bhnm += added
+    weights = scores_bhnm.softmax(dim=-1)
+    if added is not None:  # who sees nothing gets zeros, not 0 / 0
+        weights.nan_to_num_(0.0)
+    return torch.bmm(weights.view(b * g, -1, m), v).view(b, h, n, d)
