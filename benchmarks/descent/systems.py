@@ -80,7 +80,7 @@ TASKS = (
     Task(
         "classify",
         "SST-2",
-        "sst2/scratch",
+        "sst2/scratch-stack",
         (*ALIKE, "train.epochs=4", "train.evaluate_every=50"),
         metric="accuracy",
         unit="accuracy",

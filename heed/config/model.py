@@ -177,6 +177,13 @@ class ModelConfig(Section):
     """Hidden size between pooling and classes; unset, none."""
     classifier_activation: Literal["relu", "tanh"] = "relu"
     """What follows the map to that hidden size."""
+    ngrams: Count = 1
+    """Up to how many tokens side by side a classifier has a vector for, beside what its stack says
+    (docs/classification.md); 1 is no such vectors."""
+    ngram_buckets: Count = 200_000
+    """How many vectors those runs of tokens share."""
+    ngram_dropout: Share = 0.5
+    """Share of a text's runs that are left out in training, others every time."""
     embedding_width: Count | None = None
     """Size of the LSTM's token vectors; unset, its width."""
 

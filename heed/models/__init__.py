@@ -80,6 +80,8 @@ def _complaints(task: str, config: ModelConfig, vocab: int, classes: int | None)
         complaints.append(f"classes cannot be {classes}: a classifier tells at least two apart.")
     if task == "translate" and config.token_types:
         complaints.append("token_types are for reading one text: a translator has none.")
+    if task != "classify" and config.ngrams > 1:
+        complaints.append(f"ngrams are what a classifier reads: task {task!r} has none.")
     if config.family == "transformer":
         complaints += filter(None, [ENCODINGS[config.position].complaint(config)])
         complaints += filter(None, [config.leak(task)])

@@ -9,6 +9,7 @@ from heed.config import ModelConfig
 from heed.models.parts import Base, Trace, build_embedding, build_stack
 from heed.nn.cache import Cache
 from heed.nn.flow import StackOutput, Tokens
+from heed.nn.grams import Grams
 
 BETWEEN = {"relu": nn.ReLU, "tanh": nn.Tanh}
 """What may stand in a classifier's head."""
@@ -44,7 +45,8 @@ class Pooling(nn.Module):
             shares = (mask.cumsum(dim=1) == 1) & mask
             return (x_bnw * shares[..., None]).sum(dim=1)
         if self.score is not None:
-            scores = self.score(x_bnw).masked_fill(~real, torch.finfo(x_bnw.dtype).min)
+            scores = self.score(x_bnw)  # in 16 bits under autocast, whatever x is
+            scores = scores.masked_fill(~real, torch.finfo(scores.dtype).min)
             return (x_bnw * (scores.softmax(dim=1) * real)).sum(dim=1)
         return (x_bnw * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
@@ -58,6 +60,7 @@ class Classifier(Base):
         self.embedding = build_embedding(config, vocab)
         self.stack = build_stack(config, causal=False)
         self.pool = Pooling(config)
+        self.grams = Grams(config) if config.ngrams > 1 else None
         self.dropout = nn.Dropout(config.dropout)
         if config.classifier_hidden is None:
             self.head: nn.Module = nn.Linear(config.width, classes)
@@ -81,14 +84,14 @@ class Classifier(Base):
         if cache is not None:
             raise ValueError("A classifier reads a whole text at once: it takes no cache.")
         out = self.states(ids, mask=mask, positions=positions, segments=segments, types=types)
-        return self._classify(out.x_bnw, mask)
+        return self._classify(ids, out.x_bnw, mask)
 
     def trace(
         self, ids: Tensor, *, mask: Tensor | None = None, types: Tensor | None = None
     ) -> Trace:
         """The same logits, with every attention weight and every layer's vectors."""
         out = self.states(ids, mask=mask, types=types, weights=True)
-        logits = self._classify(out.x_bnw, mask)
+        logits = self._classify(ids, out.x_bnw, mask)
         return Trace(logits, encoder=out.self_weights, hidden={"encoder": out.hidden})
 
     def states(
@@ -105,5 +108,8 @@ class Classifier(Base):
         tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments)
         return self.stack(self.embedding(ids, types), tokens, weights=weights)
 
-    def _classify(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
-        return self.head(self.dropout(self.pool(x_bnw, mask)))
+    def _classify(self, ids: Tensor, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+        pooled_bw = self.pool(x_bnw, mask)
+        if self.grams is not None:
+            pooled_bw = pooled_bw + self.grams(ids, mask)
+        return self.head(self.dropout(pooled_bw))
