@@ -69,6 +69,26 @@ class Board:
         tensors["offset"].fill_(1)
         return Board(tensors, self.growth, size=size, room=room)
 
+    def kept(self, rows: list[int]) -> Board:
+        """These texts on the seats in front, in this order, in this board's own memory.
+
+        Only those that change seats are copied: by `limits.seated` they are few.
+        """
+        taken = [seat for seat, row in enumerate(rows) if seat != row]
+        seats, movers = (
+            torch.tensor(some, dtype=torch.long, device=self.at.device)
+            for some in (taken, [rows[seat] for seat in taken])
+        )
+        tensors = {}
+        for name, x in self.tensors.items():
+            if self._by_text(x):
+                x.index_copy_(0, seats, x.index_select(0, movers))
+                x = x[: len(rows)]
+            tensors[name] = x
+        board = Board(tensors, self.growth, size=len(rows), room=self.room)
+        board.at, board.cells = self.at, self.cells
+        return board
+
     def take(self, other: Board, rows: Tensor) -> None:
         """Seat these texts of another board. A seat that no text has is done with.
 
@@ -76,6 +96,7 @@ class Board:
         """
         self.tensors["seen"].zero_()
         self.tensors["done"].fill_(True)
+        self.tensors["offset"].fill_(1)  # of an empty seat: what others left may lie far beyond
         for name, x in other.tensors.items():
             mine = self.tensors[name]
             if not other._by_text(x):

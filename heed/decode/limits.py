@@ -12,13 +12,13 @@ TEXTS, TEXTS_ON_GPU = 128, 512
 CELLS = 1 << 14
 """Tokens read side by side, padding included; fewer texts where they are longer."""
 BOARD = 0.125
-"""On a GPU, the share of memory that one board may take should all its texts get as long as they
-may."""
+"""On a GPU, the share of free memory that one board may take, should all its texts get as long as
+they may."""
 AHEAD = 16
 """Tokens to make room for at a time, where shapes are free."""
 FEWEST, SHORTEST = 8, 32
 """The smallest board where shapes are few."""
-LEFT = 0.8
+LEFT = 0.95
 """The share of texts still being written below which a free board is made smaller."""
 
 
@@ -42,15 +42,19 @@ def batches(
 ) -> Iterator[list[int]]:
     """Texts of like length side by side, the longest first: what memory must hold, comes first.
 
-    Those of a batch cost no more than `most` together, each as much as its first: its tokens,
-    unless costs are given.
+    Those of a batch cost no more than `most` together, each as much as the dearest of them: its
+    tokens, unless costs are given.
     """
     order, costs = sorted(range(len(lengths)), key=lambda i: -lengths[i]), costs or lengths
-    first = 0
-    while first < len(order):
-        count = min(size, max(1, most // max(1, costs[order[first]])))
-        yield order[first : first + count]
-        first += count
+    batch, dearest = list[int](), 0
+    for i in order:
+        dearest = max(dearest, costs[i])
+        if batch and (len(batch) == size or dearest * (len(batch) + 1) > most):
+            yield batch
+            batch, dearest = [], costs[i]
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 def token_bytes(models: Sequence[Translator | LanguageModel]) -> int:
@@ -85,6 +89,13 @@ class Sizes:
     def worth(self, texts: int, size: int) -> bool:
         """Whether to leave a board of this size when so many texts are left."""
         return self.seats(texts) < size if self.few else texts <= LEFT * size
+
+
+def seated(rows: Sequence[int]) -> list[int]:
+    """The same rows, each where it stood if it can: those behind take the seats left in front."""
+    staying = {row for row in rows if row < len(rows)}
+    behind = iter([row for row in rows if row not in staying])
+    return [seat if seat in staying else next(behind) for seat in range(len(rows))]
 
 
 def rung(length: int) -> int:

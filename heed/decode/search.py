@@ -23,6 +23,7 @@ from heed.data.batches import padded
 from heed.data.specials import OWN, Specials
 from heed.decode import limits as allowed
 from heed.decode.board import Board, Growth, Kept, Key
+from heed.decode.crew import each
 from heed.decode.graphs import Step, captured
 from heed.decode.strategy import Strategy, Written
 from heed.decode.writers import Reading, Writing, together, writer
@@ -32,9 +33,8 @@ LOOK = 4
 """Tokens between two looks at who is finished. On a GPU a look says how it was a step before, so
 that the GPU has that step to work on in the meantime."""
 KEPT = 0.25
-"""Share of a GPU's memory that captured boards may hold. Where they are made anew again and again,
-that takes most of the time."""
-
+"""Share of a GPU's free memory that captured boards may hold. Where they are made anew again and
+again, that takes most of the time."""
 PACK = 1024
 """Tokens of all hypotheses from which on it pays to lay out weights for a CPU's kernels first."""
 
@@ -130,11 +130,18 @@ class Search:
     ) -> list[list[Written]]:
         numbers = range(len(lengths)) if numbers is None else numbers
         out: list[list[Written]] = [[] for _ in lengths]
+        batches = list(self._batches(lengths, limits))
+
+        def work(chosen: list[int]) -> list[list[Written]]:
+            own = [limits[i] for i in chosen], [numbers[i] for i in chosen]
+            return self._batch(reading(chosen), *own)
+
         much = self.how.lanes * sum(lengths) >= PACK
         with _writing(self.models), packed(self.models if much else []):
-            for chosen in self._batches(lengths, limits):
-                own = [limits[i] for i in chosen], [numbers[i] for i in chosen]
-                for i, written in zip(chosen, self._batch(reading(chosen), *own), strict=True):
+            # Captured boards are kept from batch to batch: no two may write on them at once.
+            crew = self.device.type == "cpu" and not self.capture
+            for chosen, found in zip(batches, each(work, batches, crew=crew), strict=True):
+                for i, written in zip(chosen, found, strict=True):
                     out[i] = written
         return out
 
@@ -143,8 +150,7 @@ class Search:
         if self.device.type != "cuda":
             return allowed.batches(lengths, self.batch_size)
         kept = [n + self.how.lanes * limit for n, limit in zip(lengths, limits, strict=True)]
-        memory = torch.cuda.get_device_properties(self.device).total_memory
-        most = int(allowed.BOARD * memory) // allowed.token_bytes(self.models)
+        most = int(allowed.BOARD * self._memory()) // allowed.token_bytes(self.models)
         return allowed.batches(lengths, self.batch_size, costs=kept, most=most)
 
     def _batch(
@@ -161,7 +167,7 @@ class Search:
         while written < longest:
             if written % LOOK == 0 or written == board.room:
                 done = finished()[: len(places)]
-                going = [row for row, over in enumerate(done) if not over]
+                going = allowed.seated([row for row, over in enumerate(done) if not over])
                 if not going:
                     break
                 if written == board.room or self.sizes.worth(len(going), board.size):
@@ -202,6 +208,9 @@ class Search:
 
     def _move(self, board: Board, rows: list[int], room: int) -> tuple[Board, Step]:
         """These texts on a board of their own, and the step over it."""
+        if not self.capture and room == board.room:
+            kept = board.kept(rows)
+            return kept, partial(self._step, kept)
         size = self.sizes.seats(len(rows))
         key = board.key(size, room)
         if key in self._boards:
@@ -227,9 +236,18 @@ class Search:
 
     def _make_room(self) -> None:
         """Forget the boards made first where they hold much memory."""
-        most = KEPT * torch.cuda.get_device_properties(self.device).total_memory
-        while sum(board.bytes() for board, _ in self._boards.values()) > most:
+        most = KEPT * self._memory()
+        while self._held() > most:
             del self._boards[next(iter(self._boards))]
+
+    def _held(self) -> int:
+        return sum(board.bytes() for board, _ in self._boards.values())
+
+    def _memory(self) -> int:
+        """What of the GPU's memory nobody has, or boards have that could be forgotten."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + idle + self._held()
 
     def _read(
         self, board: Board, places: list[int], rows: list[int], out: list[list[Written]]

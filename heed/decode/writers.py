@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heed.decode.board import Board, Growth, Kept, picked
+from heed.decode.limits import positions_of
 from heed.models import LanguageModel, Translator
 from heed.nn.attention import Sight
 from heed.nn.cache import Cache, FixedLayer
@@ -51,6 +52,7 @@ class Writer(ABC):
     def __init__(self, model: Writing, number: int) -> None:
         self.model, self.name = model, f"{number}"
         self.stack = model.decoder if isinstance(model, Translator) else model.stack
+        self.ends = positions_of([model])
 
     def begin(self, reading: Reading, *, looking: bool) -> tuple[Tensor, Tensor | None, Cache]:
         """Logits [b, v] of what comes first, where that was found [b, m], and what to keep."""
@@ -118,8 +120,10 @@ class AttentionWriter(Writer):
 
     def _sight(self, board: Board, position: Position) -> Sight:
         """Each hypothesis stands at the same place, and sees its own past."""
-        seen_bkc = board["seen"]
-        here = (board["offset"] + board.at - 1).expand(-1, seen_bkc.shape[1])
+        seen_bkc, here = board["seen"], board["offset"] + board.at - 1
+        if self.ends is not None:  # who is finished, or not there, goes on counting
+            here = here.clamp(max=self.ends - 1)
+        here = here.expand(-1, seen_bkc.shape[1])
         return _told(here, board.places_bc, position, seen_bkc, board.cells)
 
     def _cross_sight(self, board: Board, position: Position, sight: Sight) -> Sight:

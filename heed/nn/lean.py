@@ -19,7 +19,8 @@ def is_lean(q_bhnd: Tensor, k_bgmd: Tensor) -> bool:
     """Whether this is the faster way. It is not made for learning."""
     rows = q_bhnd.shape[2] * q_bhnd.shape[1] // k_bgmd.shape[1]
     here = q_bhnd.device.type == "cpu" and q_bhnd.dtype == torch.float32
-    return here and rows <= MOST and not torch.is_grad_enabled()
+    learns = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return here and rows <= MOST and not learns
 
 
 def attend_lean(
@@ -37,6 +38,6 @@ def attend_lean(
     elif added is not None:
         scores_bhnm += added
     weights = scores_bhnm.softmax(dim=-1)
-    if added is not None:  # who sees nothing gets zeros, not 0 / 0
-        weights.nan_to_num_(0.0)
+    if added is not None:  # who sees nothing gets zeros, not 0 / 0; any other NaN stays one
+        weights.masked_fill_(scores_bhnm.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
     return torch.bmm(weights.view(b * g, -1, m), v).view(b, h, n, d)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from heed.data.batches import Batch
 from heed.data.shapes import Shape
 from heed.data.tokenizer import UNK
+from heed.decode.graphs import undisturbed
 from heed.train.state import State
 from heed.train.step import Limits, Step
 
@@ -135,7 +136,8 @@ class GraphStep(Step):
 
 def _graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    told = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
+    with undisturbed(), torch.cuda.graph(graph, **told):
         work()
     return graph
 

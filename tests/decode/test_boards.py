@@ -5,11 +5,15 @@ That is how a GPU's captured steps go. Here the steps run as they are, so a CPU 
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from decode import plain
+from hypothesis import given
+from hypothesis import strategies as st
 from support import texts
 
 from heed.decode.beam import Beam
@@ -67,11 +71,43 @@ def test_kept_boards_write_the_same(variant: str, how: Strategy) -> None:
             torch.testing.assert_close(scores, theirs, rtol=0, atol=1e-4)
 
 
-def test_a_batch_costs_no_more_than_it_may() -> None:
+@pytest.mark.parametrize("variant", ["learned-concat", "rope-concat"])
+def test_positions_end_where_a_table_does(variant: str) -> None:
+    """Seats that others left, and texts that are finished, do not count on beyond the table."""
+    model = plain.ending_language_model(variant)
+    search = Keeping([model], Greedy(), batch_size=8)
+    for length in (30, 25, 30):
+        prompts = [[2, *ids.tolist()] for ids in texts([length, 3, 10, 10, 10])]
+        expected = Search([model], Greedy(), batch_size=1).go_on(prompts, most=40)
+        for several, others in zip(search.go_on(prompts, most=40), expected, strict=True):
+            assert [one.ids for one in several] == [one.ids for one in others]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=30),
+    st.integers(1, 6),
+    st.integers(1, 120),
+)
+def test_a_batch_costs_no_more_than_it_may(
+    told: list[tuple[int, int]], size: int, most: int
+) -> None:
     """Unless one text alone does; and every text is in one batch."""
-    costs = [3 * n + 2 for n in LENGTHS]
-    chosen = list(batches(LENGTHS, 4, costs=costs, most=40))
-    assert sorted(i for rows in chosen for i in rows) == list(range(len(LENGTHS)))
+    lengths, costs = [n for n, _ in told], [cost for _, cost in told]
+    chosen = list(batches(lengths, size, costs=costs, most=most))
+    assert sorted(i for rows in chosen for i in rows) == list(range(len(lengths)))
     for rows in chosen:
-        assert len(rows) <= 4
-        assert len(rows) == 1 or len(rows) * max(costs[i] for i in rows) <= 40
+        assert len(rows) <= size
+        assert len(rows) == 1 or len(rows) * max(costs[i] for i in rows) <= most
+
+
+def test_a_search_that_nobody_keeps_is_gone_at_once() -> None:
+    """Else its graphs would wait for the garbage, and be destroyed while others are captured."""
+    search = Search([plain.ending_translator("rope-concat")], Greedy())
+    search.translate(SOURCES[:2])
+    gone = weakref.ref(search)
+    gc.disable()
+    try:
+        del search
+        assert gone() is None
+    finally:
+        gc.enable()

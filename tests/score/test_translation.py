@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics.ter import TER
 
 from heed.score.assess import assess
 from heed.score.significance import compare
 from heed.score.translation import (
     METRICS,
     SEED_VARIABLE,
+    RememberingTER,
     alignment_error,
     bleu,
     corpus_scores,
@@ -52,6 +54,19 @@ def test_what_equals_its_reference_is_perfect(texts: list[str]) -> None:
     assert scores["ter"].score == 0
     assert exact_match(texts, texts) == 1
     assert length_ratio(texts, [texts]) == 1
+
+
+@given(st.lists(st.tuples(words, words, words), min_size=1, max_size=8))
+def test_ter_that_remembers_is_ter(found: list[tuple[str, str, str]]) -> None:
+    """The first time, and when it need not compute again."""
+    written, references = (
+        [h for h, _, _ in found],
+        [[r for _, r, _ in found], [r for *_, r in found]],
+    )
+    plain = TER().corpus_score(written, references)
+    for _ in range(2):
+        again = RememberingTER().corpus_score(written, references)
+        assert (again.num_edits, again.ref_length) == (plain.num_edits, plain.ref_length)
 
 
 @given(pairs)

@@ -155,7 +155,7 @@ def backward_q_kernel(
     first, near, after, last, exact = planned(plan, plan_b, b, row, C)
     if x.bias.vectors is not None and exact != 0:
         # Plans count in larger blocks: the first of these tiles may be all of class 0.
-        near = tl.maximum(near, (row + x.ahead - x.bias.reach + 1) // C)
+        near = tl.maximum(near, tl.minimum(after, (row + x.ahead - x.bias.reach + 1) // C))
     for tile in range(first, near):
         d_scores, k_cd = weighed(
             q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, BEFORE, R, C

@@ -67,7 +67,7 @@ TILINGS = {
     "forward": Tiling(64, 64, 4, 2, 128),
     "queries": Tiling(64, 32, 4, 3, 168),
     "keys": Tiling(32, 64, 4, 2, 168),
-    "any": Tiling(32, 32, 2, 2),
+    "classes": Tiling(32, 32, 2, 2),
 }
 """What was fastest on an H200, for heads of 64 numbers of 16 bits."""
 
@@ -150,7 +150,7 @@ def backward(
 def _by_vectors(call: Call, x: Inputs, back: tuple[object, ...], d_tables: Tensor) -> Tensor:
     """The gradient of vectors [c, d] whose products with queries are tables [b, h, n, c]."""
     b, h, n, width = call.q.shape
-    grid, blocks, sizes = _shared_out(call)
+    grid, blocks, sizes = _parted(call)
     classes.own_kernel[grid](x, *back, d_tables, *_plan(call.rows), blocks, **sizes.meta())
     all_blocks = b * triton.cdiv(n, VECTORS)
     blocks = max(1, all_blocks * h // RESIDENT)
@@ -162,7 +162,7 @@ def _by_vectors(call: Call, x: Inputs, back: tuple[object, ...], d_tables: Tenso
 
 def _by_head(call: Call, x: Inputs, back: tuple[object, ...], kept: Kept, data: Tensor) -> Tensor:
     """The gradient of a table a head [1, h, 1, c]: of the tiles kept, and of all the others."""
-    grid, blocks, tile = _shared_out(call)
+    grid, blocks, tile = _parted(call)
     parts = grid[0] * grid[2]
     others = data.new_empty(grid[1], parts, x.shape.COUNT.value, dtype=torch.float32)
     classes.shared_kernel[grid](x, *back, others, *_plan(call.rows), blocks, **tile.meta())
@@ -180,10 +180,10 @@ def _by_head(call: Call, x: Inputs, back: tuple[object, ...], kept: Kept, data: 
     return d_table
 
 
-def _shared_out(call: Call) -> tuple[tuple[int, int, int], int, Tiling]:
+def _parted(call: Call) -> tuple[tuple[int, int, int], int, Tiling]:
     """Programs by blocks of queries, head and text, and how many blocks each of them takes."""
     b, h, n, _ = call.q.shape
-    sizes = tiling("any", call.q)
+    sizes = tiling("classes", call.q)
     all_blocks = triton.cdiv(n, sizes.rows)
     blocks = max(1, all_blocks * b * h // RESIDENT)
     return (triton.cdiv(all_blocks, blocks), h, b), blocks, sizes
