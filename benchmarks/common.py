@@ -12,9 +12,11 @@ import torch
 
 from heed.bench.measure import side_by_side, synchronize
 
-__all__ = ["RESULTS", "keep", "machine", "side_by_side", "synchronize", "table"]
+__all__ = ["DOCS", "RESULTS", "keep", "machine", "side_by_side", "synchronize", "table"]
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
+"""Where the pages of results are."""
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -20,11 +19,10 @@ import time
 from pathlib import Path
 
 from common import keep, table
+from running import ROOT, environment
 
 from heed.config import Recipe
 from heed.runs import Run
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def recipe() -> Recipe:
@@ -52,7 +50,7 @@ def command(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "heed", *arguments, "--device", "cpu"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 BARS = {"cold": 20.0, "warm": 12.0}
 """Seconds that are too long."""
 EVALUATED = 20
@@ -119,17 +117,14 @@ def _listen() -> list[str]:
 
 def start(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Once more, in a process of its own."""
+    from running import ROOT, environment  # not above: the process that is timed has no use for it
+
     changes = [part for change in options.set for part in ("--set", change)]
     data = [] if options.data is None else ["--data", str(options.data.resolve())]
     told = subprocess.run(
         [sys.executable, __file__, "--once", *data, *changes],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "HEED_CACHE": str(folder / "heed"),
-            "TRITON_CACHE_DIR": str(folder / "triton"),
-        },
+        env=environment(HEED_CACHE=str(folder / "heed"), TRITON_CACHE_DIR=str(folder / "triton")),
         stdout=subprocess.PIPE,
         check=True,
     )

@@ -17,15 +17,15 @@ import sys
 import time
 from pathlib import Path
 
-from common import RESULTS, machine
-from nanolm.figures import MACHINE, gather
+from common import DOCS, RESULTS, machine
+from nanolm.figures import gather
 from nanolm.judging import judged
 from nanolm.page import Page
 from nanolm.pictures import draw_all
 from nanolm.systems import GROUPS
 from nanolm.training import JUDGED, train, wanted
-from ted.training import Plan, note
-from translation import DOCS, rounded
+from reading import MACHINE, rounded
+from running import Plan, note
 
 from heed.runs import Run
 

@@ -18,15 +18,14 @@ import os
 import time
 from pathlib import Path
 
-from common import RESULTS, machine
-from descent.figures import MACHINE, gather
+from common import DOCS, RESULTS, machine
+from descent.figures import gather
 from descent.page import Page
 from descent.pictures import draw_all
 from descent.training import TABLES, train
-from ted.training import Plan, pack
-from translation import rounded
+from reading import MACHINE, rounded
+from running import Plan, packing
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
 DEVICES = ("cpu", "cuda")
 
 
@@ -89,12 +88,7 @@ def learn(told: argparse.Namespace) -> bool:
         "threads": int(os.environ["OMP_NUM_THREADS"]),
     }
     (plan.runs / MACHINE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-
-    def keep() -> None:
-        if told.pack is not None:
-            pack(plan.runs, told.pack, folders=tuple(TABLES.values()))
-
-    return train(plan, keep)
+    return train(plan, packing(plan.runs, told.pack, folders=tuple(TABLES.values())))
 
 
 def main() -> None:

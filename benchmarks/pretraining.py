@@ -19,14 +19,13 @@ import os
 import time
 from pathlib import Path
 
-from common import RESULTS, machine
+from common import DOCS, RESULTS, machine
 from descent.training import TABLES
-from masked.figures import MACHINE, gather
+from masked.figures import gather
 from masked.page import Page
-from masked.systems import told as worded
 from masked.training import TASK, Job, train
-from ted.training import pack
-from translation import DOCS, rounded
+from reading import MACHINE, rounded
+from running import packing, settings
 
 
 def report(runs: Path, out: Path, results: Path) -> None:
@@ -89,9 +88,9 @@ def learn(told: argparse.Namespace) -> bool:
         reading=told.set_pretrain,
     )
     job.runs.mkdir(parents=True, exist_ok=True)
-    given = [word.replace("--set", "--set-pretrain") for word in worded(told.set_pretrain)]
+    given = [word.replace("--set", "--set-pretrain") for word in settings(told.set_pretrain)]
     words = ["python benchmarks/pretraining.py train --data DIR --text FILE --runs RUNS"]
-    words += ["--jobs", str(told.jobs), "--device", told.device, *given, *worded(told.set)]
+    words += ["--jobs", str(told.jobs), "--device", told.device, *given, *settings(told.set)]
     known = machine(told.device) | {
         "command": " ".join(words),
         "cores": os.cpu_count(),
@@ -101,12 +100,7 @@ def learn(told: argparse.Namespace) -> bool:
         "threads": int(os.environ["OMP_NUM_THREADS"]),
     }
     (job.runs / MACHINE).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-
-    def keep() -> None:
-        if told.pack is not None:
-            pack(job.runs, told.pack, folders=(TABLES[TASK.name],))
-
-    return train(job, keep)
+    return train(job, packing(job.runs, told.pack, folders=(TABLES[TASK.name],)))
 
 
 def main() -> None:

@@ -15,27 +15,15 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
-from common import RESULTS
+from common import DOCS, RESULTS
+from reading import rounded
+from running import Plan
 from ted.figures import gather
 from ted.page import Page
 from ted.pictures import draw_all
 from ted.systems import GROUPS
-from ted.training import Plan, train, wanted
-
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
-DIGITS = 6
-"""That a figure is kept with."""
-
-
-def rounded(value: Any) -> Any:
-    """Plain values with no more digits than they are worth."""
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
+from ted.training import train, wanted
 
 
 def report(runs: Path, out: Path, results: Path) -> None:

@@ -7,7 +7,6 @@ and read again from a file, as Linux tells it (RssAnon), looked at fifty times a
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -15,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from running import ROOT, environment
+
 from heed.runs import Run
 
-ROOT = Path(__file__).resolve().parents[1]
 PAUSE = 0.02
 LEARNING = "Learning a "
 """What training says when the doctor is done and there is no tokenizer yet."""
@@ -41,7 +41,7 @@ def watch(options: Sequence[str], *, folder: Path, cache: Path, splits: int) -> 
         process = subprocess.Popen(
             [sys.executable, "-m", "heed", "train", *options, "--run", str(folder)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "HEED_CACHE": str(cache)},
+            env=environment(HEED_CACHE=str(cache)),
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -32,11 +32,12 @@ from descent.training import TABLES, chosen, fresh, split_plays, sweep, train, w
 from hypothesis import given
 from hypothesis import strategies as st
 from optimizers import report
-from ted.training import Plan, pack
-from translation import rounded
+from reading import rounded
+from running import DIVERGED, FailedError, Plan, learnt, log_of, pack
 
 from heed.config import Recipe
 from heed.recipes import find
+from heed.runs import Run
 
 CLASSIFY, GENERATE = TASKS
 RULE = {rule.name: rule for rule in RULES}
@@ -99,6 +100,20 @@ def test_plays_are_parted_in_their_order_and_nothing_is_lost(tmp_path: Path) -> 
     parts = [(tmp_path / "text" / f"{p}.txt").read_text("utf-8") for p in ("train", "dev", "test")]
     assert [one.strip() for part in parts for one in part.split("\n\n")] == speeches
     assert all(part.strip() for part in parts)
+
+
+def test_too_high_a_rate_is_a_result_and_other_errors_are_not(tmp_path: Path) -> None:
+    """By the last words of a command that fails: the console may have broken their line."""
+    soon = time.monotonic() + 100
+    plan = Plan(tmp_path, tmp_path, [], "cpu", jobs=1, deadline=soon, stop=soon)
+    run = Run(tmp_path / "one")
+    with pytest.raises(FailedError, match="train ended with"):
+        learnt(plan, run, "no-such-recipe")
+    assert not run.folder.exists()
+    with log_of(run).open("a", encoding="utf-8") as log:
+        log.write("The loss is not\nfinite.\n")
+    assert learnt(plan, run, "no-such-recipe") == DIVERGED
+    assert run.folder.exists()
 
 
 def test_nothing_is_begun_after_the_deadline(tmp_path: Path) -> None:

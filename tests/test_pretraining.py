@@ -39,10 +39,10 @@ from masked.systems import (
 )
 from masked.training import PRETRAINED, TASK, Job, begins, train
 from pretraining import report
+from reading import rounded
 from rich.console import Console
+from running import pack
 from safetensors.numpy import load_file
-from ted.training import pack
-from translation import rounded
 
 from heed.config import Recipe
 from heed.recipes import find

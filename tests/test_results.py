@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import tarfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import rounded
+from running import (
+    ROOT,
+    FailedError,
+    Outcome,
+    StoppedError,
+    all_of,
+    environment,
+    note,
+    pack,
+    packing,
+)
 from sacrebleu.metrics.bleu import BLEU
 from ted import joined
 from ted.figures import gather
 from ted.folders import read_sentences
 from ted.systems import GROUPS, LONGER, SHORT, System
-from ted.training import pack, wanted
-from translation import report, rounded
+from ted.training import PACKED_FOLDERS, wanted
+from translation import report
 
 from heed.config import Recipe
 from heed.data.corpus import Corpus
@@ -27,6 +42,7 @@ from heed.data.corpus.files import Place
 from heed.data.corpus.records import Record
 from heed.models import build
 from heed.recipes import find
+from heed.runs import Run
 from heed.score.assess import assess
 from heed.score.sentences import table
 
@@ -216,7 +232,7 @@ def told(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_packed_is_enough(runs: Path, told: Path, tmp_path: Path) -> None:
     """Weights stay behind, and the page is the same without them."""
-    pack(runs, tmp_path / "runs.tar.xz")
+    pack(runs, tmp_path / "runs.tar.xz", folders=PACKED_FOLDERS)
     with tarfile.open(tmp_path / "runs.tar.xz") as archive:
         assert not [name for name in archive.getnames() if name.endswith(".safetensors")]
         archive.extractall(tmp_path / "unpacked", filter="data")
@@ -247,3 +263,80 @@ def test_without_runs_there_is_little_to_say(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     report(tmp_path / "runs", tmp_path, tmp_path)
     assert "Not trained yet" in (tmp_path / "translation.md").read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------- making of runs
+
+
+def test_the_pack_is_written_as_soon_as_a_run_ends(tmp_path: Path) -> None:
+    """A run that waits for the pack of the one before it does not wait for ever."""
+    runs, packed = tmp_path / "runs", tmp_path / "kept" / "runs.tar.gz"
+
+    def first() -> str:
+        (runs / "first").mkdir(parents=True)
+        note(Run(runs / "first"), {"jobs": 1})
+        return "made"
+
+    def second() -> str:
+        until = time.monotonic() + 20
+        while not packed.exists():
+            if time.monotonic() > until:
+                raise FailedError("there is no pack")
+            time.sleep(0.01)
+        with tarfile.open(packed) as archive:
+            return ", ".join(archive.getnames())
+
+    said: dict[str, Outcome] = {}
+    todo = {"first": first, "second": second}
+    assert all_of(1, todo, packing(runs, packed), said.__setitem__)
+    assert said == {"first": (True, "made"), "second": (True, "first/benchmark.json")}
+
+
+def test_a_run_that_fails_does_not_stop_the_others() -> None:
+    def failing(error: Exception) -> Callable[[], str]:
+        def make() -> str:
+            raise error
+
+        return make
+
+    errors = (StoppedError("late"), FailedError("words"), OSError(), ValueError(), KeyError())
+    todo = {str(number): failing(error) for number, error in enumerate(errors)}
+    said: dict[str, Outcome] = {}
+    assert not all_of(2, {**todo, "good": lambda: "made"}, lambda: None, said.__setitem__)
+    assert {name for name, (there, _) in said.items() if there} == {"good"}
+    assert said.keys() == {*todo, "good"}
+    assert said["0"] == (False, "late")
+    assert all(said[name][1].startswith("FAILED: ") for name in list(todo)[1:])
+
+
+def test_a_pack_is_whole_while_runs_go_on(tmp_path: Path) -> None:
+    """What is noted at the same moment is in it as it was before, or after."""
+    run, packed = Run(tmp_path / "runs" / "one"), tmp_path / "runs.tar.gz"
+    run.folder.mkdir(parents=True)
+    note(run, {"number": 0})
+
+    def go_on() -> None:
+        for number in range(100):
+            note(run, {"number": number})
+
+    with ThreadPoolExecutor(1) as pool:
+        noting = pool.submit(go_on)
+        while not noting.done():
+            pack(tmp_path / "runs", packed)
+            with tarfile.open(packed) as archive:
+                (name,) = archive.getnames()
+                file = archive.extractfile(name)
+                assert file is not None
+                assert json.load(file)["number"] in range(100)
+        noting.result()
+
+
+@pytest.mark.parametrize("inherited", [[], ["one"], ["one", "two"]])
+def test_a_process_finds_this_checkout_and_what_we_find(
+    inherited: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(inherited))
+    found = environment(HEED_CACHE="here")
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), *inherited]
+    assert found["HEED_CACHE"] == "here"
+    assert os.environ.items() - {("PYTHONPATH", os.environ["PYTHONPATH"])} <= found.items()

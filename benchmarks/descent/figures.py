@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean
 
+from reading import MACHINE, Facts, environments, evaluation, facts, read, spread
 from ted.joined import holm, welch
-from ted.training import evaluation, facts
 
 from descent import paired
 from descent.systems import (
@@ -33,18 +31,12 @@ from descent.systems import (
 from descent.training import dev_figure, swept
 from heed.runs import Run
 
-Facts = dict[str, Any]
-MACHINE = "machine.json"
-"""What the trainer noted of the machine, beside the runs."""
-KEPT = ("python", "platform", "packages", "cpu_capability", "commit", "gpu")
-
 
 def gather(folder: Path) -> Facts:
     """All figures of the runs in a folder."""
-    path = folder / MACHINE
-    machine = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found = {task.name: _task(folder, task) for task in TASKS}
-    return {"machine": machine, "tasks": {name: own for name, own in found.items() if own["rules"]}}
+    told = {name: own for name, own in found.items() if own["rules"]}
+    return {"machine": read(folder / MACHINE), "tasks": told}
 
 
 def halves_tried(folder: Path, task: Task) -> list[int]:
@@ -77,7 +69,7 @@ def _task(folder: Path, task: Task) -> Facts:
         "at_one_rate": _by_seeds(task, rules, "shared"),
         "at_own_rate": _by_seeds(task, rules, "own"),
         "on_test": _on_test(folder, task, rules),
-        "environment": _environment(folder, task),
+        "environment": environments(sorted(folder.glob(f"{task.name}-*/environment.json"))),
     }
 
 
@@ -142,16 +134,6 @@ def tables_of(task: Task, folders: Mapping[int, Path]) -> dict[int, paired.Table
     """What every seed answered on test."""
     found = {seed: paired.counts(task, path) for seed, path in folders.items()}
     return {seed: table for seed, table in found.items() if table is not None}
-
-
-def spread(values: Iterable[float]) -> Facts:
-    """Mean and standard deviation over seeds, and each seed's."""
-    each = [float(value) for value in values]
-    return {
-        "mean": fmean(each),
-        "deviation": stdev(each) if len(each) > 1 else None,
-        "each": each,
-    }
 
 
 def _curve(task: Task, folders: Sequence[Path]) -> list[Facts]:
@@ -222,15 +204,4 @@ def _corrected(found: dict[str, Facts]) -> dict[str, Facts]:
     tested = [one for one in found.values() if one["p"] is not None]
     for one, chance in zip(tested, holm([one["p"] for one in tested]), strict=True):
         one["p_holm"] = chance
-    return found
-
-
-def _environment(folder: Path, task: Task) -> list[Facts]:
-    """The machines and versions that the runs were trained with, each once."""
-    found: list[Facts] = []
-    for path in sorted(folder.glob(f"{task.name}-*/environment.json")):
-        known = json.loads(path.read_text(encoding="utf-8"))
-        kept = {key: known[key] for key in KEPT if known.get(key) is not None}
-        if kept and kept not in found:
-            found.append(kept)
     return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from reading import Facts
 from ted.tables import table
 from ted.words import chance, listed, number
 
-from descent.figures import Facts
 from descent.systems import BEYOND, FRESH_SEEDS, LABELS, REFERENCE, RULES, TASKS, Task
 from descent.telling import Telling
 

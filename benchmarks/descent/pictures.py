@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from descent.figures import Facts
+from reading import Facts
+
 from descent.systems import RULES, TASKS, Task
 from heed import draw
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from reading import Facts
 from ted.words import SURE, chance, listed
 
-from descent.figures import Facts
 from descent.systems import BEYOND, HEAVY, LABELS, PLAIN, REFERENCE, RULES, Task
 
 SAME, BETTER, WORSE = "no difference shown", "better", "worse"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ted.training import FailedError, Plan, StoppedError, command, evaluation, facts, note
+from reading import evaluation, facts, spent
+from running import FINISHED, Plan, all_of, command, learnt, note, settings
 
 from descent.systems import (
     BEYOND,
@@ -34,8 +34,6 @@ PARTS = {"train": (0.0, 0.9), "dev": (0.9, 0.95), "test": (0.95, 1.0)}
 """Shares of the plays' speeches, in their order."""
 TABLES = {"classify": "predictions", "generate": "documents"}
 """The folders in which `heed evaluate` keeps its answer to every text."""
-NOT_FINITE = "not finite"
-"""In the last words of a run that a rate was too high for."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,11 @@ class Wanted:
 
 
 def train(plan: Plan, after: Callable[[], None]) -> bool:
-    """Train what is not trained yet; whether all of it now is. `after` is called now and then."""
+    """Train what is not trained yet; whether all of it now is. `after` follows whatever ends."""
     plan.runs.mkdir(parents=True, exist_ok=True)
     split_plays(plan.data / PLAY, plan.runs / TEXT)
     for wanted in _rounds(plan.runs):
-        whole = _all(plan, wanted)
-        after()
-        if not whole:
+        if not all_of(plan.jobs, {one.name: partial(_made, plan, one) for one in wanted}, after):
             return False
     return True
 
@@ -125,7 +121,7 @@ def swept(runs: Path, task: Task, rule: Rule, halves: Sequence[int]) -> dict[int
 
 def dev_figure(task: Task, folder: Path) -> float | None:
     """The best evaluation of a run, which is the one whose weights were kept."""
-    if facts(folder).get("ended") != "finished":
+    if facts(folder).get("ended") != FINISHED:
         return None
     lines = [line for line in Run(folder).metrics() if line["event"] == "evaluate"]
     figures = [line["dev"][task.metric] for line in lines if _finite(line["dev"]["loss"])]
@@ -151,66 +147,30 @@ def _files(plan: Plan, task: Task) -> list[str]:
     if task.name == "classify":
         return ["--data", str(plan.data / CORPUS)]
     named = {part: json.dumps([str(plan.runs / TEXT / f"{part}.txt")]) for part in PARTS}
-    return [word for part, files in named.items() for word in ("--set", f"data.{part}={files}")]
+    return settings(f"data.{part}={files}" for part, files in named.items())
 
 
-def _all(plan: Plan, todo: Sequence[Wanted]) -> bool:
-    """A round, several runs at a time; whether all of them are there."""
-    began, whole = time.monotonic(), True
-    with ThreadPoolExecutor(plan.jobs) as pool:
-        futures = {pool.submit(_outcome, plan, one): one.name for one in todo}
-        for number, future in enumerate(as_completed(futures), 1):
-            done, words = future.result()
-            whole &= done
-            minutes = (time.monotonic() - began) / 60
-            said = f"{number}/{len(todo)}  {minutes:5.1f} min  {futures[future]}: {words}"
-            print(said, flush=True)
-    return whole
-
-
-def _outcome(plan: Plan, one: Wanted) -> tuple[bool, str]:
-    """Whether a run is there, and what became of it in words."""
+def _made(plan: Plan, one: Wanted) -> str:
+    """See that a run is there, and scored where it is to be; what there is to say of it."""
     run = Run(plan.runs / one.name)
-    try:
-        if "ended" not in facts(run.folder):
-            _learn(plan, one, run)
-        noted = facts(run.folder)
-        if one.tested and noted["ended"] == "finished" and "test" not in evaluation(run.folder):
-            command(plan, run, "test", "evaluate", str(run.folder), "--split", "test", "--json")
-        return True, _told(one.task, run.folder, noted)
-    except StoppedError as stopped:
-        return False, str(stopped)
-    except FailedError as failure:
-        return False, f"FAILED: {failure}"
-    except (OSError, ValueError) as error:  # of one run: it shall not stop the others
-        return False, f"FAILED: {error!r}"
+    if "ended" not in facts(run.folder):
+        _complete(plan, one, run)
+    noted = facts(run.folder)
+    if one.tested and noted["ended"] == FINISHED and "test" not in evaluation(run.folder):
+        command(plan, run, "test", "evaluate", str(run.folder), "--split", "test", "--json")
+    return _told(one.task, run.folder, noted)
 
 
-def _learn(plan: Plan, one: Wanted, run: Run) -> None:
-    """Train or resume a run, and note how it ended: too high a rate is a result."""
-    folder, ended = str(run.folder), "finished"
-    try:
-        if not run.finished and any(run.checkpoints.glob("step-*")):
-            command(plan, run, "train", "resume", folder)
-        elif not run.finished:
-            shutil.rmtree(folder, ignore_errors=True)  # of one that never began to learn
-            changes = [*one.task.changes, *one.rule.changes, *plan.changes]
-            changes += [f"train.lr={rate(one.half):g}", f"seed={one.seed}"]
-            told = [word for change in changes for word in ("--set", change)]
-            files = _files(plan, one.task)
-            command(plan, run, "train", "train", one.task.recipe, *files, "--run", folder, *told)
-    except FailedError:
-        log = run.folder.with_name(f"{run.folder.name}.log").read_text(encoding="utf-8")
-        if NOT_FINITE not in " ".join(log.split()):
-            raise
-        ended = "diverged"
-        run.folder.mkdir(exist_ok=True)  # of a run that had learnt nothing there is none
+def _complete(plan: Plan, one: Wanted, run: Run) -> None:
+    """Train or resume a run, and note how it ended."""
+    changes = [*one.task.changes, *one.rule.changes, *plan.changes]
+    changes += [f"train.lr={rate(one.half):g}", f"seed={one.seed}"]
+    ended = learnt(plan, run, one.task.recipe, *_files(plan, one.task), *settings(changes))
     note(run, {"ended": ended, "jobs": plan.jobs})
     shutil.rmtree(run.checkpoints, ignore_errors=True)  # large, and of no more use
 
 
 def _told(task: Task, folder: Path, noted: Mapping[str, Any]) -> str:
-    figure = dev_figure(task, folder)
+    figure, seconds = dev_figure(task, folder), spent(noted)
     words = noted["ended"] if figure is None else f"dev {task.metric} {figure:.4f}"
-    spent = [f"{stage} {value:.0f} s" for stage, value in noted.get("seconds", {}).items()]
-    return words + (f" ({', '.join(spent)})" if spent else "")
+    return words + (f" ({seconds})" if seconds else "")

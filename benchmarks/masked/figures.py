@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from descent import paired
-from descent.figures import KEPT, spread, tables_of
+from descent.figures import tables_of
+from reading import MACHINE, Facts, environments, evaluation, facts, read, spread
 from ted.joined import welch
-from ted.training import evaluation, facts
 
 from heed.runs import Run
 from masked.systems import (
@@ -33,29 +31,21 @@ from masked.systems import (
 )
 from masked.training import PRETRAINED, TASK, TEXT, tried
 
-Facts = dict[str, Any]
-MACHINE = "machine.json"
-"""What the trainer noted of the machine, beside the runs."""
-
 
 def gather(folder: Path) -> Facts:
     """All figures of the runs in a folder."""
     ways = {way: _way(folder, way) for way in WAYS}
-    machine = _read(folder / MACHINE)
+    machine = read(folder / MACHINE)
     return {
         "machine": machine,
-        "text": _read(folder / TEXT),
+        "text": read(folder / TEXT),
         "pretraining": _pretraining(folder / PRETRAINED, machine.get("set_pretrain", [])),
         "tuning": {"recipe": TUNE, "changes": lasting(TUNING, machine.get("set", []))},
         "ways": ways,
         "same": _same(folder),
         "compared": _compared(folder, ways),
-        "environment": _environment(folder),
+        "environment": environments(sorted(folder.glob("*/environment.json"))),
     }
-
-
-def _read(path: Path) -> Facts:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _pretraining(folder: Path, given: Sequence[str]) -> Facts:
@@ -163,14 +153,3 @@ def _compared(folder: Path, ways: Mapping[str, Facts]) -> Facts:
             "p_seeds": welch(mine["each"], theirs["each"]),
         }
     return told
-
-
-def _environment(folder: Path) -> list[Facts]:
-    """The machines and versions that the runs were trained with, each once."""
-    found: list[Facts] = []
-    for path in sorted(folder.glob("*/environment.json")):
-        known = _read(path)
-        kept = {key: known[key] for key in KEPT if known.get(key) is not None}
-        if kept and kept not in found:
-            found.append(kept)
-    return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from reading import Facts
 from ted.tables import table
 from ted.words import SURE, chance, listed
 
-from masked.figures import Facts
 from masked.systems import DROPOUTS, FRESH_SEEDS, RATES, SCRATCH, TRIALS, TUNED, WAYS
 
 HEAD = """# Pretraining

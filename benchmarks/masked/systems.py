@@ -104,8 +104,3 @@ def lasting(*lists: Sequence[str]) -> list[str]:
     """Changes without those that a later one takes back."""
     found = {change.partition("=")[0]: change for changes in lists for change in changes}
     return list(found.values())
-
-
-def told(changes: Sequence[str]) -> list[str]:
-    """Changes as the command line has them."""
-    return [word for change in changes for word in ("--set", change)]

@@ -14,20 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
+from reading import MACHINE, Facts, facts, read
 from ted.joined import holm, student
 from ted.systems import System
-from ted.training import facts
 
 from heed.runs import Run
 from nanolm.systems import LONG, LONG_PLAIN, MERGES, PLAIN, POSITIONS, REWEIGHT, SYSTEMS
 from nanolm.training import JUDGED
 
-Facts = dict[str, Any]
 Seeds = dict[int, Facts]
 """What the trainer noted of each seed's run."""
-MACHINE = "machine.json"
 LOCAL = ("commit", "bf16", "device")
 """What a run alone knows of where it was trained."""
 SURE = 0.95
@@ -37,9 +34,8 @@ CLOSE = 1e-12
 def gather(folder: Path) -> Facts:
     """All figures of the runs in a folder."""
     runs = {name: seeds for name in SYSTEMS if (seeds := _seeds(folder, name))}
-    path = folder / MACHINE
     found: Facts = {
-        "machine": json.loads(path.read_text(encoding="utf-8")) if path.exists() else {},
+        "machine": read(folder / MACHINE),
         "systems": {name: _described(SYSTEMS[name], seeds) for name, seeds in runs.items()},
         "compared": {name: _compared(runs, pairs) for name, pairs in _questions().items()},
         "same_weights": _same_weights(runs),

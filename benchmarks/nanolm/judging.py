@@ -19,11 +19,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from reading import Facts
 from torch import Tensor
 
 from heed.api import LanguageModel
@@ -38,7 +38,6 @@ from heed.score.language import Judged, judge
 from heed.train.setup import batches_of
 from nanolm.systems import SENTENCES
 
-Facts = dict[str, Any]
 Ids = list[list[int]]
 ALONE = 1
 """Tokens to read side by side, so that no text stands beside another."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from reading import Facts
 from ted.systems import System
 from ted.tables import table
 from ted.words import SURE, chance, listed
 
-from nanolm.figures import Facts
 from nanolm.systems import (
     GROUPS,
     HEADS,

@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reading import Facts
+
 from heed import draw
-from nanolm.figures import Facts
 from nanolm.systems import HEADS, LONG, REWEIGHT
 
 if TYPE_CHECKING:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
+
+from reading import Facts, environments, spread
 
 from heed.score.sentences import Group, length_groups
 from heed.score.translation import corpus_scores
 from ted import joined
-from ted.folders import Facts, Runs, Trained, find
+from ted.folders import Runs, Trained, find
 from ted.joined import Array
 from ted.systems import GROUPS, REPORTED, SETS, SHORT, System
 
@@ -42,7 +43,9 @@ def gather(folder: Path) -> Facts:
         return found
     first = next(iter(runs.values()))[0]
     found["test"] = _test_set(first)
-    found["machines"] = _machines(run for own in runs.values() for run in own)
+    found["machines"] = environments(
+        (run.run.environment_path for own in runs.values() for run in own), MACHINE
+    )
     found["compared"] = dict(_compared(runs))
     found["by_length"] = dict(_by_length(runs, first.sentences.sources))
     drawn = [system for group in CURVED for system in GROUPS[group]]
@@ -67,13 +70,13 @@ def _described(runs: Sequence[Trained]) -> Facts:
         "beam": told[0]["decode"]["beam"],
         "parameters": first.noted.get("parameters"),
         "jobs": first.noted.get("jobs"),
-        "bleu": _spread(joined.each(tables).values()) | {"low": low, "high": high},
-        "clean_bleu": _spread((one["clean"] or one)["bleu"] for one in told),
+        "bleu": spread(joined.each(tables).values()) | {"low": low, "high": high},
+        "clean_bleu": spread((one["clean"] or one)["bleu"] for one in told),
     }
     for name, key in METRICS.items():
-        facts[name] = _spread(one[key] for one in told)
+        facts[name] = spread(one[key] for one in told)
     if all("dev" in run.scores for run in runs):
-        facts["dev_bleu"] = _spread(run.scores["dev"]["bleu"] for run in runs)
+        facts["dev_bleu"] = spread(run.scores["dev"]["bleu"] for run in runs)
     paces = [run.pace() for run in runs]
     for key in paces[0]:
         facts[key] = _mean(pace[key] for pace in paces)
@@ -99,13 +102,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(listed) else None
 
 
-def _spread(values: Iterable[float]) -> Facts:
-    """Mean and standard deviation over seeds, and each seed's."""
-    listed = [float(value) for value in values]
-    deviation = stdev(listed) if len(listed) > 1 else None
-    return {"mean": fmean(listed), "deviation": deviation, "each": listed}
-
-
 def _test_set(run: Trained) -> Facts:
     """What was tested on, and the signatures of the figures as they were computed."""
     told, own = run.scores["test"], run.sentences
@@ -117,18 +113,6 @@ def _test_set(run: Trained) -> Facts:
         "hash": told["hash"],
         "signatures": {name: score.signature for name, score in again.items()} | plain,
     }
-
-
-def _machines(runs: Iterable[Trained]) -> list[Facts]:
-    """The machines and versions that runs were trained with, each once."""
-    found: list[Facts] = []
-    for run in runs:
-        path = run.run.environment_path
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept = {key: known[key] for key in MACHINE if known.get(key) is not None}
-        if kept and kept not in found:
-            found.append(kept)
-    return found
 
 
 def _compared(runs: Runs) -> Iterator[tuple[str, list[Facts]]]:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+
+from reading import Facts, evaluation, facts
 
 from heed.config import Recipe
 from heed.errors import ConfigError
@@ -15,9 +16,7 @@ from heed.runs import Run
 from ted import joined
 from ted.joined import Array
 from ted.systems import GROUPS, System
-from ted.training import evaluation, facts
 
-Facts = dict[str, Any]
 ESCAPED = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 FILES = ("train", "dev", "test", "sets")
 """Keys that differ from place to place and change nothing."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from reading import Facts
+
 from ted import tables
-from ted.folders import Facts
 from ted.systems import GROUPS, REPORTED, SAID, SETS, SHORT
 from ted.words import by_how_much, differs, listed, one_seed, says, summary, words
 

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reading import Facts
+
 from heed import draw
-from ted.folders import Facts
 from ted.systems import GROUPS, REPORTED, SETS
 
 if TYPE_CHECKING:

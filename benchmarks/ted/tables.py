@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ted.folders import Facts
+from reading import Facts
+
 from ted.words import Labels, chance, number, says, span, spread, words
 
 NUMBER = re.compile(r"(\*\*)?[\d+\-–\[<]|$")

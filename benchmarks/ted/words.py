@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ted.folders import Facts
+from reading import Facts
 
 SURE = 0.05
 """Below this p systems are called different."""
