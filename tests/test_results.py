@@ -336,6 +336,7 @@ def test_a_process_finds_this_checkout_and_what_we_find(
     inherited: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(inherited))
+    monkeypatch.delenv("HEED_CACHE", raising=False)
     found = environment(HEED_CACHE="here")
     assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), *inherited]
     assert found["HEED_CACHE"] == "here"

@@ -112,8 +112,8 @@ def _attend(
         mixed = tl.dot(weights.to(v_cd.dtype), v_cd, mixed, input_precision="ieee")
         best = higher
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    put = out.data + b * out.b + h * out.h + n * out.n + width
-    tl.store(put, mixed.to(out.data.dtype.element_ty), mask=inside)
+    to = out.data + b * out.b + h * out.h + n * out.n + width
+    tl.store(to, mixed.to(out.data.dtype.element_ty), mask=inside)
 
 
 @kernel
