@@ -52,6 +52,11 @@ def environments(paths: Iterable[Path], keys: Sequence[str] = KEPT) -> list[Fact
     return found
 
 
+def place(machine: Mapping[str, Any]) -> str:
+    """What a study was trained on."""
+    return str(machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores")
+
+
 def spread(values: Iterable[float]) -> Facts:
     """Mean and standard deviation over seeds, and each seed's."""
     each = [float(value) for value in values]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reading import Facts
+from reading import Facts, place
 from ted.tables import table
 from ted.words import chance, listed, number
 
@@ -84,10 +84,10 @@ class Page:
         machine = self.figures["machine"]
         if not machine:
             return
-        where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
         yield (
-            f"Trained on: {where}; {machine['jobs']} runs side by side with {machine['threads']} "
-            f"thread each; torch {machine['torch']}, Python {machine['python']}, float32. By "
+            f"Trained on: {place(machine)}; {machine['jobs']} runs side by side with "
+            f"{machine['threads']} thread each; torch {machine['torch']}, "
+            f"Python {machine['python']}, float32. By "
             f"`{machine['command']}`."
         )
 

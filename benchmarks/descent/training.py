@@ -55,7 +55,6 @@ class Wanted:
 
 def train(plan: Plan, after: Callable[[], None]) -> bool:
     """Train what is not trained yet; whether all of it now is. `after` follows whatever ends."""
-    plan.runs.mkdir(parents=True, exist_ok=True)
     split_plays(plan.data / PLAY, plan.runs / TEXT)
     for wanted in _rounds(plan.runs):
         if not all_of(plan.jobs, {one.name: partial(_made, plan, one) for one in wanted}, after):
@@ -134,7 +133,7 @@ def _finite(value: float) -> bool:
 
 def split_plays(play: Path, folder: Path) -> None:
     """The first speeches to learn from, then those to choose by, the last to test on."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     told = play.read_text(encoding="utf-8").split("\n\n")
     speeches = [text.strip("\n") for text in told if text.strip()]
     for name, (start, end) in PARTS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reading import Facts
+from reading import Facts, place
 from ted.tables import table
 from ted.words import SURE, chance, listed
 
@@ -172,9 +172,8 @@ class Page:
         machine = self.figures["machine"]
         if not machine:
             return
-        where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
         yield (
-            f"Trained on: {where}; {machine['jobs']} classifiers side by side; torch "
+            f"Trained on: {place(machine)}; {machine['jobs']} classifiers side by side; torch "
             f"{machine['torch']}, Python {machine['python']}. By `{machine['command']}`."
         )
 

@@ -71,7 +71,6 @@ class Job(Plan):
 
 def train(job: Job, after: Callable[[], None]) -> bool:
     """Make what is not there yet; whether all of it now is. `after` follows whatever ends."""
-    job.runs.mkdir(parents=True, exist_ok=True)
     whole = _begin(job, after)
     for wanted in (_trials, _chosen):
         if whole:

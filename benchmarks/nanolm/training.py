@@ -36,7 +36,6 @@ def wanted(groups: Sequence[str], seeds: int) -> list[tuple[System, int]]:
 
 def train(plan: Plan, todo: Sequence[tuple[System, int]], pack_to: Path | None) -> bool:
     """Train and judge what is not there yet; whether all of it now is."""
-    plan.runs.mkdir(parents=True, exist_ok=True)
     makers = {f"{own.name}-{seed}": partial(_made, plan, own, seed) for own, seed in todo}
     return all_of(plan.jobs, makers, packing(plan.runs, pack_to))
 

@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from heed.nn.gpu import attention, classes
+from heed.nn.gpu.heads import laid
 from heed.nn.gpu.plans import make_plan
 from heed.nn.gpu.tables import vectors_kernel
-from heed.nn.gpu.tiles import Back, Bias, Heads, Inputs, Kept, Shape, Side
+from heed.nn.gpu.tiles import Back, Bias, Inputs, Kept, Shape, Side
 from heed.nn.relative import BLOCK, empty_heads, empty_tables
 
 
@@ -117,7 +118,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     tables = empty_tables(call.q, call.learned)
     sizes = tiling("forward", call.q)
     attention.forward_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        _inputs(call, tables), _heads(out), lse, *_plan(call.rows), **sizes.meta()
+        _inputs(call, tables), laid(out), lse, *_plan(call.rows), **sizes.meta()
     )
     return out, lse, tables
 
@@ -128,20 +129,20 @@ def backward(
     """The gradients of q, k, v and of what is learned, if there is such."""
     b, h, n, _ = call.q.shape
     dq, dk, dv = (empty_heads(part) for part in (call.q, call.k, call.v))
-    x, given, delta = _inputs(call, tables), _heads(d_out), torch.empty_like(lse)
+    x, given, delta = _inputs(call, tables), laid(d_out), torch.empty_like(lse)
     d_tables = torch.empty_like(tables)
     sizes, rows = tiling("queries", call.q), _plan(call.rows)
     attention.backward_q_kernel[(triton.cdiv(n, sizes.rows), h, b)](
-        x, _heads(out), given, lse, delta, _heads(dq), d_tables, *rows, **sizes.meta()
+        x, laid(out), given, lse, delta, laid(dq), d_tables, *rows, **sizes.meta()
     )
     sizes, kept = tiling("keys", call.q), _kept(call)
     attention.backward_kv_kernel[(triton.cdiv(x.m, sizes.columns), call.k.shape[1], b)](
-        x, Back(given, lse, delta, kept), _heads(dk), _heads(dv), **sizes.meta()
+        x, Back(given, lse, delta, kept), laid(dk), laid(dv), **sizes.meta()
     )
     if call.learned is None:
         return dq, dk, dv, None
     if kept.data is None:
-        d_learned = _by_vectors(call, x, (given, lse, delta, _heads(dq)), d_tables)
+        d_learned = _by_vectors(call, x, (given, lse, delta, laid(dq)), d_tables)
     else:
         d_learned = _by_head(call, x, (given, lse, delta), kept, kept.data)
     return dq, dk, dv, d_learned.to(call.learned.dtype)
@@ -223,9 +224,9 @@ def _inputs(call: Call, tables: Tensor) -> Inputs:
         n % BLOCK == 0 and m % BLOCK == 0,
     )
     return Inputs(
-        _heads(call.q),
-        _heads(call.k),
-        _heads(call.v),
+        laid(call.q),
+        laid(call.k),
+        laid(call.v),
         _bias(call, tables),
         _side(call.q_positions, call.q_segments, None),
         _side(call.k_positions, call.k_segments, call.real),
@@ -271,8 +272,3 @@ def _side(places: Tensor, segments: Tensor | None, real: Tensor | None) -> Side:
 
 def _plan(plan: Tensor) -> tuple[Tensor, int]:
     return plan, 0 if plan.shape[0] == 1 else plan.shape[1] * plan.shape[2]
-
-
-def _heads(x: Tensor) -> Heads:
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return Heads(x, *x.stride()[:3])
