@@ -109,6 +109,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Jo
         rows = [f"{line}\t{i % 2}" for i, line in enumerate(lines[start : start + 15])]
         (tmp_path / f"{split}.tsv").write_text("\n".join(rows) + "\n")
     runs, text = tmp_path / "runs", tmp_path / "text.txt"
+    runs.mkdir()
 
     def made(seconds: float) -> Job:
         until = time.monotonic() + seconds

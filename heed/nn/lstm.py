@@ -9,6 +9,7 @@ Shapes: b batch, n tokens, m keys, r texts, t longest text, w width, e embedding
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -156,15 +157,31 @@ def _run(
 ) -> tuple[Tensor, State]:
     """One layer over texts of different length, and its state after each text's last token."""
     if lengths is None:
-        out, last = lstm(x_rtw, state)
+        with _as_exact_as_products():
+            out, last = lstm(x_rtw, state)
         return out, last
     # Packing refuses empty texts: they take one step, and keep the state they had.
     packed = pack_padded_sequence(
         x_rtw, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
     )
-    out, (h, c) = lstm(packed, state)
+    with _as_exact_as_products():
+        out, (h, c) = lstm(packed, state)
     x_rtw, _ = pad_packed_sequence(out, batch_first=True, total_length=x_rtw.shape[1])
     if state is None:
         state = torch.zeros_like(h), torch.zeros_like(c)
     empty = (lengths == 0)[None, :, None]
     return x_rtw, (torch.where(empty, state[0], h), torch.where(empty, state[1], c))
+
+
+def _as_exact_as_products() -> AbstractContextManager[None]:
+    """cuDNN rounds an LSTM's float32 to tf32 unless told; here only where products are, too."""
+    own = torch.backends.cudnn
+    rounded = torch.get_float32_matmul_precision() != "highest"
+    if not own.is_available() or own.allow_tf32 == rounded:
+        return nullcontext()
+    return own.flags(
+        enabled=own.enabled,
+        benchmark=own.benchmark,
+        deterministic=own.deterministic,
+        allow_tf32=rounded,
+    )

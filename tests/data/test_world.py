@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -453,3 +454,18 @@ def test_write_says_what_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="folder"):
         write(tmp_path / "file", train=1, dev=1, test=1)
+
+
+def test_several_may_write_the_same_world_at_once(tmp_path: Path) -> None:
+    def all_files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def written(_: int) -> dict[str, Path]:
+        return write(tmp_path, train=200, dev=20, test=20)
+
+    written(0)
+    expected = all_files()
+    with ThreadPoolExecutor(4) as pool:
+        for paths in pool.map(written, range(8)):
+            assert {name: path.read_bytes() for name, path in paths.items()} == expected
+    assert all_files() == expected

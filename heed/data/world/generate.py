@@ -33,6 +33,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from heed.data.world.speakers import HABITS
 from heed.data.world.stories import Story
@@ -119,8 +120,9 @@ def write(folder: Path, *, train: int, dev: int, test: int, seed: int = 0) -> di
 
 def _write_split(folder: Path, split: str, lines: Iterator[Sentence]) -> dict[str, Path]:
     names = [f"{split}.{ending}" for ending in ("en", "fr", "align", "tsv", "txt")]
-    unfinished = [folder / f".{name}.part" for name in names]
-    try:
+    # Another process may be writing the same world here: each has its own unfinished files.
+    with TemporaryDirectory(prefix=".unfinished-", dir=folder) as own:
+        unfinished = [Path(own) / name for name in names]
         with ExitStack() as stack:
             english, french, links, labelled, text = (
                 stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
@@ -136,6 +138,3 @@ def _write_split(folder: Path, split: str, lines: Iterator[Sentence]) -> dict[st
         return {
             name: part.replace(folder / name) for name, part in zip(names, unfinished, strict=True)
         }
-    finally:
-        for path in unfinished:
-            path.unlink(missing_ok=True)
