@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killing import dies_at
 from rich.console import Console
 from test_cli import ROOT, heed
 from typer.testing import CliRunner
@@ -25,14 +26,12 @@ from heed import LanguageModel
 from heed.cli import app
 from heed.config import Recipe
 from heed.data import world
-from heed.data.batches import Batch
 from heed.data.tokenizer import EOS, SPECIALS
 from heed.decode import pipe, recite
 from heed.errors import ConfigError, HeedError
 from heed.runs import Run
 from heed.train import engine
 from heed.train.command import recipe as resolved
-from heed.train.feed import Feed
 
 SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.0}
 CPU = ("--device", "cpu")
@@ -322,29 +321,14 @@ def test_a_prompt_longer_than_learned_positions(place: Path) -> None:
 
 # -------------------------------------------------------------------------- training on a stream
 
-
-class Killed(BaseException):
-    """Stands for the moment a process dies."""
-
-
 STREAM = {"unit": "file", "blocks": "random", "max_length": 8}
 
 
-def test_a_stream_resumes_to_the_same_bits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_resumes_to_the_same_bits(place: Path) -> None:
     changes = {"data": STREAM, "train": {"steps": 12, "checkpoint_every": 5, "evaluate_every": 6}}
     whole = trained(place, "stream", **changes)
-    walk = Feed.walk
-
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(walk(self, start, stop), start):
-            if number == 8:
-                raise Killed
-            yield batches
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Feed, "walk", dying)
-        with pytest.raises(Killed):
-            trained(place, "broken", **changes)
+    with dies_at(8):
+        trained(place, "broken", **changes)
     engine.resume(place / "broken", device="cpu", console=Console(quiet=True))
     weights = [Run(folder).weights_path.read_bytes() for folder in (whole, place / "broken")]
     assert weights[0] == weights[1]

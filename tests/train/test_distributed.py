@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from killing import outcome
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -248,13 +249,6 @@ def test_a_run_begun_on_two_goes_on_on_one(runs: Path, name: str) -> None:
 @pytest.mark.parametrize("name", HALVES)
 def test_a_run_begun_on_one_goes_on_on_two(runs: Path, name: str) -> None:
     assert_as_one(runs, f"{name}-one-two", "plain-one")
-
-
-def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    lines = Run(folder).metrics()
-    for line in lines:
-        line.pop("time")
-    return Run(folder).weights_path.read_bytes(), lines
 
 
 def test_resumed_on_as_many_ranks_is_unbroken_to_the_bit(runs: Path) -> None:

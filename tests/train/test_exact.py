@@ -9,27 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import Killed, dies_at, outcome
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.data.batches import Batch
 from heed.errors import RunError
 from heed.runs import Run
 from heed.train import checkpoint, engine
-from heed.train.feed import Feed
 from heed.train.optim import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
-
-
-class Killed(BaseException):
-    """Stands for the moment a process dies."""
 
 
 @pytest.fixture(scope="module")
@@ -56,30 +50,9 @@ def recipe(corpus: Path, **train: Any) -> Recipe:
     )
 
 
-def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The weights' bytes, and what was measured, the clock apart."""
-    lines = Run(folder).metrics()
-    for line in lines:
-        line.pop("time")
-    return Run(folder).weights_path.read_bytes(), lines
-
-
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
-
-
-def dies_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training dies when it asks for this update's batches."""
-    walk = Feed.walk
-
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(walk(self, start, stop), start):
-            if number == step:
-                raise Killed
-            yield batches
-
-    monkeypatch.setattr(Feed, "walk", dying)
 
 
 def test_the_same_recipe_gives_the_same_bits(corpus: Path, tmp_path: Path) -> None:
@@ -90,39 +63,29 @@ def test_the_same_recipe_gives_the_same_bits(corpus: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resumed_equals_unbroken_for_every_optimizer(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    corpus: Path, tmp_path: Path, name: str
 ) -> None:
     told = recipe(corpus, optimizer=name, lr=1e-3, ema=0.9, accumulate=2)
     engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
-    with monkeypatch.context() as patch:
-        dies_at(5, patch)
-        with pytest.raises(Killed):
-            engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    with dies_at(5):
+        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 @pytest.mark.parametrize("step", range(9))
-def test_resumed_equals_unbroken_from_every_step(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_resumed_equals_unbroken_from_every_step(corpus: Path, tmp_path: Path, step: int) -> None:
     engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
-    with monkeypatch.context() as patch:
-        dies_at(step, patch)
-        with pytest.raises(Killed):
-            engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    with dies_at(step):
+        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_path: Path) -> None:
     engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
-    with monkeypatch.context() as patch:
-        dies_at(8, patch)
-        with pytest.raises(Killed):
-            engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    with dies_at(8):
+        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     newest = sorted((tmp_path / "broken" / "checkpoints").glob("step-*"))[-1]
     weights = newest / "tensors.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0\0")

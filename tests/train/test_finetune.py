@@ -17,13 +17,13 @@ import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from killing import dies_at, outcome
 from rich.console import Console
 from safetensors.torch import load_file
 from support import apart, fresh
 from torch import Tensor
 
 from heed.config import Recipe
-from heed.data.batches import Batch
 from heed.data.tokenizer import Tokenizer
 from heed.errors import ConfigError, HeedError, RunError
 from heed.models import Classifier
@@ -31,7 +31,6 @@ from heed.models.depth import heights
 from heed.runs import Run
 from heed.score.evaluation import evaluate
 from heed.train import command, engine
-from heed.train.feed import Feed
 from heed.train.optim import OPTIMIZERS, OptimizerSettings, build_optimizer, rates, set_lr
 from heed.train.origin import settled
 from heed.train.setup import prepare
@@ -50,10 +49,6 @@ DEVICES = [
         ],
     ),
 ]
-
-
-class Killed(BaseException):
-    """Stands for the moment a process dies."""
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +108,6 @@ def origins(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         tables = {"model": model, "tokenizer": {"kind": "word"}, "train": asked.get("train", {})}
         trained(told(text, asked["task"], **tables), folder / name)
     return folder
-
-
-def outcome(run: Run) -> object:
-    lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
-    return run.weights_path.read_bytes(), lines
 
 
 @pytest.fixture(scope="module")
@@ -535,29 +525,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def dies_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    walk = Feed.walk
-
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(walk(self, start, stop), start):
-            if number == step:
-                raise Killed
-            yield batches
-
-    monkeypatch.setattr(Feed, "walk", dying)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_equals_unbroken(
-    text: Path,
-    origins: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    optimizer: str,
-    device: str,
+    text: Path, origins: Path, tmp_path: Path, kind: str, optimizer: str, device: str
 ) -> None:
     """And the origin is no longer needed: the run holds all."""
     shutil.copytree(origins / "masked", tmp_path / "origin")
@@ -565,10 +537,8 @@ def test_resumed_equals_unbroken(
     train = {"optimizer": optimizer, "ema": 0.9, "layer_decay": 0.7, "deterministic": True}
     recipe = told(text, "classify", init=init, train=train)
     whole = trained(recipe, tmp_path / "whole", device)
-    with monkeypatch.context() as patch:
-        dies_at(5, patch)
-        with pytest.raises(Killed):
-            trained(recipe, tmp_path / "broken", device)
+    with dies_at(5):
+        trained(recipe, tmp_path / "broken", device)
     shutil.rmtree(tmp_path / "origin")
     broken = engine.resume(tmp_path / "broken", device=device, console=QUIET)
     torch.use_deterministic_algorithms(False)
@@ -576,26 +546,22 @@ def test_resumed_equals_unbroken(
 
 
 def test_killed_before_its_first_checkpoint_it_begins_from_there_again(
-    text: Path, origins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, origins: Path, tmp_path: Path
 ) -> None:
     recipe = told(text, "classify", init={"from": str(origins / "masked"), "lora": 2})
     whole = trained(recipe, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        dies_at(1, patch)
-        with pytest.raises(Killed):
-            trained(recipe, tmp_path / "broken")
+    with dies_at(1):
+        trained(recipe, tmp_path / "broken")
     broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(whole) == outcome(broken)
 
 
 def test_without_a_whole_checkpoint_it_does_not_go_on_from_random_weights(
-    text: Path, origins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, origins: Path, tmp_path: Path
 ) -> None:
     recipe = told(text, "classify", init={"from": str(origins / "masked")})
-    with monkeypatch.context() as patch:
-        dies_at(3, patch)
-        with pytest.raises(Killed):
-            trained(recipe, tmp_path / "run")
+    with dies_at(3):
+        trained(recipe, tmp_path / "run")
     for tensors in (tmp_path / "run").rglob("tensors.safetensors"):
         tensors.write_bytes(b"")
     with pytest.raises(RunError, match="none of its checkpoints is whole"):

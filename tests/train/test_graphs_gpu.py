@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from killing import dies_at, outcome
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -19,7 +20,6 @@ from heed.errors import HeedError
 from heed.runs import Run
 from heed.score.objective import Objective
 from heed.train import engine
-from heed.train.feed import Feed
 from heed.train.graphs import GraphStep
 from heed.train.setup import prepare
 
@@ -28,10 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 QUIET = Console(quiet=True)
-
-
-class Killed(BaseException):
-    """Stands for the moment a process dies."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +67,6 @@ def trained(told: Recipe, folder: Path) -> Run:
 
 def weights(run: Run) -> torch.Tensor:
     return torch.cat([weight.flatten() for weight in load_file(run.weights_path).values()])
-
-
-def outcome(run: Run) -> object:
-    lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
-    return run.weights_path.read_bytes(), lines
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "adagrad", "lion", "muon"])
@@ -163,7 +154,7 @@ def test_what_is_not_finite_is_skipped_on_the_device(
 @pytest.mark.parametrize("speed", ["eager", "graphs"])
 @pytest.mark.parametrize("bf16", [True, False])
 def test_deterministic_runs_are_the_same_broken_or_not(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch, speed: str, bf16: bool
+    corpus: Path, speed: str, bf16: bool
 ) -> None:
     told = recipe(
         corpus,
@@ -175,18 +166,8 @@ def test_deterministic_runs_are_the_same_broken_or_not(
     )
     whole = outcome(trained(told, corpus / "whole"))
     assert outcome(trained(told, corpus / "again")) == whole
-    walk = Feed.walk
-
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(walk(self, start, stop), start):
-            if number == 17:
-                raise Killed
-            yield batches
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Feed, "walk", dying)
-        with pytest.raises(Killed):
-            trained(told, corpus / "broken")
+    with dies_at(17):
+        trained(told, corpus / "broken")
     assert outcome(engine.resume(corpus / "broken", device="cuda", console=QUIET)) == whole
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import dies_at, outcome
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.data.batches import Batch
 from heed.runs import Run
 from heed.train import engine
-from heed.train.feed import Feed
 
 QUIET = Console(quiet=True)
 TASKS = ["translate", "classify", "generate"]
-
-
-class Killed(BaseException):
-    """Stands for the moment a process dies."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,37 +56,14 @@ def recipe(corpus: Path, task: str = "translate") -> Recipe:
     )
 
 
-def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The weights' bytes, and what was measured, the clock apart."""
-    lines = Run(folder).metrics()
-    for line in lines:
-        line.pop("time")
-    return Run(folder).weights_path.read_bytes(), lines
-
-
-def dies_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training dies when it asks for this update's batches."""
-    walk = Feed.walk
-
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(walk(self, start, stop), start):
-            if number == step:
-                raise Killed
-            yield batches
-
-    monkeypatch.setattr(Feed, "walk", dying)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_resumed_equals_unbroken(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     told = recipe(corpus, task)
     engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
-    with monkeypatch.context() as patch:
-        dies_at(5, patch)
-        with pytest.raises(Killed):
-            engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    with dies_at(5):
+        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     # Another machine has no store yet: it draws the same again.
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "elsewhere"))
     engine.resume(tmp_path / "broken", device="cpu", console=QUIET)

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from killing import dies_at
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.data.batches import Batch
 from heed.nn.losses import linear_cross_entropy
 from heed.nn.twice import doubled
 from heed.runs import Run
 from heed.train import engine
-from heed.train.feed import Feed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,10 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
 QUIET = Console(quiet=True)
-
-
-class Killed(BaseException):
-    """Stands for the moment a process dies."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,22 +54,10 @@ def told(tmp_path: Path) -> Recipe:
     )
 
 
-def test_resumed_equals_unbroken(
-    told: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_equals_unbroken(told: Recipe, tmp_path: Path) -> None:
     engine.start(told, tmp_path / "whole", device="cuda", console=QUIET)
-    walk = Feed.walk
-
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
-        for number, batches in enumerate(walk(self, start, stop), start):
-            if number == 33:
-                raise Killed
-            yield batches
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Feed, "walk", dying)
-        with pytest.raises(Killed):
-            engine.start(told, tmp_path / "broken", device="cuda", console=QUIET)
+    with dies_at(33):
+        engine.start(told, tmp_path / "broken", device="cuda", console=QUIET)
     engine.resume(tmp_path / "broken", device="cuda", console=QUIET)
     whole, broken = (Run(tmp_path / name).weights_path for name in ("whole", "broken"))
     assert whole.read_bytes() == broken.read_bytes()

@@ -1,0 +1,47 @@
+"""A run that dies in the middle, and what is left of a run to compare with one that did not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heed.data.batches import Batch
+from heed.runs import Run
+from heed.train.feed import Feed
+
+
+class Killed(BaseException):
+    """Stands for the moment a process dies."""
+
+
+@contextmanager
+def dies_at(step: int) -> Iterator[None]:
+    """Training in this block dies when it asks for this update's batches; if not, the test fails.
+
+    After the block training lives again, so that the run can be resumed.
+    """
+    walk = Feed.walk
+
+    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+        for number, batches in enumerate(walk(self, start, stop), start):
+            if number == step:
+                raise Killed
+            yield batches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "walk", dying)
+        with pytest.raises(Killed):
+            yield
+
+
+def outcome(run: Path | Run) -> tuple[bytes, list[dict[str, Any]]]:
+    """The weights' bytes of a run or its folder, and what was measured, the clock apart."""
+    run = run if isinstance(run, Run) else Run(run)
+    lines = run.metrics()
+    for line in lines:
+        line.pop("time")
+    return run.weights_path.read_bytes(), lines
