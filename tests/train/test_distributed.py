@@ -35,6 +35,8 @@ from heed.train.feed import Feed
 from heed.train.sharding import share
 
 ROOT = Path(__file__).resolve().parents[2]
+FOUND = [str(ROOT), str(ROOT / "tests")]
+"""Where the processes of a launch find heed, and what this file has from beside it."""
 QUIET = Console(quiet=True)
 BREAK = 5
 """The update before which a run is stopped that is to be resumed."""
@@ -190,7 +192,7 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(FOUND), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
