@@ -33,7 +33,8 @@ from heed.runs import Run
 from heed.score.objective import loss
 from heed.score.report import evaluation
 from heed.train import engine
-from heed.train.setup import prepare, set_aside
+from heed.train.aside import set_aside
+from heed.train.setup import prepare
 
 SMALL: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "steps": 60, "lr": 1e-2}
 SMALL |= {"batch_size": 32, "max_length": 24, "kind": "word", "precision": "float32"}
@@ -400,12 +401,13 @@ def test_labels_that_cannot_be_learnt_from(
     place: Path, tmp_path: Path, train: list[str], dev: list[str] | None, said: str, where: str
 ) -> None:
     """One sentence: what, where, what to do. And no folder is left behind."""
-    files, seed = {"train": [written(tmp_path, "bad.tsv", train)]}, 0
+    files: dict[str, Any] = {"train": [written(tmp_path, "bad.tsv", train)]}
     if dev is not None:
         files["dev"] = [written(tmp_path, "dev.tsv", dev)]
     else:  # a seed under which the last text is set aside
-        seed = next(i for i in range(999) if len(train) - 1 in set_aside(len(train), i)[0])
-    tables: dict[str, Any] = {"task": "classify", "seed": seed, "data": files}
+        drawn = (i for i in range(999) if len(train) - 1 in set_aside(len(train), i)[0])
+        files["dev_seed"] = next(drawn)
+    tables: dict[str, Any] = {"task": "classify", "data": files}
     tables |= {"train": {"steps": 1}, "model": {"layers": 1, "width": 16, "heads": 2}}
     with pytest.raises(DataError, match=said) as caught:
         engine.start(Recipe.of(tables), tmp_path / "run", device="cpu", console=Console(quiet=True))

@@ -53,6 +53,13 @@ def _recurrent_merge(m: Any) -> str | None:
     return f"merge {m.merge!r} needs heads, and family 'lstm' has none: use merge = 'concat'."
 
 
+def _runs_at_all(m: Any) -> str | None:
+    asked = [key for key in ("ngram_contrast", "word_ngrams") if getattr(m, key)]
+    if not asked or m.ngrams > 1:
+        return None
+    return f"{asked[0]} is for runs of tokens, and there are none: set ngrams to 2 or more."
+
+
 def _over_what(m: Any) -> str | None:
     if m.over == "token" or m.merge == "reweight":
         return None
@@ -184,6 +191,12 @@ class ModelConfig(Section):
     """How many vectors those runs of tokens share."""
     ngram_dropout: Share = 0.5
     """Share of a text's runs that are left out in training, others every time."""
+    ngram_contrast: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weigh each run by how unlike its counts are in the classes of the training text, this much
+    added to each (Wang and Manning 2012); 1 is usual, 0 weighs all alike."""
+    word_ngrams: Annotated[int, Field(ge=0)] = 0
+    """Beside runs of tokens that are characters or bytes: up to how many words side by side have a
+    vector, too; 0 is none."""
     embedding_width: Count | None = None
     """Size of the LSTM's token vectors; unset, its width."""
 
@@ -196,6 +209,7 @@ class ModelConfig(Section):
         _embedding_width,
         _recurrent_norm,
         _learned_offset,
+        _runs_at_all,
     )
 
     def leak(self, task: str) -> str | None:

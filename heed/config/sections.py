@@ -26,6 +26,8 @@ class DataConfig(Section):
     """Files to learn from."""
     dev: list[str] = Field(default_factory=list)
     """Files to choose by; without any, a share of train is set aside."""
+    dev_seed: int = Field(default=0, ge=0)
+    """Draws what is set aside: the same texts for every `seed`, so that runs can be compared."""
     test: list[str] = Field(default_factory=list)
     """Files that only the final score looks at."""
     world: Count | None = None

@@ -25,8 +25,8 @@ from heed.runs import write_whole
 from heed.score import baselines, classification, reliability
 from heed.score.baselines import Baseline, Labelled
 from heed.score.classification import Answers, Real
+from heed.train.aside import set_aside
 from heed.train.classes import classes_in
-from heed.train.setup import set_aside
 
 PREDICTIONS = "predictions"
 PROBABLE = ("log_loss", "brier", "calibration_error")
@@ -117,7 +117,7 @@ def _baselines(job: Job, classes: Classes) -> Iterator[Baseline]:
         raise RunError(f"the baselines learn from the training text. {job.train.missing}")
     dev, learnt = _dev(job), list(job.train.corpus.kept())
     if dev.rows is not None:  # a part of the same files
-        _, kept = set_aside(len(learnt), job.recipe.seed)
+        _, kept = set_aside(len(learnt), job.recipe.data.dev_seed)
         learnt = [learnt[i] for i in kept.tolist()]
     job.say(f"Baselines learn from {len(learnt):,} texts…")
     train, chosen_by, test = (

@@ -18,7 +18,8 @@ from heed.errors import ConfigError, DataError, RunError, nearest
 from heed.models import Model
 from heed.runs import Run
 from heed.score.translation import METRICS, RESAMPLES
-from heed.train.setup import open_corpora, set_aside, with_dev, world_files
+from heed.train.aside import set_aside
+from heed.train.setup import open_corpora, with_dev, world_files
 
 Say = Callable[[str], None]
 Facts = dict[str, Any]
@@ -126,7 +127,7 @@ def find_set(recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
     if name == "dev" and train.corpus is not None:  # a share of train was set aside
         if train.corpus.span is not None:
             return HeldOut("dev", train.corpus.rest())
-        held_out, _ = set_aside(sum(1 for _ in train.corpus.kept()), recipe.seed)
+        held_out, _ = set_aside(sum(1 for _ in train.corpus.kept()), recipe.data.dev_seed)
         return HeldOut("dev", train.corpus, held_out)
     known = [*named, *([] if "dev" in named else ["dev"])]
     if name in known:

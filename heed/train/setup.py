@@ -15,17 +15,17 @@ from heed.data.blocks import RandomBlocks
 from heed.data.corpus import Corpus, open_corpus
 from heed.data.doctor import examine
 from heed.data.packing import PackedBatches
-from heed.data.shapes import chunks
 from heed.data.store import Store, cache_root, open_store
 from heed.data.tokenizer import Tokenizer
 from heed.decode.labels import Classes
 from heed.errors import ConfigError, DataError
-from heed.models import Model, build
+from heed.models import Classifier, Model, build
 from heed.nn.positions import ENCODINGS
 from heed.runs import Run
 from heed.score.dev import Pair, pairs_of
+from heed.train import contrast, small
 from heed.train import origin as origins
-from heed.train import small
+from heed.train.aside import DEV_SHARE, set_aside
 from heed.train.classes import classes_of, weights_of
 from heed.train.distributed import ALONE, World
 from heed.train.kindle import kindled
@@ -33,7 +33,6 @@ from heed.train.origin import Origin
 from heed.train.pieces import tokenizer_for, tokenizer_text
 
 Say = Callable[[str], None]
-DEV_SHARE, DEV_MOST = 0.05, 2000
 MENDED = {
     "unseen-label": "Mend the label, or add texts that have it to train.",
     "one-class": "Give texts of two classes or more.",
@@ -103,7 +102,9 @@ def _prepare(
         corpora = open_corpora(recipe)
     known = world.once(lambda: _see_the_doctor(corpora, say))
     with world.in_turn():
-        tokenizer = tokenizer_for(recipe, run, corpora["train"], origin, say)
+        tokenizer = tokenizer_for(
+            recipe, run, corpora["train"], origin, say, dev_within="dev" not in corpora
+        )
         classes = classes_of(corpora["train"]) if recipe.task == "classify" else Classes(())
         train, sets = _batches(recipe, corpora, tokenizer, classes.names)
         weights = weights_of(recipe, classes, sets["train"])
@@ -117,6 +118,8 @@ def _prepare(
             )
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, tokenizer, len(classes.names) or None)
+    if isinstance(model, Classifier) and model.grams is not None:
+        contrast.look_at(model.grams, recipe, tokenizer, sets["train"], len(classes.names))
     if origin is not None:
         origins.begin(model, recipe.task, origin, say, classes.names)
     origins.choose_learners(model, recipe.init, say)
@@ -175,6 +178,7 @@ def refuse_nonsense(recipe: Recipe) -> None:
             f"{recipe.model.position!r}: raise model.max_positions or lower data.max_length."
         )
     complaints += [*origins.complaints(recipe), *small.complaints(recipe)]
+    complaints += contrast.complaints(recipe)
     if complaints:
         raise ConfigError(complaints)
     tokenizer_text(recipe)
@@ -292,19 +296,6 @@ def _clean(name: str, whole: Batches, seen: list[int]) -> dict[str, Batches]:
     return {f"{name}-clean": whole.only(unseen)} if len(unseen) else {}
 
 
-def set_aside(count: int, seed: int) -> tuple[Rows, Rows]:
-    """Which of so many texts to choose by, and which to learn from."""
-    held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
-    random = np.random.Generator(np.random.PCG64(seed))
-    learnt = np.ones(count, np.bool_)
-    learnt[random.choice(count, held_out, replace=False)] = False
-    # In parts, for there may be many: places of 8 bytes each become 4.
-    parts = [
-        np.flatnonzero(learnt[p]).astype(np.uint32) + np.uint32(p.start) for p in chunks(count)
-    ]
-    return np.flatnonzero(~learnt).astype(np.uint32), np.concatenate(parts)
-
-
 def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batches:
     """Some of a store's texts, or all, as a recipe's model reads them."""
     settings = recipe.train
@@ -348,7 +339,7 @@ def _batches(
     if "dev" not in stores:  # a share of train is set aside
         stores["dev"] = stores["train"].plain()
         count = len(stores["train"])
-        rows["dev"], rows["train"] = set_aside(count, recipe.seed)
+        rows["dev"], rows["train"] = set_aside(count, data.dev_seed)
     sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
     if not (data.pack or data.blocks):
         return sets["train"], sets

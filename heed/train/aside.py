@@ -1,0 +1,23 @@
+"""A part of the training text to choose by, where there is no dev set."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from heed.data.batches import Rows
+from heed.data.shapes import chunks
+
+DEV_SHARE, DEV_MOST = 0.05, 2000
+
+
+def set_aside(count: int, seed: int) -> tuple[Rows, Rows]:
+    """Which of so many texts to choose by, and which to learn from."""
+    held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
+    random = np.random.Generator(np.random.PCG64(seed))
+    learnt = np.ones(count, np.bool_)
+    learnt[random.choice(count, held_out, replace=False)] = False
+    # In parts, for there may be many: places of 8 bytes each become 4.
+    parts = [
+        np.flatnonzero(learnt[p]).astype(np.uint32) + np.uint32(p.start) for p in chunks(count)
+    ]
+    return np.flatnonzero(~learnt).astype(np.uint32), np.concatenate(parts)
