@@ -10,7 +10,7 @@ Shapes: b texts, k hypotheses a text, l tokens there is room for, p cells of a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -47,6 +47,9 @@ class Board:
         prompt = seen_bkc.shape[2] - room * lanes
         self.cells = prompt + torch.arange(lanes, device=device)
         """Where the next keys and values of each hypothesis go."""
+        self.no_cells, self.all_cells = (
+            torch.full((1,), count, device=device) for count in (0, seen_bkc.shape[2])
+        )
         self._prompt_1p = torch.arange(prompt, device=device)[None]
         self._steps_1c = torch.arange(room, device=device).repeat_interleave(lanes)[None]
         self.places_bc = self._places()
@@ -146,6 +149,10 @@ class Board:
         prompt = self._prompt_1p.expand(offset.shape[0], -1)
         return torch.cat([prompt, offset + self._steps_1c], dim=1)
 
+    def of_unfinished(self, counts: Tensor) -> Tensor:
+        """These counts [b or 1], but none for texts that are done with: a row each."""
+        return torch.where(self.tensors["done"], self.no_cells, counts)
+
     def see_self(self) -> None:
         """Let each hypothesis see the token it is about to read."""
         self.tensors["seen"].index_copy_(2, self.cells, self.eye_bkk)
@@ -172,3 +179,16 @@ def picked(x_bk: Tensor, parents_bk: Tensor) -> Tensor:
     """For each hypothesis what its parent has."""
     index = parents_bk.reshape(*parents_bk.shape, *[1] * (x_bk.dim() - 2))
     return x_bk.gather(1, index.expand(-1, -1, *x_bk.shape[2:]))
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several tensors as those of one; what is shorter is filled up with zeros."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [max(x.shape[axis] for x in parts) for axis in range(1, parts[0].dim())]
+    whole = parts[0].new_zeros(sum(len(x) for x in parts), *sizes)
+    first = 0
+    for x in parts:
+        whole[(slice(first, first + len(x)), *map(slice, x.shape[1:]))] = x
+        first += len(x)
+    return whole

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from heed.models import LanguageModel, Translator
 from heed.nn.positions import ENCODINGS
 
-TEXTS, TEXTS_ON_GPU = 128, 512
+TEXTS, TEXTS_ON_GPU = 128, 2048
 """Written side by side, unless someone says how many."""
 CELLS = 1 << 14
 """Tokens read side by side, padding included; fewer texts where they are longer."""
@@ -18,6 +18,10 @@ AHEAD = 16
 """Tokens to make room for at a time, where shapes are free."""
 FEWEST, SHORTEST = 8, 32
 """The smallest board where shapes are few."""
+GROUP = 64
+"""Texts that are worth reading apart from longer ones."""
+WIDE = 64
+"""The size from which on boards come in two sizes an octave: there unused seats take time."""
 LEFT = 0.95
 """The share of texts still being written below which a free board is made smaller."""
 
@@ -57,6 +61,22 @@ def batches(
         yield batch
 
 
+def groups(lengths: Sequence[int], longest: int) -> list[tuple[int, int]]:
+    """Texts, the longest first, in groups of like length: how many, and on how long a rung.
+
+    The first is as long as the whole batch.
+    """
+    found = [(0, longest)]
+    for length in lengths:
+        count, room = found[-1]
+        shorter = min(room, rung(length))
+        if shorter < room and count >= GROUP:
+            found.append((1, shorter))
+        else:
+            found[-1] = count + 1, room
+    return found
+
+
 def token_bytes(models: Sequence[Translator | LanguageModel]) -> int:
     """What is kept of a token: a key and a value a layer. An LSTM keeps no more."""
     total = 0
@@ -84,7 +104,9 @@ class Sizes:
 
     def seats(self, texts: int) -> int:
         """How large a board for so many texts is."""
-        return max(FEWEST, 1 << (texts - 1).bit_length()) if self.few else texts
+        if not self.few:
+            return texts
+        return rung(texts) if texts > WIDE else max(FEWEST, 1 << (texts - 1).bit_length())
 
     def worth(self, texts: int, size: int) -> bool:
         """Whether to leave a board of this size when so many texts are left."""

@@ -22,11 +22,11 @@ from torch import Tensor
 from heed.data.batches import padded
 from heed.data.specials import OWN, Specials
 from heed.decode import limits as allowed
-from heed.decode.board import Board, Growth, Kept, Key
+from heed.decode.board import Board, Growth, Kept, Key, stacked
 from heed.decode.crew import each
 from heed.decode.graphs import Step, captured
 from heed.decode.strategy import Strategy, Written
-from heed.decode.writers import Reading, Writing, together, writer
+from heed.decode.writers import Reading, Writer, Writing, together, writer
 from heed.nn.packed import packed
 
 LOOK = 4
@@ -96,7 +96,8 @@ class Search:
         def reading(chosen: list[int]) -> Reading:
             source, real = self._padded([[*sources[i], self.specials.eos] for i in chosen])
             prompt = torch.full_like(source[:, :1], self.begin)
-            return Reading(prompt, None, source, real)
+            groups = allowed.groups([lengths[i] for i in chosen], source.shape[1])
+            return Reading(prompt, None, source, real, groups)
 
         return self._all(lengths, limits, reading, numbers)
 
@@ -194,12 +195,26 @@ class Search:
             kept["coverage"] = coverage.to(self.device), None
         said = []
         for one in self.writers:
-            logits, looked, cache = one.begin(reading, looking=self.how.looks)
-            kept |= one.keep(cache, lanes, prompt)
+            logits, looked, own = self._begun(one, reading, prompt)
+            kept |= own
             said.append((logits, looked))
         tensors = {name: tensor for name, (tensor, _) in kept.items()}
         growth = {name: grown for name, (_, grown) in kept.items() if grown is not None}
         return Board(tensors, growth, size=len(limits), room=0), self._joined(said)
+
+    def _begun(
+        self, one: Writer, reading: Reading, prompt: int
+    ) -> tuple[Tensor, Tensor | None, Kept]:
+        """What one model says comes first, where it found that, and what it keeps on the board."""
+        said, looks, kept = list[Tensor](), list[Tensor](), list[Kept]()
+        for part in reading.parts():
+            logits, looked, cache = one.begin(part, looking=self.how.looks)
+            said.append(logits)
+            looks += [] if looked is None else [looked]
+            kept.append(one.keep(cache, self.how.lanes, prompt))
+        names = {name: growth for name, (_, growth) in kept[0].items()}
+        whole = {name: (stacked([own[name][0] for own in kept]), names[name]) for name in names}
+        return torch.cat(said), stacked(looks) if looks else None, whole
 
     def _seated(self, x_b: Tensor, board: Board) -> Tensor:
         """The same for every hypothesis of a text, and zeros for seats that no text has."""
@@ -293,6 +308,7 @@ def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:
     }
     if reading.source_real is not None:
         facts["source_real"] = reading.source_real, None
+        facts["source_ends"] = reading.source_real.sum(dim=1), None
         places = torch.arange(reading.source_real.shape[1], device=ids.device)
         facts["source_places"] = places[None], None
     return facts

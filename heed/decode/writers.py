@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -44,6 +44,20 @@ class Reading:
     prompt_real: Tensor | None = None
     source_bm: Tensor | None = None
     source_real: Tensor | None = None
+    groups: Sequence[tuple[int, int]] = ()
+    """Texts that follow one another and have sources of like length: how many, and how long."""
+
+    def parts(self) -> Iterator[Reading]:
+        """The groups, each no longer than it must be: padding takes as long as words do."""
+        if self.source_bm is None or self.source_real is None or len(self.groups) < 2:
+            yield self
+            return
+        first = 0
+        for count, length in self.groups:
+            rows, first = slice(first, first + count), first + count
+            real = None if self.prompt_real is None else self.prompt_real[rows]
+            source = self.source_bm[rows, :length], self.source_real[rows, :length]
+            yield Reading(self.prompt_bp[rows], real, *source)
 
 
 class Writer(ABC):
@@ -124,11 +138,12 @@ class AttentionWriter(Writer):
         if self.ends is not None:  # who is finished, or not there, goes on counting
             here = here.clamp(max=self.ends - 1)
         here = here.expand(-1, seen_bkc.shape[1])
-        return _told(here, board.places_bc, position, seen_bkc, board.cells)
+        needed = board.of_unfinished(board.all_cells)
+        return _told(here, board.places_bc, position, seen_bkc, needed, board.cells)
 
     def _cross_sight(self, board: Board, position: Position, sight: Sight) -> Sight:
-        seen_b1m = board["source_real"][:, None]
-        return _told(sight.q_positions, board["source_places"], position, seen_b1m)
+        seen_b1m, needed = board["source_real"][:, None], board.of_unfinished(board["source_ends"])
+        return _told(sight.q_positions, board["source_places"], position, seen_b1m, needed)
 
 
 class RecurrentWriter(Writer):
@@ -200,10 +215,22 @@ def mean_look(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _told(
-    here: Tensor, there: Tensor, position: Position, seen: Tensor, cells: Tensor | None = None
+    here: Tensor,
+    there: Tensor,
+    position: Position,
+    seen: Tensor,
+    needed_b: Tensor,
+    cells: Tensor | None = None,
 ) -> Sight:
     """Who stands where, and who may see whom: [b, k or 1, m]."""
-    mask = Seen(here.shape[1], there.shape[1], seen.device, visible_bnm=seen, cells_n=cells)
+    mask = Seen(
+        here.shape[1],
+        there.shape[1],
+        seen.device,
+        visible_bnm=seen,
+        cells_n=cells,
+        ends_b=needed_b,
+    )
     shared = None if position.bias_uses_query else LazyBias(position, here, there)
     return Sight(here, there, mask, bias=shared)
 

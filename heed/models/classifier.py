@@ -60,7 +60,7 @@ class Classifier(Base):
         self.embedding = build_embedding(config, vocab)
         self.stack = build_stack(config, causal=False)
         self.pool = Pooling(config)
-        self.grams = Grams(config) if config.ngrams > 1 else None
+        self.grams = Grams(config, vocab) if config.ngrams > 1 else None
         self.dropout = nn.Dropout(config.dropout)
         if config.classifier_hidden is None:
             self.head: nn.Module = nn.Linear(config.width, classes)

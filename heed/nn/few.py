@@ -31,6 +31,8 @@ class Seen(Mask):
     """[b, n or 1, m]."""
     cells_n: Tensor | None = None
     """Where the newest keys stand, if any are new: beyond the last one nothing was written."""
+    ends_b: Tensor | None = None
+    """How many keys of a text need to be looked through: none where nobody asks for the answer."""
 
     @property
     def sees_all(self) -> bool:
@@ -84,6 +86,7 @@ def attend_few(
             mask.told().expand(b, n, m),
             None if bias is None else bias.expand(b, h, n, m),
             mask.cells_n,
+            mask.ends_b,
             d**-0.5 if scale is None else scale,
         ),
         out,

@@ -2,9 +2,11 @@
 
 A linear model over runs of characters or words is hard to beat where labelled text is scarce. This
 is one with vectors in the place of weights (fastText: Joulin et al. 2017), for a classifier to read
-beside what its stack says (wide and deep: Cheng et al. 2016).
+beside what its stack says (wide and deep: Cheng et al. 2016). What classes have in common tells
+them not apart, so runs may weigh as much as their counts differ (Wang and Manning 2012).
 
-Shapes: b batch, n tokens, k lengths of runs, w model width.
+Shapes: b batch, n tokens or words, k lengths of runs, m runs, r rows, c classes, v vocabulary,
+w model width.
 """
 
 from __future__ import annotations
@@ -20,30 +22,67 @@ from heed.nn.maps import Dropout
 PRIME, BASE = 2**31 - 1, 1_000_003
 """Runs are numbered by Σ (id + 1) · BASE^place modulo PRIME (Karp and Rabin 1987): no product is
 larger than an integer of 64 bits, on any machine."""
+WORD_BASE, LONGEST_WORD = 998_244_353, 64
+"""Words are numbered so, too, from another base: a word is no run of its letters. The order of
+letters counts up to the longest word."""
 
 
 class Grams(nn.Module):
     """One vector a text: the sum over its runs of 1, 2, … `ngrams` tokens, over √tokens.
 
-    Runs share `ngram_buckets` rows by their number, so no list of runs is kept (Weinberger et al.
-    2009). Rows begin at zero: one that training never met says nothing, and none can be told apart
-    by chance. In training a share of runs is left out, so that none is relied on.
+    With `word_ngrams` those of so many words are added. Runs share `ngram_buckets` rows by their
+    number, so no list of runs is kept (Weinberger et al. 2009). Rows begin at zero: one that
+    training never met says nothing, and none can be told apart by chance. In training a share of
+    runs is left out, so that none is relied on.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    between_v: Tensor | None
+    """1 for each token that parts words, 0 for others; None where words are not looked at."""
+    weight_r: Tensor | None
+    """What a run in this row counts for; None, all count alike."""
+    powers: Tensor
+
+    def __init__(self, config: ModelConfig, vocab: int) -> None:
         super().__init__()
-        self.lengths = config.ngrams
+        self.lengths, self.word_lengths = config.ngrams, config.word_ngrams
         self.table = Table(config.ngram_buckets, config.width, std=0.0)
         self.dropout = Dropout(config.ngram_dropout)
+        weights = torch.ones(config.ngram_buckets) if config.ngram_contrast else None
+        self.register_buffer("weight_r", weights)
+        self.register_buffer("between_v", torch.zeros(vocab) if config.word_ngrams else None)
+        powers = [pow(WORD_BASE, place + 1, PRIME) for place in range(LONGEST_WORD)]
+        self.register_buffer("powers", torch.tensor(powers), persistent=False)
 
     def forward(self, ids_bn: Tensor, mask: Tensor | None = None) -> Tensor:
         """[b, n] to [b, w]; a text with no real token gives zeros."""
         real_bn = torch.ones_like(ids_bn, dtype=torch.bool) if mask is None else mask
-        rows_bkn, whole_bkn = runs(ids_bn, real_bn, self.lengths)
-        vectors_bmw = self.table(rows_bkn.flatten(1) % self.table.num_embeddings)
-        kept_bm = self.dropout(whole_bkn.flatten(1).to(vectors_bmw.dtype))
+        rows_bm, there_bm = self.rows(ids_bn, real_bn)
+        vectors_bmw = self.table(rows_bm)
+        kept_bm = self.dropout(there_bm.to(vectors_bmw.dtype))
+        if self.weight_r is not None:
+            kept_bm = kept_bm * self.weight_r[rows_bm]
         sum_bw = (kept_bm[:, None] @ vectors_bmw)[:, 0]
         return sum_bw / real_bn.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
+
+    def rows(self, ids_bn: Tensor, real_bn: Tensor) -> tuple[Tensor, Tensor]:
+        """The row of every run that a text may have, and whether it has it, both [b, m]."""
+        found = [runs(ids_bn, real_bn, self.lengths)]
+        if self.between_v is not None:
+            inside_bn = real_bn & (self.between_v[ids_bn] == 0)
+            found.append(runs(*words(ids_bn, inside_bn, self.powers), self.word_lengths))
+        numbers_bm, there_bm = (torch.cat(each, dim=1).flatten(1) for each in zip(*found))
+        return numbers_bm % self.table.num_embeddings, there_bm
+
+
+def contrast(counts_cr: Tensor, added: float) -> Tensor:
+    """By how much the classes differ in having a run, max - min over c of log(count + added), [r].
+
+    Counts are first made those of classes that have as many runs each. Of two classes this is the
+    size of the log-count ratio (Wang and Manning 2012). 0 where all have it alike, or none has it.
+    """
+    sums_c1 = counts_cr.sum(dim=1, keepdim=True).clamp(min=1)
+    logs_cr = (counts_cr * (sums_c1.mean() / sums_c1) + added).log()
+    return logs_cr.amax(dim=0) - logs_cr.amin(dim=0)
 
 
 def runs(ids_bn: Tensor, real_bn: Tensor, lengths: int) -> tuple[Tensor, Tensor]:
@@ -61,6 +100,21 @@ def runs(ids_bn: Tensor, real_bn: Tensor, lengths: int) -> tuple[Tensor, Tensor]
         numbers.append(number_bn)
         wholes.append(whole_bn)
     return torch.stack(numbers, dim=1), torch.stack(wholes, dim=1)
+
+
+def words(ids_bn: Tensor, inside_bn: Tensor, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of a text's first, second, … word, and whether there is one, both [b, n].
+
+    A word is tokens side by side that are `inside` one, wherever in the text they stand.
+    """
+    place_bn = torch.arange(ids_bn.shape[1], device=ids_bn.device).expand_as(ids_bn)
+    first_bn = inside_bn & ~_earlier(inside_bn, 1)
+    which_bn = (first_bn.cumsum(dim=1) - 1).clamp(min=0)
+    start_bn = torch.zeros_like(ids_bn).scatter_add(1, which_bn, place_bn * first_bn)
+    within_bn = (place_bn - start_bn.gather(1, which_bn)).clamp(0, len(powers) - 1)
+    part_bn = (ids_bn + 1) * powers[within_bn] % PRIME * inside_bn
+    number_bn = torch.zeros_like(ids_bn).scatter_add(1, which_bn, part_bn) % PRIME
+    return number_bn, place_bn < first_bn.sum(dim=1, keepdim=True)
 
 
 def _earlier(x_bn: Tensor, back: int) -> Tensor:

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import texts
 
+from heed.decode import limits
 from heed.decode.beam import Beam
 from heed.decode.board import Board
 from heed.decode.graphs import Step
 from heed.decode.greedy import Greedy
-from heed.decode.limits import Sizes, batches
+from heed.decode.limits import GROUP, Sizes, batches, groups
 from heed.decode.sample import Sample
 from heed.decode.search import Search
 from heed.decode.strategy import Strategy
@@ -98,6 +99,38 @@ def test_a_batch_costs_no_more_than_it_may(
     for rows in chosen:
         assert len(rows) <= size
         assert len(rows) == 1 or len(rows) * max(costs[i] for i in rows) <= most
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=400), st.integers(0, 40))
+def test_groups_hold_all_texts_and_what_they_have(lengths: list[int], more: int) -> None:
+    lengths = sorted(lengths, reverse=True)
+    found = groups(lengths, lengths[0] + more)
+    assert found[0][1] == lengths[0] + more
+    assert sum(count for count, _ in found) == len(lengths)
+    assert all(count >= GROUP for count, _ in found[:-1])
+    first = 0
+    for count, room in found:
+        assert max(lengths[first : first + count]) <= room
+        first += count
+    assert [room for _, room in found] == sorted({room for _, room in found}, reverse=True)
+
+
+@by_name
+@pytest.mark.parametrize("variant", SOME)
+def test_sources_read_apart_are_translated_the_same(
+    variant: str, how: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In groups of two and more; nobody is on a board with padding that others brought."""
+    model = plain.ending_translator(variant)
+    expected = Search([model], how).translate(SOURCES, max_ratio=1.5)
+    monkeypatch.setattr(limits, "GROUP", 2)
+    assert len(groups(sorted(LENGTHS, reverse=True), 40)) > 2
+    for several, others in zip(
+        Search([model], how).translate(SOURCES, max_ratio=1.5), expected, strict=True
+    ):
+        assert [one.ids for one in several] == [one.ids for one in others]
+        scores, theirs = (torch.tensor([one.score for one in x]) for x in (several, others))
+        torch.testing.assert_close(scores, theirs, rtol=0, atol=1e-4)
 
 
 def test_a_search_that_nobody_keeps_is_gone_at_once() -> None:

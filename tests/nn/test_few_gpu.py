@@ -54,7 +54,7 @@ class Step:
 
     def exact(self) -> Tensor:
         """By the plain formula in float64, over what is written."""
-        k, v = (x[:, :, : self.written].double() for x in (self.k, self.v))
+        k, v = (x[:, :, : self.written].double().nan_to_num() for x in (self.k, self.v))
         visible = self.mask.told()[:, None, :, : self.written]
         bias = None if self.bias is None else self.bias[..., : self.written].double()
         return attend(self.q.double(), k, v, mask=visible, bias=bias, scale=0.2)[0]
@@ -65,13 +65,15 @@ def make_step(
     m: int,
     *,
     written: int | None = None,
+    ends: list[int] | None = None,
     share: int = 1,
     width: int = 64,
     biased: bool = False,
     alike: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Step:
-    """With `written`, the rest of a board is NaN, and all may see it. `alike`: one row for all."""
+    """With `written`, the rest of a board is NaN, and all may see it; with `ends`, the rest of a
+    text is. `alike`: one row for all."""
     draw = torch.Generator().manual_seed(n * 1000 + m)
 
     def random(*shape: int) -> Tensor:
@@ -86,7 +88,14 @@ def make_step(
         k[:, :, written:] = torch.nan
         v[:, :, written:] = torch.nan
         visible[..., written:] = True
-    mask = Seen(n, m, DEVICE, visible_bnm=visible, cells_n=cells)
+    ends_b = None
+    if ends is not None:
+        ends_b = torch.tensor(ends, device=DEVICE)
+        beyond = torch.arange(m, device=DEVICE) >= ends_b[:, None]
+        for x in (k, v):
+            x[beyond[:, None].expand(B, GROUPS, m)] = torch.nan
+        visible &= ~beyond[:, None]
+    mask = Seen(n, m, DEVICE, visible_bnm=visible, cells_n=cells, ends_b=ends_b)
     bias = random(1, GROUPS * share, n, m).float() if biased else None
     return Step(q, k, v, mask, bias, m if written is None else written)
 
@@ -124,6 +133,17 @@ def test_what_is_not_written_is_not_read(n: int, written: int) -> None:
     step = make_step(n, 130, written=written, biased=True)
     assert bool(step.few().isfinite().all())
     same(step)
+
+
+@pytest.mark.parametrize("written", [None, 70])
+@pytest.mark.parametrize("n", [1, 5])
+def test_what_lies_beyond_a_text_is_not_read(n: int, written: int | None) -> None:
+    """It is NaN here; of a text that is not to be read at all, zeros come out."""
+    step = make_step(n, 130, written=written, ends=[0, 64, 101])
+    found = step.few()
+    assert bool((found[0] == 0).all())
+    assert bool(found.isfinite().all())
+    assert apart(found[1:].double(), step.exact()[1:]) <= TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("n", [1, 5])

@@ -1,7 +1,8 @@
 """Attention of few queries over many keys, as a step of decoding has it: bound by memory.
 
 All queries that read one key head of a text are one program's, so each key and value is read once.
-What was not written yet is not read at all: where that begins, the program looks up by itself.
+What was not written yet is not read at all, nor what lies beyond a text's end: where that begins,
+the program looks up by itself.
 
 C keys at a time meet all R queries. Products of float32 are exact: memory leaves time for it.
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
@@ -37,6 +38,8 @@ class Call(NamedTuple):
     """[b, h, n, m], with steps that may be 0."""
     cells: Tensor | None
     """Of each query; nothing was written beyond the last one. Without it all may be read."""
+    ends: Tensor | None
+    """Of each text: how many keys its queries may read."""
     scale: float
 
 
@@ -57,6 +60,7 @@ class Inputs(NamedTuple):
     v: Heads
     bias: Bias
     cells: Tensor | None
+    ends: Tensor | None
     scale: float
 
 
@@ -90,6 +94,8 @@ def _attend(
     end = size
     if x.cells is not None:
         end = tl.minimum(end, tl.load(x.cells + N - 1).to(tl.int32) + 1)
+    if x.ends is not None:
+        end = tl.minimum(end, tl.load(x.ends + b).to(tl.int32))
     best, total = tl.full([R], HIDDEN, tl.float32), tl.zeros([R], tl.float32)
     mixed = tl.zeros([R, D], tl.float32)
     for start in tl.range(0, end, C, num_stages=STAGES):
@@ -153,7 +159,9 @@ def attend(call: Call, out: Tensor) -> None:
         bias = Bias(data, *data.stride()[:3])
     if out.numel():
         _attend[(b * heads,)](
-            Inputs(laid(call.q), laid(call.k), laid(call.v), bias, call.cells, call.scale),
+            Inputs(
+                laid(call.q), laid(call.k), laid(call.v), bias, call.cells, call.ends, call.scale
+            ),
             laid(out),
             visible,
             *visible.stride()[:2],
