@@ -75,6 +75,7 @@ class Trained:
             {
                 "epoch": line["epoch"],
                 "train_loss": line["seen"]["loss"],
+                "train_accuracy": line["seen"]["accuracy"],
                 "dev_loss": line["dev"]["loss"],
                 "dev_accuracy": line["dev"]["accuracy"],
                 "dev_bleu": line["dev"].get("bleu"),

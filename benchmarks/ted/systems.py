@@ -17,6 +17,9 @@ LONGER = rf"^<|^\s*(\S+\s+){{{SHORT}}}\S"
 """What `data.drop` finds in longer texts, and in markup."""
 
 
+HIGH = "train.lr=1e-3"
+
+
 @dataclass(frozen=True)
 class System:
     """A recipe and what is changed in it; its runs are NAME-SEED."""
@@ -36,8 +39,9 @@ def _set(number: int, *, reported: bool) -> System:
     return System(name, f"ted-en-fr/{name}", label=label)
 
 
-def _mended(name: str, change: str, label: str) -> System:
-    return System(f"fail-{name}", "ted-en-fr/set4-reported", (change,), label)
+def _tried(name: str, label: str, *changes: str) -> System:
+    told = ("train.epochs=5", *changes)
+    return System(f"fail-{name}", "ted-en-fr/set4-reported", told, f"set 4 at {label}")
 
 
 def _position(prefix: str, name: str, *changes: str) -> System:
@@ -51,12 +55,13 @@ GROUPS: dict[str, list[System]] = {
     "best": [System("best", "ted-en-fr/best", label="best")],
     "sets": [*SETS, *REPORTED],
     "fail": [
-        REPORTED[-1],
-        _mended("pre-norm", "model.norm_place=pre", "norms before each sublayer"),
-        _mended("warm-up", "train.warmup=4000", "4,000 updates of warm-up"),
-        _mended("lower-rate", "train.lr=3e-5", "a rate of 3e-5 instead of 1e-4"),
-        _mended("clip", "train.clip=1.0", "gradients clipped to norm 1"),
-        _mended("four-layers", "model.layers=4", "four layers instead of six"),
+        _tried("plain", "1e-4"),
+        _tried("dropout", "1e-4, dropout 0.2", "model.dropout=0.2"),
+        _tried("rate-3", "3e-4", "train.lr=3e-4"),
+        _tried("rate-10", "1e-3", HIGH),
+        _tried("pre-norm", "1e-3, norms before each sublayer", HIGH, "model.norm_place=pre"),
+        _tried("warm-up", "1e-3, 4,000 updates of warm-up", HIGH, "train.warmup=4000"),
+        _tried("four-layers", "1e-3, four layers instead of six", HIGH, "model.layers=4"),
     ],
     "lstm": [
         System("lstm", "ted-en-fr/lstm", label="LSTM"),
@@ -66,5 +71,7 @@ GROUPS: dict[str, list[System]] = {
     "lengths": [_position("length", name, f"data.drop={LONGER}") for name in POSITIONS],
 }
 """In the order in which they are trained."""
+CURES = ("fail-pre-norm", "fail-warm-up", "fail-four-layers")
+"""Changes of set 4 at the highest rate; the others in their group are held against the lowest."""
 SAID = {1: 0.3745, 2: 0.3796, 3: 0.3854, 4: 0.3154}
 """The "BLEU" that the course report gives its sets, without saying which."""

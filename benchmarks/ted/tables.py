@@ -106,23 +106,23 @@ def seen_and_longer(parts: Sequence[Facts], names: Sequence[str], labels: Labels
     return table(columns, rows)
 
 
-def mended(systems: Mapping[str, Facts], compared: Sequence[Facts], labels: Labels) -> str:
-    """Where learning ended, a change each."""
-    tests = {one["system"]: one for one in compared}
-    columns = ["", "seeds", "train loss, last", "dev loss, last", "dev loss, best"]
-    columns += ["dev accuracy, last", "test BLEU", "Δ", "p, corrected"]
+def mended(systems: Mapping[str, Facts]) -> str:
+    """Where learning ended."""
+    columns = ["", "seeds", "train loss, last", "train accuracy, last", "dev loss, last"]
+    columns += ["dev loss, best", "dev accuracy, last", "test BLEU"]
     rows = []
-    for name, own in systems.items():
-        last, one = own["last"], tests.get(name)
-        losses = ("train_loss", "dev_loss", "best_dev_loss")
+    for own in systems.values():
+        last = own["last"]
         rows.append(
             [
-                labels[name],
+                own["label"],
                 str(len(own["seeds"])),
-                *(number(last.get(key), ".3f") for key in losses),
+                number(last.get("train_loss"), ".3f"),
+                number(last.get("train_accuracy"), ".1%"),
+                number(last.get("dev_loss"), ".3f"),
+                number(last.get("best_dev_loss"), ".3f"),
                 number(last.get("dev_accuracy"), ".1%"),
                 spread(own["bleu"]),
-                *([f"{one['difference']:+.2f}", chance(one["p_holm"])] if one else ["", ""]),
             ]
         )
     return table(columns, rows)
