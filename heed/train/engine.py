@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -36,6 +35,8 @@ from heed.train.state import State
 from heed.train.view import View
 
 DEFAULT_EPOCHS = 20
+BEYOND_AXES = 1e100
+"""A perplexity that is not drawn. A run whose rate was too high has such, and even infinite ones."""
 
 
 def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
@@ -230,12 +231,12 @@ def draw_curves(run: Run) -> None:
 
 
 def _evaluated(lines: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[float, float]]]:
-    """Every set's values by step; one beyond all numbers is left out."""
+    """Every set's values by step; one beyond what an axis can hold is left out."""
     series: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         if line["event"] == "evaluate":
             for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
-                if math.isfinite(line[name][metric]):
+                if line[name][metric] < BEYOND_AXES:
                     label = "train, evaluated" if name == "train" else name
                     series.setdefault(label, []).append((line["step"], line[name][metric]))
     return dict(sorted(series.items()))

@@ -304,3 +304,17 @@ def test_metrics_keep_the_clock_apart(text: Path) -> None:
     run = trained(recipe(text), text / "run")
     for line in run.metrics_path.read_text().splitlines():
         assert set(json.loads(line)["time"]) == {"unix", "tokens_per_second"}
+
+
+@pytest.mark.parametrize("far", [1e294, float("inf"), float("nan")])
+def test_perplexities_beyond_any_axis_are_not_drawn(far: float, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    recipe = Recipe.of({"task": "generate", "data": {"train": ["a.txt"]}})
+    (tmp_path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
+    lines = [
+        {"event": "evaluate", "step": step, "epoch": 1, "dev": {"loss": 5.0, "perplexity": value}}
+        for step, value in enumerate([far, 1e6, 50.0], 1)
+    ]
+    run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    engine.draw_curves(run)
+    assert (run.figures / "perplexity.png").stat().st_size
