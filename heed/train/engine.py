@@ -36,7 +36,7 @@ from heed.train.view import View
 
 DEFAULT_EPOCHS = 20
 BEYOND_AXES = 1e100
-"""A perplexity that is not drawn. A run whose rate was too high has such, and even infinite ones."""
+"""A perplexity that is not drawn. A run whose rate was too high has such, and infinite ones."""
 
 
 def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
