@@ -56,22 +56,29 @@ class Grams(nn.Module):
     def forward(self, ids_bn: Tensor, mask: Tensor | None = None) -> Tensor:
         """[b, n] to [b, w]; a text with no real token gives zeros."""
         real_bn = torch.ones_like(ids_bn, dtype=torch.bool) if mask is None else mask
-        rows_bm, there_bm = self.rows(ids_bn, real_bn)
+        rows_bm, size_bm = self.rows(ids_bn, real_bn)
         vectors_bmw = self.table(rows_bm)
-        kept_bm = self.dropout(there_bm.to(vectors_bmw.dtype))
+        kept_bm = self.dropout(size_bm.to(vectors_bmw.dtype))
         if self.weight_r is not None:
             kept_bm = kept_bm * self.weight_r[rows_bm]
         sum_bw = (kept_bm[:, None] @ vectors_bmw)[:, 0]
-        return sum_bw / real_bn.sum(dim=1, keepdim=True).clamp(min=1).sqrt()
+        return sum_bw / _count(real_bn).sqrt()
 
     def rows(self, ids_bn: Tensor, real_bn: Tensor) -> tuple[Tensor, Tensor]:
-        """The row of every run that a text may have, and whether it has it, both [b, m]."""
-        found = [runs(ids_bn, real_bn, self.lengths)]
+        """The row of every run that a text may have, and its size, 0 if it has it not; [b, m].
+
+        Runs of words are few: their sum over √words is what the others' is over √tokens.
+        """
+        numbers_bkn, size_bkn = runs(ids_bn, real_bn, self.lengths)
         if self.between_v is not None:
             inside_bn = real_bn & (self.between_v[ids_bn] == 0)
-            found.append(runs(*words(ids_bn, inside_bn, self.powers), self.word_lengths))
-        numbers_bm, there_bm = (torch.cat(each, dim=1).flatten(1) for each in zip(*found))
-        return numbers_bm % self.table.num_embeddings, there_bm
+            word_bn, there_bn = words(ids_bn, inside_bn, self.powers)
+            more_bkn, whole_bkn = runs(word_bn, there_bn, self.word_lengths)
+            tokens_b1, words_b1 = (_count(x_bn) for x_bn in (real_bn, there_bn))
+            size_of_word_b11 = (tokens_b1 / words_b1).sqrt()[:, None]
+            size_bkn = torch.cat([size_bkn, whole_bkn * size_of_word_b11], dim=1)
+            numbers_bkn = torch.cat([numbers_bkn, more_bkn], dim=1)
+        return numbers_bkn.flatten(1) % self.table.num_embeddings, size_bkn.flatten(1)
 
 
 def contrast(counts_cr: Tensor, added: float) -> Tensor:
@@ -120,3 +127,8 @@ def words(ids_bn: Tensor, inside_bn: Tensor, powers: Tensor) -> tuple[Tensor, Te
 def _earlier(x_bn: Tensor, back: int) -> Tensor:
     """What stood so many places before; zeros where nothing did."""
     return F.pad(x_bn, (back, 0))[:, : x_bn.shape[1]]
+
+
+def _count(real_bn: Tensor) -> Tensor:
+    """How many there are, [b, 1]; at least one, to divide by."""
+    return real_bn.sum(dim=1, keepdim=True).clamp(min=1)

@@ -42,7 +42,9 @@ def parting(tokenizer: Tokenizer) -> Tensor:
     """1 for every token that parts words: white space, and what stands around a text; [v]."""
     marks, each = tokenizer.specials, range(tokenizer.vocab_size)
     hidden = {marks.unk, marks.mask}  # a letter that is not shown
-    return torch.tensor([float(i not in hidden and not tokenizer.decode([i]).strip()) for i in each])
+    return torch.tensor(
+        [float(i not in hidden and not tokenizer.decode([i]).strip()) for i in each]
+    )
 
 
 def counted(grams: Grams, train: Batches, c: int) -> Tensor:
@@ -51,9 +53,9 @@ def counted(grams: Grams, train: Batches, c: int) -> Tensor:
     counts = torch.zeros(c * rows)
     for number in range(len(plan)):
         batch = train.batch(plan, number)
-        rows_bm, there_bm = grams.rows(batch.ids, batch.mask)
+        rows_bm, size_bm = grams.rows(batch.ids, batch.mask)
         text_bm = torch.arange(len(rows_bm))[:, None].expand_as(rows_bm)
-        found = (text_bm * rows + rows_bm)[there_bm].unique()  # once a text
+        found = (text_bm * rows + rows_bm)[size_bm > 0].unique()  # once a text
         cells = batch.targets[found // rows] * rows + found % rows
         counts += torch.bincount(cells, minlength=len(counts))
     return counts.view(c, rows)

@@ -151,7 +151,7 @@ def begin(model: Model, task: str, origin: Origin, say: Say, classes: Sequence[s
 
     A classifier's head is for the same if it tells the same `classes` apart.
     """
-    own, places, counted = model.state_dict(), heights(model), dict(model.named_buffers())
+    own, places = model.state_dict(), heights(model)
     same = task == origin.task and tuple(classes) == (origin.classes or tuple(classes))
     vocabularies = len(origin.weights[TABLE]), len(own[TABLE])
     taken: dict[str, Tensor] = {}
@@ -164,7 +164,7 @@ def begin(model: Model, task: str, origin: Origin, say: Say, classes: Sequence[s
         fits = found is not None and found.shape == weight.shape
         if found is not None and fits and (_part(name) != "head" or same):
             taken[name] = found
-        elif body and name not in counted and not _is_across(name):
+        elif body and not _is_across(name):
             raise ConfigError([_misfit(name, weight, found, origin, task)])
     model.load_state_dict(own | taken)
     fresh = sorted({_part(name) for name in own.keys() - taken.keys()})
