@@ -226,7 +226,10 @@ class Page:
         return ["## Signatures", "\n".join(lines)]
 
     def _left_out(self) -> Iterator[str]:
-        missing = [about for group, about in ABOUT.items() if not self._of(group)]
+        missing = list[str]()
+        for group, about in ABOUT.items():
+            untold = [str(system) for system in GROUPS[group] if system.name not in self.systems]
+            missing += untold if self._of(group) else [about]
         lines = [f"- Not trained yet: {listed(missing)}."] if missing else []
         lines += [f"- Left out: {line}" for line in self.figures["left_out"]]
         if lines:
