@@ -14,6 +14,8 @@ FACTS = "benchmark.json"
 EVALUATION = "evaluation.json"
 MACHINE = "machine.json"
 """What the trainer noted of the machine, beside the runs."""
+OTHERS = "others"
+"""Under this name it has the machines that some of the runs were trained on before."""
 KEPT = ("python", "platform", "packages", "cpu_capability", "commit", "gpu")
 """Of what a run notes of its environment."""
 DIGITS = 6
@@ -55,6 +57,11 @@ def environments(paths: Iterable[Path], keys: Sequence[str] = KEPT) -> list[Fact
 def place(machine: Mapping[str, Any]) -> str:
     """What a study was trained on."""
     return str(machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores")
+
+
+def briefly(machine: Mapping[str, Any]) -> str:
+    """What tells machines apart."""
+    return f"{machine.get('gpu') or machine['cpu']}, torch {machine['torch']}"
 
 
 def spread(values: Iterable[float]) -> Facts:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common import DOCS, RESULTS, machine
-from reading import MACHINE, Facts, rounded
+from reading import MACHINE, OTHERS, Facts, briefly, rounded
 from running import Plan, settings
 
 Asked = TypeVar("Asked", bound=Plan)
@@ -79,11 +79,18 @@ def planned(told: argparse.Namespace, kind: type[Asked], **more: Any) -> Asked:
 
 
 def note_machine(plan: Plan, script: str, words: Sequence[str], **more: Any) -> None:
-    """Note the machine beside the runs, and the command: what it was told, but for its folders."""
+    """Note the machine beside the runs, and the command: what it was told, but for its folders.
+
+    Others that runs were trained on before stay noted.
+    """
     command = ["python", f"benchmarks/{script}.py", "train", "--data", "DIR", "--runs", "RUNS"]
     command += ["--jobs", str(plan.jobs), "--device", plan.device, *words, *settings(plan.changes)]
-    known = machine(plan.device) | {"command": " ".join(command), "jobs": plan.jobs} | more
-    (plan.runs / MACHINE).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    path, known = plan.runs / MACHINE, machine(plan.device)
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    others = before.get(OTHERS, []) + ([briefly(before)] if before else [])
+    known |= {"command": " ".join(command), "jobs": plan.jobs} | more
+    known[OTHERS] = sorted({*others} - {briefly(known)})
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 def publish(

@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reading import rounded
+from reading import MACHINE, OTHERS, rounded
 from running import (
     ROOT,
     FailedError,
     Outcome,
+    Plan,
     StoppedError,
     all_of,
     environment,
@@ -29,6 +31,7 @@ from running import (
     packing,
 )
 from sacrebleu.metrics.bleu import BLEU
+from study import note_machine
 from ted import joined
 from ted.figures import gather
 from ted.folders import read_sentences
@@ -341,3 +344,15 @@ def test_a_process_finds_this_checkout_and_what_we_find(
     assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), *inherited]
     assert found["HEED_CACHE"] == "here"
     assert os.environ.items() - {("PYTHONPATH", os.environ["PYTHONPATH"])} <= found.items()
+
+
+def test_machines_of_earlier_runs_stay_noted(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, tmp_path, [], "cpu", jobs=1, deadline=0, stop=0)
+
+    def others() -> list[str]:
+        note_machine(plan, "some", [])
+        return cast(list[str], json.loads((tmp_path / MACHINE).read_text())[OTHERS])
+
+    assert others() == others() == []
+    (tmp_path / MACHINE).write_text(json.dumps({"cpu": "an abacus", "torch": "2.11.0"}))
+    assert others() == others() == ["an abacus, torch 2.11.0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reading import Facts, place
+from reading import OTHERS, Facts, place
 from ted.tables import table
 from ted.words import chance, listed, number
 
@@ -84,11 +84,17 @@ class Page:
         machine = self.figures["machine"]
         if not machine:
             return
+        others = machine.get(OTHERS)
         yield (
             f"Trained on: {place(machine)}; {machine['jobs']} runs side by side with "
             f"{machine['threads']} thread each; torch {machine['torch']}, "
             f"Python {machine['python']}, float32. By "
             f"`{machine['command']}`."
+            + (
+                f" Some of the runs: {'; '.join(others)}."
+                if (others := machine.get(OTHERS))
+                else ""
+            )
         )
 
     def _about(self, task: Task, telling: Telling) -> Iterator[str]:
