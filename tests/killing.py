@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 from heed.data.batches import Batch
 from heed.runs import Run
 from heed.train.feed import Feed
+
+TESTS = Path(__file__).resolve().parent
+FOUND = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+"""The PYTHONPATH of processes that a test launches: heed, and what lies beside the tests."""
 
 
 class Killed(BaseException):

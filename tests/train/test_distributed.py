@@ -21,7 +21,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from killing import outcome
+from killing import FOUND, outcome
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -35,8 +35,6 @@ from heed.train.feed import Feed
 from heed.train.sharding import share
 
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = [str(ROOT), str(ROOT / "tests")]
-"""Where the processes of a launch find heed, and what this file has from beside it."""
 QUIET = Console(quiet=True)
 BREAK = 5
 """The update before which a run is stopped that is to be resumed."""
@@ -192,7 +190,7 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(FOUND), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": FOUND, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,7 +17,7 @@ import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from killing import dies_at, outcome
+from killing import FOUND, dies_at, outcome
 from rich.console import Console
 from safetensors.torch import load_file
 from support import apart, fresh
@@ -589,7 +589,7 @@ def test_two_ranks_learn_what_one_does(text: Path, origins: Path, tmp_path: Path
     done = subprocess.run(
         [sys.executable, "-m", *launcher, script, str(tmp_path / "orders.json")],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": FOUND, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
