@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common import DOCS, RESULTS, machine
-from reading import MACHINE, OTHERS, Facts, briefly, rounded
+from reading import MACHINE, OTHERS, Facts, briefly, read, rounded
 from running import Plan, settings
 
 Asked = TypeVar("Asked", bound=Plan)
@@ -86,7 +86,7 @@ def note_machine(plan: Plan, script: str, words: Sequence[str], **more: Any) -> 
     command = ["python", f"benchmarks/{script}.py", "train", "--data", "DIR", "--runs", "RUNS"]
     command += ["--jobs", str(plan.jobs), "--device", plan.device, *words, *settings(plan.changes)]
     path, known = plan.runs / MACHINE, machine(plan.device)
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = read(path)
     others = before.get(OTHERS, []) + ([briefly(before)] if before else [])
     known |= {"command": " ".join(command), "jobs": plan.jobs} | more
     known[OTHERS] = sorted({*others} - {briefly(known)})

@@ -90,11 +90,7 @@ class Page:
             f"{machine['threads']} thread each; torch {machine['torch']}, "
             f"Python {machine['python']}, float32. By "
             f"`{machine['command']}`."
-            + (
-                f" Some of the runs: {'; '.join(others)}."
-                if (others := machine.get(OTHERS))
-                else ""
-            )
+            + (f" Some of the runs: {'; '.join(others)}." if others else "")
         )
 
     def _about(self, task: Task, telling: Telling) -> Iterator[str]:

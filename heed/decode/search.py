@@ -212,8 +212,10 @@ class Search:
             said.append(logits)
             looks += [] if looked is None else [looked]
             kept.append(one.keep(cache, self.how.lanes, prompt))
-        names = {name: growth for name, (_, growth) in kept[0].items()}
-        whole = {name: (stacked([own[name][0] for own in kept]), names[name]) for name in names}
+        whole: Kept = {
+            name: (stacked([own[name][0] for own in kept]), growth)
+            for name, (_, growth) in kept[0].items()
+        }
         return torch.cat(said), stacked(looks) if looks else None, whole
 
     def _seated(self, x_b: Tensor, board: Board) -> Tensor:
