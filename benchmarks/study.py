@@ -55,9 +55,9 @@ def command_line(
     return CommandLine(parser, training, commands.add_parser)
 
 
-def some_seeds(training: argparse.ArgumentParser, groups: Sequence[str]) -> None:
-    """Which groups of systems to train, and how often each."""
-    training.add_argument("--only", nargs="+", choices=groups, default=groups)
+def some_seeds(training: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Which systems to train, or groups of them, and how often each."""
+    training.add_argument("--only", nargs="+", choices=names, default=names)
     training.add_argument("--seeds", type=int, default=3)
 
 

@@ -38,7 +38,8 @@ def options() -> argparse.Namespace:
         data="folder with the TED files",
         devices=("auto", "cpu", "cuda"),
     )
-    some_seeds(told.training, list(GROUPS))
+    systems = [system.name for group in GROUPS.values() for system in group]
+    some_seeds(told.training, list(dict.fromkeys([*GROUPS, *systems])))
     return told.parser.parse_args()
 
 

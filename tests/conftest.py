@@ -1,12 +1,31 @@
-"""Settings for all tests: one thread, which is fastest for tiny models, and a repeatable search."""
+"""Settings for all tests: one thread, which is fastest for tiny models, and a repeatable search.
+
+The whole suite is shared by the processors there are, where pytest-xdist is installed; a few named
+files are not worth the start of its workers. `-n 0` is one process, whatever is asked.
+"""
 
 from __future__ import annotations
 
+import os
+
+import pytest
 import torch
 from hypothesis import settings
+
+MOST_WORKERS = 4
+"""Each holds torch and a few small models."""
 
 torch.set_num_threads(1)
 settings.register_profile(
     "heed", deadline=None, derandomize=True, database=None, max_examples=25, print_blob=False
 )
 settings.load_profile("heed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Share the whole suite, file by file: the tests of a file often share a trained model."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and getattr(config.option, "numprocesses", 0) is None:
+        config.option.numprocesses = min(MOST_WORKERS, os.cpu_count() or 1)
+        config.option.dist = "loadfile"

@@ -16,14 +16,14 @@ from ted.systems import GROUPS, System
 PACKED_FOLDERS = ("translations", "figures")
 
 
-def wanted(groups: Sequence[str], seeds: int) -> list[tuple[System, int]]:
-    """The runs in order: a group after the other, in each all systems before the next seed."""
+def wanted(names: Sequence[str], seeds: int) -> list[tuple[System, int]]:
+    """The runs of groups and systems in order: in each group all systems before the next seed."""
     listed = [
         (system, seed)
-        for group in GROUPS
-        if group in groups
+        for group, systems in GROUPS.items()
         for seed in range(seeds)
-        for system in GROUPS[group]
+        for system in systems
+        if group in names or system.name in names
     ]
     return list(dict.fromkeys(listed))  # a system may stand in two groups
 

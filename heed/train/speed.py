@@ -155,8 +155,12 @@ def _make(
         # All blocks are one code to dynamo, which would give up after eight versions of it.
         blocks, versions = _blocks(objective), torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(versions, len(blocks) * len(ahead.shapes))
-        # Kernels that are chosen by trying them out may add up in another order in every run.
-        settled = {"deterministic": True} if settings.deterministic else None
+        settled = None
+        if settings.deterministic:
+            # A shape may fit several versions that earlier runs of this process left, and kernels
+            # that are chosen by trying them out add up in another order in every run.
+            torch.compiler.reset()
+            settled = {"deterministic": True}
         for block in blocks:
             block.compile(dynamic=len(ahead.shapes) > 1, options=settled)
     # One rank cannot halve alone: the others would wait for what it takes back.
