@@ -81,19 +81,7 @@ def _described(runs: Sequence[Trained]) -> Facts:
     for key in paces[0]:
         facts[key] = _mean(pace[key] for pace in paces)
     facts["best_epoch"] = _mean((one["checkpoint"] or {}).get("epoch") for one in told)
-    facts["last"] = _last(runs)
     return facts
-
-
-def _last(runs: Sequence[Trained]) -> Facts:
-    """Where learning ended: the last evaluation, and the best on dev."""
-    curves = [run.curve() for run in runs]
-    if not all(curves):
-        return {}
-    ends = [curve[-1] for curve in curves]
-    last: Facts = {key: _mean(end[key] for end in ends) for key in ends[0] if key != "epoch"}
-    last["best_dev_loss"] = fmean(min(line["dev_loss"] for line in curve) for curve in curves)
-    return last
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -122,10 +110,10 @@ def _compared(runs: Runs) -> Iterator[tuple[str, list[Facts]]]:
         "best": [("best", system.name) for system in (*SETS, *REPORTED)],
         "sets": [(well.name, told.name) for well, told in zip(SETS, REPORTED, strict=True)],
         "fail": [
-            (system.name, "fail-rate-10" if system.name in CURES else "fail-plain")
-            for system in GROUPS["fail"][1:]
+            (system.name, "fail-rate" if system.name in CURES else REPORTED[-1].name)
+            for system in GROUPS["fail"]
         ],
-        "smaller": [(REPORTED[-1].name, REPORTED[-2].name)],
+        "smaller": [(REPORTED[-1].name, other.name) for other in REPORTED[:-1]],
         "lstm": [(GROUPS["lstm"][1].name, GROUPS["lstm"][0].name)],
         "positions": [(other.name, rope.name) for other in others],
     }

@@ -45,7 +45,7 @@ def _all(figures: Facts) -> Iterator[tuple[str, Figure]]:
         if own := by_length.get(name):
             title = f"BLEU by sentence length, {how}"
             yield f"translation-lengths-{name}", _by_words(own["groups"], systems, title)
-    fail = [system.name for system in GROUPS["fail"] if curves.get(system.name)]
+    fail = [one.name for one in (REPORTED[-1], *GROUPS["fail"]) if curves.get(one.name)]
     if len(fail) > 1:
         yield "translation-fail", _losses(curves, systems, fail)
     if names := [system.name for system in GROUPS["positions"] if system.name in systems]:

@@ -17,10 +17,11 @@ LONGER = rf"^<|^\s*(\S+\s+){{{SHORT}}}\S"
 """What `data.drop` finds in longer texts, and in markup."""
 
 
-HIGH = "train.lr=1e-3"
-TRIED = 3
-"""Epochs of set 4 at other rates: enough to see whether it learns."""
-BRIEFLY = ("train.epochs=15", "train.evaluate_every=100000")
+HIGH = ("train.lr=1e-3", "train.epochs=2")
+"""A rate at which set 4 may not learn at all; two epochs show whether it does."""
+LESS = ("train.epochs=8", "train.evaluate_every=3750")
+"""Two epochs fewer than as reported, and a look at dev after every other."""
+BRIEFLY = ("train.epochs=12", "train.evaluate_every=100000")
 """So that seven encodings fit thrice into the time: fewer epochs than set 2's 25, and the weights
 at the end of the cosine, with no look at dev on the way."""
 
@@ -45,8 +46,7 @@ def _set(number: int, *, reported: bool) -> System:
 
 
 def _tried(name: str, label: str, *changes: str) -> System:
-    told = (f"train.epochs={TRIED}", *changes)
-    return System(f"fail-{name}", "ted-en-fr/set4-reported", told, f"set 4 at {label}")
+    return System(f"fail-{name}", "ted-en-fr/set4-reported", changes, f"set 4 at {label}")
 
 
 def _position(prefix: str, name: str, *changes: str) -> System:
@@ -60,13 +60,10 @@ GROUPS: dict[str, list[System]] = {
     "best": [System("best", "ted-en-fr/best", label="best")],
     "sets": [*SETS, *REPORTED],
     "fail": [
-        _tried("plain", "1e-4"),
-        _tried("dropout", "1e-4, dropout 0.2", "model.dropout=0.2"),
-        _tried("rate-3", "3e-4", "train.lr=3e-4"),
-        _tried("rate-10", "1e-3", HIGH),
-        _tried("pre-norm", "1e-3, norms before each sublayer", HIGH, "model.norm_place=pre"),
-        _tried("warm-up", "1e-3, 2,000 updates of warm-up", HIGH, "train.warmup=2000"),
-        _tried("four-layers", "1e-3, four layers instead of six", HIGH, "model.layers=4"),
+        _tried("dropout", "1e-4, dropout 0.2", "model.dropout=0.2", *LESS),
+        _tried("rate", "1e-3", *HIGH),
+        _tried("pre-norm", "1e-3, norms before each sublayer", *HIGH, "model.norm_place=pre"),
+        _tried("warm-up", "1e-3, 2,000 updates of warm-up", *HIGH, "train.warmup=2000"),
     ],
     "lstm": [
         System("lstm", "ted-en-fr/lstm", label="LSTM"),
@@ -76,7 +73,9 @@ GROUPS: dict[str, list[System]] = {
     "lengths": [_position("length", name, f"data.drop={LONGER}") for name in POSITIONS],
 }
 """In the order in which they are trained."""
-CURES = ("fail-pre-norm", "fail-warm-up", "fail-four-layers")
-"""Changes of set 4 at the highest rate; the others in their group are held against the lowest."""
+CURES = ("fail-pre-norm", "fail-warm-up")
+"""Changes of set 4 at the high rate; the others in their group are held against it as reported."""
+SCORED_ON_DEV = ("best", "sets", "lstm")
+"""Groups whose dev score is told beside that of test; in the others it chooses nothing."""
 SAID = {1: 0.3745, 2: 0.3796, 3: 0.3854, 4: 0.3154}
 """The "BLEU" that the course report gives its sets, without saying which."""

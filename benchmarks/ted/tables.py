@@ -12,6 +12,9 @@ from ted.words import Labels, chance, number, says, span, spread, words
 NUMBER = re.compile(r"(\*\*)?[\d+\-–\[<]|$")
 """How a cell begins that is a figure, or is empty."""
 
+Tried = tuple[str, list[Facts], Facts | None]
+"""A system's label, its curve, and its score on test where it has one."""
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns of figures to the right, others to the left."""
@@ -106,25 +109,23 @@ def seen_and_longer(parts: Sequence[Facts], names: Sequence[str], labels: Labels
     return table(columns, rows)
 
 
-def mended(systems: Mapping[str, Facts]) -> str:
-    """Where learning ended."""
-    columns = ["", "seeds", "train loss, last", "train accuracy, last", "dev loss, last"]
-    columns += ["dev loss, best", "dev accuracy, last", "test BLEU"]
-    rows = []
-    for own in systems.values():
-        last = own["last"]
-        rows.append(
-            [
-                own["label"],
-                str(len(own["seeds"])),
-                number(last.get("train_loss"), ".3f"),
-                number(last.get("train_accuracy"), ".1%"),
-                number(last.get("dev_loss"), ".3f"),
-                number(last.get("best_dev_loss"), ".3f"),
-                number(last.get("dev_accuracy"), ".1%"),
-                spread(own["bleu"]),
-            ]
-        )
+def mended(tried: Iterable[Tried]) -> str:
+    """How far each got, by its curve."""
+    columns = ["", "epochs", "train accuracy, last", "dev loss, best", "dev accuracy, best"]
+    columns += ["dev BLEU, best", "test BLEU"]
+    rows = [
+        [
+            label,
+            str(curve[-1]["epoch"]),
+            f"{curve[-1]['train_accuracy']:.1%}",
+            f"{min(point['dev_loss'] for point in curve):.3f}",
+            f"{max(point['dev_accuracy'] for point in curve):.1%}",
+            f"{max(point['dev_bleu'] or 0 for point in curve):.1f}",
+            spread(score),
+        ]
+        for label, curve, score in tried
+        if curve
+    ]
     return table(columns, rows)
 
 

@@ -11,7 +11,7 @@ from reading import evaluation, facts, spent
 from running import SPLITS, Plan, all_of, command, learn, note, packing, parameters, settings
 
 from heed.runs import Run
-from ted.systems import GROUPS, System
+from ted.systems import GROUPS, SCORED_ON_DEV, System
 
 PACKED_FOLDERS = ("translations", "figures")
 
@@ -37,22 +37,23 @@ def train(plan: Plan, todo: Sequence[tuple[System, int]], pack_to: Path | None) 
 def _made(plan: Plan, system: System, seed: int) -> str:
     """See that a run is there, trained and scored; what there is to say of it."""
     run = Run(plan.runs / f"{system.name}-{seed}")
-    if not _missing(run):
+    if not _missing(system, run):
         return f"there already, {_told(run)}"
     _complete(plan, system, seed, run)
     return _told(run)
 
 
-def _missing(run: Run) -> list[str]:
+def _missing(system: System, run: Run) -> list[str]:
     """The splits that a run has no score for."""
-    return [split for split in SPLITS if split not in evaluation(run.folder)]
+    asked = SPLITS if any(system in GROUPS[group] for group in SCORED_ON_DEV) else ("test",)
+    return [split for split in asked if split not in evaluation(run.folder)]
 
 
 def _complete(plan: Plan, system: System, seed: int, run: Run) -> None:
     """Train or resume a run, score it, and keep what a report needs."""
     changes = settings([f"seed={seed}", *plan.changes, *system.changes])
     learn(plan, run, system.recipe, "--data", str(plan.data), *changes)
-    for split in _missing(run):
+    for split in _missing(system, run):
         command(plan, run, split, "evaluate", str(run.folder), "--split", split, "--json")
     note(run, {"parameters": parameters(run.weights_path), "jobs": plan.jobs})
     shutil.rmtree(run.checkpoints, ignore_errors=True)  # large, and of no more use
