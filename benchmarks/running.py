@@ -131,10 +131,13 @@ def learn(plan: Plan, run: Run, *words: str) -> None:
 
 def learnt(plan: Plan, run: Run, *words: str) -> str:
     """The same, and how it ended: too high a rate is a result."""
+    log = log_of(run)
+    before = log.stat().st_size if log.exists() else 0  # what earlier trials said
     try:
         learn(plan, run, *words)
     except FailedError:
-        if NOT_FINITE not in " ".join(log_of(run).read_text(encoding="utf-8").split()):
+        said = log.read_bytes()[before:].decode("utf-8", "replace")
+        if NOT_FINITE not in " ".join(said.split()):
             raise
         run.folder.mkdir(exist_ok=True)  # of a run that had learnt nothing there is none
         return DIVERGED

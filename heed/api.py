@@ -188,6 +188,7 @@ class LanguageModel:
 
     def __init__(self, model: Predictor, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
+        self._authors: dict[str, Author] = {}
 
     @classmethod
     def load(
@@ -246,8 +247,11 @@ class LanguageModel:
         """What writes by these settings."""
         told = {"sample": "beam" not in settings, "beam": 1} | settings
         decode = DecodeConfig(**(self.recipe.decode.model_dump() | told))
-        longest = self.recipe.data.max_length
-        return Author(self.model, self.tokenizer, decode, context=longest)
+        key = decode.model_dump_json()
+        if key not in self._authors:
+            longest = self.recipe.data.max_length
+            self._authors[key] = Author(self.model, self.tokenizer, decode, context=longest)
+        return self._authors[key]
 
     def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
         """The loss of every token of each text, its end mark last."""

@@ -21,9 +21,6 @@ HIGH = ("train.lr=1e-3", "train.epochs=2")
 """A rate at which set 4 may not learn at all; two epochs show whether it does."""
 LESS = ("train.epochs=8", "train.evaluate_every=3750")
 """Two epochs fewer than as reported, and a look at dev after every other."""
-BRIEFLY = ("train.epochs=12", "train.evaluate_every=100000")
-"""So that seven encodings fit thrice into the time: fewer epochs than set 2's 25, and the weights
-at the end of the cosine, with no look at dev on the way."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,8 @@ def _tried(name: str, label: str, *changes: str) -> System:
 
 
 def _position(prefix: str, name: str, *changes: str) -> System:
-    changed = (f"model.position={name}", *BRIEFLY, *changes)
-    return System(f"{prefix}-{name}", "ted-en-fr/set2", changed, name)
+    changed = (f"model.position={name}", *changes)
+    return System(f"{prefix}-{name}", "ted-en-fr/minute", changed, name)
 
 
 SETS = [_set(number, reported=False) for number in (1, 2, 3, 4)]

@@ -51,7 +51,7 @@ def _missing(system: System, run: Run) -> list[str]:
 
 def _complete(plan: Plan, system: System, seed: int, run: Run) -> None:
     """Train or resume a run, score it, and keep what a report needs."""
-    changes = settings([f"seed={seed}", *plan.changes, *system.changes])
+    changes = settings([f"seed={seed}", *system.changes, *plan.changes])
     learn(plan, run, system.recipe, "--data", str(plan.data), *changes)
     for split in _missing(system, run):
         command(plan, run, split, "evaluate", str(run.folder), "--split", split, "--json")

@@ -8,8 +8,10 @@ Shapes: n target pieces, m source pieces; N target words, M source words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +19,9 @@ from numpy.typing import NDArray
 
 from heed.data.batches import padded
 from heed.data.specials import OWN, Specials
+from heed.data.spelling import BYTES
 from heed.data.tokenizer import Tokenizer
+from heed.decode.search import writing
 from heed.decode.writers import mean_look
 from heed.models import Translator
 
@@ -43,16 +47,16 @@ def soft_alignments(
     lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
     order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
     out: list[Floats] = [np.zeros((0, 0))] * len(pairs)
-    while order:
-        count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
-        chosen, order = order[:count], order[count:]
-        found = _together(models, [pairs[i] for i in chosen], begin, specials)
-        for i, weights in zip(chosen, found, strict=True):
-            out[i] = weights
+    with writing(models):
+        while order:
+            count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
+            chosen, order = order[:count], order[count:]
+            found = _together(models, [pairs[i] for i in chosen], begin, specials)
+            for i, weights in zip(chosen, found, strict=True):
+                out[i] = weights
     return out
 
 
-@torch.inference_mode()
 def _together(
     models: Sequence[Translator],
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -80,7 +84,10 @@ Words = tuple[Sequence[int], int]
 
 
 def by_word(weights_nm: Floats, target: Words, source: Words) -> Floats:
-    """Weights [N, M]: pieces of a source word add up, those of a target word are averaged."""
+    """Weights [N, M]: pieces of a source word add up, those of a target word are averaged.
+
+    Other axes, of layers and heads, may stand before these two.
+    """
     rows, columns = _members(*target), _members(*source)
     rows = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
     return np.asarray(rows @ weights_nm @ columns.T)
@@ -107,17 +114,38 @@ def pharaoh(found: Links) -> str:
 def copies(
     tokenizer: Tokenizer, ids: Sequence[int], weights_nm: Floats, source: str
 ) -> dict[int, str]:
-    """For each place of `<unk>` in a target, the source's word (or character) looked at most."""
+    """For each place of `<unk>` in a target, what the source piece looked at most stands for."""
     unknown = tokenizer.specials.unk
     if unknown not in ids or not weights_nm.shape[1]:
         return {}
-    if tokenizer.kind == "char" and weights_nm.shape[1] == len(source):
-        units = list(source)
-    else:
-        words = source.split()
-        units = [words[word] if words else "" for word in tokenizer.words(source)]
+    units = list(_units(tokenizer, source))
     places = (place for place, token in enumerate(ids) if token == unknown)
     return {place: units[int(weights_nm[place].argmax())] for place in places}
+
+
+def _units(tokenizer: Tokenizer, source: str) -> Iterator[str]:
+    """What each piece of a source stands for, a space before it where a word begins.
+
+    That is its own text, a word or a letter; for part of a known word, all of that word, without
+    the signs beside it.
+    """
+    kind, unknown = tokenizer.kind, tokenizer.specials.unk
+    found = tokenizer.core.encode(source, add_special_tokens=False)
+    words = [word.span() for word in re.finditer(r"x+|[.]", "".join(map(_shape, source)))]
+    ends = [end for _, end in words]
+    for token, (start, stop) in zip(found.ids, found.offsets, strict=True):
+        word = bisect_right(ends, start)
+        if kind not in ("word", "char") and token != unknown and word < len(words):
+            start, stop = words[word]
+        after_space = (source[start - 1 : start] or " ").isspace()
+        begins = kind == "word" or (kind != "char" and after_space)
+        yield " " * begins + source[start:stop]
+
+
+def _shape(character: str) -> str:
+    """A space, a dot for punctuation and symbols, an x for what words are made of: marks, too."""
+    sign = unicodedata.category(character)[0] in "PS"
+    return " " if character.isspace() else "." if sign else "x"
 
 
 def spelled(
@@ -128,10 +156,26 @@ def spelled(
     A model need not cut words as the tokenizer would: they are counted in the text so far.
     """
     if copied:
-        glue = "" if tokenizer.kind == "char" else " "
-        pieces = [copied.get(i, tokenizer.decode([token])) for i, token in enumerate(ids)]
-        so_far = list(accumulate(pieces, lambda text, piece: f"{text}{glue}{piece}"))
+        so_far = list(_with_copies(tokenizer, ids, copied))
     else:
         so_far = tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))])
     words = [max(0, len(text.split()) - 1) for text in so_far]
     return " ".join(so_far[-1].split()) if so_far else "", words
+
+
+def _with_copies(
+    tokenizer: Tokenizer, ids: Sequence[int], copied: Mapping[int, str]
+) -> Iterator[str]:
+    """The text after each id: its decoder sets spaces around copies as around pieces it knows."""
+    core, pieces = tokenizer.core, list[str]()
+    decode = core.decoder.decode if core.decoder else " ".join
+    bytewise = decode([f"x{BYTES[ord(' ')]}x"]) == "x x"
+    for i, token in enumerate(ids):
+        if i in copied:
+            read = copied[i]
+            pieces.append("".join(BYTES[byte] for byte in read.encode()) if bytewise else read)
+        else:
+            pieces += [
+                core.id_to_token(known) or "" for known in tokenizer.without_specials([token])
+            ]
+        yield decode(pieces)

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from heed.config import DecodeConfig
 from heed.data.tokenizer import Tokenizer
-from heed.decode.board import Kept
-from heed.decode.limits import positions_of, rung
+from heed.decode.limits import positions_of
 from heed.decode.listen import Listening
 from heed.decode.sample import Sample
 from heed.decode.search import Search
 from heed.decode.spell import Telling
-from heed.decode.strategy import Apart, Strategy, Written
+from heed.decode.strategy import Apart, Written
 from heed.decode.texts import strategy
 from heed.errors import ConfigError, DataError
 from heed.models import LanguageModel
@@ -68,14 +66,10 @@ class Continuation:
 class Samples(Sample):
     """Sampling in which text number n is sample n % MANY of prompt n // MANY."""
 
-    def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
-        """Every draw that may be needed, from each sample's own stream."""
-        draws_bl1 = np.zeros((len(limits), rung(max(limits)), 1))
-        for row, (limit, number) in enumerate(zip(limits, numbers, strict=True)):
-            stream = np.random.Generator(np.random.PCG64([self.seed, *divmod(number, MANY)]))
-            draws_bl1[row, :limit, 0] = stream.random(limit)
-        draws = torch.from_numpy(draws_bl1).to(device)
-        return Apart.begin(self, limits, numbers, device) | {"draws": (draws, None)}
+    def stream(self, number: int, lane: int) -> np.random.Generator:
+        """What that sample of that prompt draws from: the same in whatever way it is asked for."""
+        prompt, sample = divmod(number, MANY)
+        return super().stream(prompt, sample)
 
 
 class Author:
@@ -89,6 +83,8 @@ class Author:
         ends = positions_of([model])
         self.positions = None if ends is None else min(ends, context)
         """How many places for tokens there are; None where there is no end to them."""
+        self._searches: dict[int, Search] = {}
+        """By hypotheses: what they captured on a GPU is of use again."""
 
     def write(
         self,
@@ -101,7 +97,7 @@ class Author:
         cut_prompt: bool = False,
         tell: Tell | None = None,
     ) -> list[list[Continuation]]:
-        """For each prompt `samples` ways to go on, of `length` tokens at most.
+        """For each prompt `samples` ways to go on, or as many as a beam found, of `length` tokens.
 
         `first` is the number of the first prompt. With `cut_prompt`, the oldest tokens of a prompt
         are left out where there is no room for it and `length` more. `tell` is told the text of
@@ -126,7 +122,8 @@ class Author:
         for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             cut = "length" if limit == length else "positions"
             own = []
-            for j, (one, telling) in enumerate(zip(written[i], tellings[i], strict=True)):
+            # A beam may find fewer than it was asked for before their length ends it.
+            for j, (one, telling) in enumerate(zip(written[i], tellings[i], strict=False)):
                 said = telling.hear(one.ids[telling.heard :]) + telling.end()
                 if tell is not None and said:
                     tell(first + i, j, said)
@@ -137,24 +134,17 @@ class Author:
 
     def _search(self, samples: int, hear: Callable[[int, list[int]], bool] | None) -> Search:
         """Aloud only where someone listens: that is slower."""
-        how, marks = self._how(samples), self.tokenizer.specials
-        told: dict[str, Any] = {"batch_size": self.settings.batch_size, "specials": marks}
+        told: dict[str, Any] = {
+            "batch_size": self.settings.batch_size,
+            "specials": self.tokenizer.specials,
+        }
+        lanes = 1 if self.settings.sample else samples  # every sample is a text of its own
+        how = strategy(self.settings, lanes, Samples)
         if hear is not None and isinstance(how, Apart):
             return Listening([self.model], how, hear, **told)
-        return Search([self.model], how, **told)
-
-    def _how(self, samples: int) -> Strategy:
-        if not self.settings.sample:
-            return strategy(self.settings, samples)
-        settings = self.settings
-        return Samples(
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            seed=settings.seed,
-            length_penalty=settings.length_penalty,
-        )
+        if lanes not in self._searches:
+            self._searches[lanes] = Search([self.model], how, **told)
+        return self._searches[lanes]
 
     def _written(
         self, search: Search, begun: list[list[int]], limits: list[int], first: int, samples: int

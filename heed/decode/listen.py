@@ -23,6 +23,8 @@ class Listening(Search):
     Hearing waits for the device at every token, so it is slower than a search in silence.
     """
 
+    alone = True
+
     def __init__(self, models: Sequence[Writing], how: Apart, hear: Hear, **options: Any) -> None:
         if how.lanes != 1:
             raise ValueError("Of several hypotheses none can be told before all are written.")

@@ -48,13 +48,17 @@ def read_lines(descriptor: int) -> Iterator[list[str]]:
 
     Only a newline ends a line. What is not UTF-8 is read with replacement characters.
     """
-    rest, most = b"", FEW
+    begun, most = list[bytes](), FEW
     while data := os.read(descriptor, READ):
-        *lines, rest = (rest + data).split(b"\n")
+        first, *others = data.split(b"\n")
+        begun.append(first)
+        if not others:
+            continue  # a long line: joined once, when its end has come
+        lines, begun = [b"".join(begun), *others[:-1]], others[-1:]
         while lines:
             yield [as_text(line) for line in lines[:most]]
             lines, most = lines[most:], min(2 * most, MOST)
-    if rest:
+    if rest := b"".join(begun):
         yield [as_text(rest)]
 
 

@@ -18,6 +18,8 @@ from heed.decode.board import Board, Kept
 from heed.decode.limits import rung
 from heed.decode.strategy import Apart
 
+WORD = 1 << 32
+
 
 class Sample(Apart):
     """`samples` texts each, independent of one another."""
@@ -42,10 +44,15 @@ class Sample(Apart):
         draws_blk = np.zeros((len(limits), rung(max(limits)), self.lanes))
         for i, (limit, number) in enumerate(zip(limits, numbers, strict=True)):
             for lane in range(self.lanes):
-                stream = np.random.Generator(np.random.PCG64([self.seed, number, lane]))
-                draws_blk[i, :limit, lane] = stream.random(limit)
+                draws_blk[i, :limit, lane] = self.stream(number, lane).random(limit)
         draws = torch.from_numpy(draws_blk).to(device)
         return super().begin(limits, numbers, device) | {"draws": (draws, None)}
+
+    def stream(self, number: int, lane: int) -> np.random.Generator:
+        """What sample number `lane` of a text draws from."""
+        # A word each: numpy would run those of a larger number into the next.
+        high, low = divmod(number, WORD)
+        return np.random.Generator(np.random.PCG64([self.seed, low, lane, high]))
 
     def pick(self, logits_bkv: Tensor, board: Board) -> Tensor:
         """By the next draw of each sample's own stream."""

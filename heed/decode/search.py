@@ -12,12 +12,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from heed.data.batches import padded
 from heed.data.specials import OWN, Specials
@@ -48,6 +49,9 @@ class Search:
     translator reads before its first word, unset the begin mark of `specials`.
     """
 
+    alone = False
+    """Whether batches are written one after another, for they share what one batch needs."""
+
     def __init__(
         self,
         models: Sequence[Writing],
@@ -58,7 +62,7 @@ class Search:
         begin: int | None = None,
         specials: Specials = OWN,
     ) -> None:
-        self.models, self.how = list(models), how
+        self.models, self.how = list(models), copy(how)  # another search may end by another mark
         self.specials, self.how.end = specials, specials.eos
         self.begin = specials.bos if begin is None else begin
         self.writers = [writer(model, number) for number, model in enumerate(models)]
@@ -138,9 +142,9 @@ class Search:
             return self._batch(reading(chosen), *own)
 
         much = self.how.lanes * sum(lengths) >= PACK
-        with _writing(self.models), packed(self.models if much else []):
+        with writing(self.models), packed(self.models if much else []):
             # Captured boards are kept from batch to batch: no two may write on them at once.
-            crew = self.device.type == "cpu" and not self.capture
+            crew = self.device.type == "cpu" and not (self.capture or self.alone)
             for chosen, found in zip(batches, each(work, batches, crew=crew), strict=True):
                 for i, written in zip(chosen, found, strict=True):
                     out[i] = written
@@ -317,7 +321,7 @@ def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:
 
 
 @contextmanager
-def _writing(models: Sequence[Writing]) -> Iterator[None]:
+def writing(models: Sequence[nn.Module]) -> Iterator[None]:
     """No dropout, no graph, and the models' modes as they were after."""
     modes = [model.training for model in models]
     for model in models:

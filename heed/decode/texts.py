@@ -78,12 +78,15 @@ class Translation:
         return found
 
 
-def strategy(settings: DecodeConfig, nbest: int) -> Strategy:
-    """The strategy that settings name, for so many translations of each text."""
+def strategy(settings: DecodeConfig, nbest: int, drawing: type[Sample] = Sample) -> Strategy:
+    """The strategy that settings name, for so many translations of each text.
+
+    `drawing` is how to sample where they ask for that.
+    """
     if nbest < 1:
         raise ConfigError([f"nbest cannot be {nbest}: ask for 1 or more."])
     if settings.sample:
-        return Sample(
+        return drawing(
             nbest,
             temperature=settings.temperature,
             top_k=settings.top_k,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from heed.data.batches import padded
 from heed.data.tokenizer import Tokenizer
+from heed.decode.align import by_word
 from heed.models import Translator
 from heed.score.evaluation import evaluating
 from heed.score.translation import Links, alignment_error
@@ -74,21 +75,15 @@ def _together(
     trace = model.trace(read.to(device), written.to(device), mask=mask.to(device))
     weights_blhnm = torch.stack(trace.cross, dim=1).double().cpu().numpy()
     for (source, target), weights, s, t in zip(pairs, weights_blhnm, sources, targets, strict=True):
-        columns = _by_word(tokenizer.words(source), len(source.split()))
-        rows = _by_word(tokenizer.words(target), len(target.split()))
-        # Pieces of a source word add up; pieces of a target word are averaged.
-        rows = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
-        pieces = weights[:, :, : len(t), : len(s)]
-        yield CrossMap(source.split(), target.split(), rows @ pieces @ columns.T)
+        source_words, target_words = source.split(), target.split()
+        rows = tokenizer.words(target), len(target_words)
+        columns = tokenizer.words(source), len(source_words)
+        weights_lhnm = by_word(weights[:, :, : len(t), : len(s)], rows, columns)
+        yield CrossMap(source_words, target_words, weights_lhnm)
 
 
 def _longest(texts: Sequence[Sequence[int]]) -> int:
     return max(map(len, texts)) + 1
-
-
-def _by_word(word_of_piece: Sequence[int], words: int) -> Floats:
-    """[words, pieces]: 1 where a piece belongs to a word."""
-    return np.equal.outer(np.arange(words), np.asarray(word_of_piece)).astype(np.float64)
 
 
 def best_layer(maps: Sequence[CrossMap], gold: Sequence[Links]) -> int:

@@ -42,8 +42,16 @@ def percent(facts: Facts, key: str) -> str:
     return told + (f"  [{100 * span['low']:.1f}, {100 * span['high']:.1f}]" if span else "")
 
 
+def headed(*columns: str, title: str | None = None) -> Table:
+    """A table that is still empty, under these heads."""
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    return table
+
+
 def _classes(classes: Facts) -> Table:
-    table = _table("class", "texts", "precision, %", "recall, %", "F1, %")
+    table = headed("class", "texts", "precision, %", "recall, %", "F1, %")
     for name, own in classes.items():
         cells = (percent(own, key) for key in ("precision", "recall", "f1"))
         table.add_row(Text(name), f"{own['texts']:,}", *cells)
@@ -54,7 +62,7 @@ def _confusion(matrix: Facts) -> Table:
     """How often a class (the row) was called another (the column), and the share of the row."""
     names, counts = matrix["classes"], matrix["counts"]
     low, high = matrix.get("share_low"), matrix.get("share_high")
-    table = _table("is ↓ called →", *names, title="confusion: texts, and % of the row")
+    table = headed("is ↓ called →", *names, title="confusion: texts, and % of the row")
     for i, name in enumerate(names):
         total, cells = sum(counts[i]), []
         for j, count in enumerate(counts[i]):
@@ -70,7 +78,7 @@ def _confusion(matrix: Facts) -> Table:
 
 def _reliability(bins: Sequence[Facts]) -> Table:
     head = ("confidence", "texts", "mean confidence, %", "accuracy, %")
-    table = _table(*head, title="reliability")
+    table = headed(*head, title="reliability")
     for one in bins:
         sure = f"{100 * one['confidence']:.1f}"
         bounds = f"{one['from']:.2f} to {one['to']:.2f}"
@@ -85,7 +93,7 @@ def _calibration(facts: Facts) -> Iterator[RenderableType]:
     fitted, before = facts["calibration"], facts["uncalibrated"]
     where = f"{fitted['split']} ({fitted['texts']:,} texts)"
     yield Text(f"temperature {fitted['temperature']:.3f}, fitted on {where}", style="dim")
-    table = _table("", "before", "after", title="calibration")
+    table = headed("", "before", "after", title="calibration")
     names = {
         "log_loss": "log loss",
         "brier": "Brier score",
@@ -104,7 +112,7 @@ def _figure(facts: Facts, key: str) -> str:
 def _baselines(part: str, facts: Facts) -> Iterator[RenderableType]:
     """This run and each baseline, with what the run has more, and the chance of that by luck."""
     head = ("system", "accuracy, %", "macro F1, %", "this run: more by", "p")
-    table = _table(*head, title=f"baselines, {part}")
+    table = headed(*head, title=f"baselines, {part}")
     table.add_row("this run", percent(facts, "accuracy"), f"{100 * facts['macro_f1']:.1f}", "", "")
     for one in facts["baselines"]:
         test = one["paired"]
@@ -124,10 +132,3 @@ def _chosen(found: Sequence[Facts]) -> Iterator[RenderableType]:
             own = one["chosen"]
             told = f"{own['features']}, C = {own['C']:g} ({100 * own['dev_accuracy']:.1f}% there)"
             yield Text(f"{one['name']}, chosen on dev: {told}", style="dim")
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    for column in columns:
-        table.add_column(Text(column), overflow="fold")
-    return table

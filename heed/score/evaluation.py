@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
 from heed.data.batches import Batches
+from heed.decode.search import writing
 from heed.models import Model
 from heed.score.objective import loss
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """No dropout, no graph, and the model's mode as it was after."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)
+    return writing([model])
 
 
 def evaluate(

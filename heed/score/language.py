@@ -27,9 +27,9 @@ from torch import Tensor
 from heed.data.batches import IGNORED
 from heed.data.specials import OWN, Specials
 from heed.data.tokenizer import Tokenizer
+from heed.decode.limits import positions_of
 from heed.errors import ConfigError
 from heed.models import LanguageModel
-from heed.nn.positions import ENCODINGS
 from heed.score.evaluation import evaluating
 from heed.score.translation import RESAMPLES
 
@@ -116,9 +116,7 @@ def judge(
 
 
 def _refuse(model: LanguageModel, window: int, stride: int) -> None:
-    config = model.config
-    attends = config.family == "transformer"
-    limit = ENCODINGS[config.position].limit(config) if attends else None
+    limit = positions_of([model])
     if not 1 <= stride <= window:
         raise ConfigError([f"stride cannot be {stride}: it is 1 to {window}, the window."])
     if limit is not None and window > limit:

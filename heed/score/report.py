@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.score import class_report, language_report
+from heed.score.class_report import headed
 
 Facts = Mapping[str, Any]
 NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
@@ -61,7 +62,7 @@ def evaluation(facts: Facts) -> Group:
 
 def measures(columns: Mapping[str, Facts], rows: Mapping[str, tuple[str, str]] = ROWS) -> Table:
     """A row a figure, a column a set."""
-    table = _table("", *columns)
+    table = headed("", *columns)
     for key, (name, form) in rows.items():
         if any(key in facts for facts in columns.values()):
             table.add_row(name, *(_cell(facts, key, form) for facts in columns.values()))
@@ -116,7 +117,7 @@ def _details(facts: Facts) -> Iterator[RenderableType]:
 def _by_length(systems: Mapping[str, Facts]) -> Table:
     """BLEU of the sentences of like length; of several systems, with tests against the first."""
     tested = len(systems) > 1
-    table = _table("words in the source", "texts", *systems, title="BLEU by source length")
+    table = headed("words in the source", "texts", *systems, title="BLEU by source length")
     for i, group in enumerate(next(iter(systems.values()))["by_source_length"]):
         cells = []
         for facts in systems.values():
@@ -136,7 +137,7 @@ def _by_length(systems: Mapping[str, Facts]) -> Table:
 
 def _examples(name: str, found: Sequence[Facts]) -> Table:
     keys = [key for key in ("source", "hypothesis", "reference") if found and key in found[0]]
-    table = _table("line", "BLEU", *keys, title=f"{name} sentences")
+    table = headed("line", "BLEU", *keys, title=f"{name} sentences")
     for item in found:
         texts = [Text(item[key]) for key in keys]
         table.add_row(f"{item['line']:,}", f"{item['score']:.1f}", *texts)
@@ -146,7 +147,7 @@ def _examples(name: str, found: Sequence[Facts]) -> Table:
 def _comparison(facts: Facts) -> Iterator[RenderableType]:
     systems = {system["system"]: system for system in facts["systems"]}
     baseline = systems[facts["baseline"]]
-    table = _table("", "system", "score", "95% interval", "Δ", "p, boot", "p, rand")
+    table = headed("", "system", "score", "95% interval", "Δ", "p, boot", "p, rand")
     for key, name in NAMES.items():
         for system, own in systems.items():
             if key in own:
@@ -185,10 +186,3 @@ def _signatures(signatures: Mapping[str, str]) -> Table:
 
 def _plain(text: str) -> Text:
     return Text(text, style="dim")
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    for column in columns:
-        table.add_column(Text(column), overflow="fold")
-    return table

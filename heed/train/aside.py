@@ -6,12 +6,18 @@ import numpy as np
 
 from heed.data.batches import Rows
 from heed.data.shapes import chunks
+from heed.errors import DataError
 
 DEV_SHARE, DEV_MOST = 0.05, 2000
 
 
 def set_aside(count: int, seed: int) -> tuple[Rows, Rows]:
     """Which of so many texts to choose by, and which to learn from."""
+    if count < 2:
+        raise DataError(
+            "one text is too few to learn from and to choose by.",
+            todo="Name a dev set, or give more text.",
+        )
     held_out = min(DEV_MOST, int(DEV_SHARE * count) + 1)
     random = np.random.Generator(np.random.PCG64(seed))
     learnt = np.ones(count, np.bool_)

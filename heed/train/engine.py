@@ -19,7 +19,7 @@ from heed.data.tokenizer import Tokenizer
 from heed.errors import DataError, HeedError, RunError
 from heed.models import Model, holding
 from heed.nn.lora import merged
-from heed.runs import Run
+from heed.runs import Run, write_whole
 from heed.score.objective import Objective
 from heed.train import checkpoint
 from heed.train.distributed import World, joined, refuse
@@ -180,8 +180,8 @@ def _refuse_different_steps(state: State, run: Run) -> None:
 def _keep_lines(run: Run, lines: int) -> None:
     """Forget what was measured after the checkpoint: it will be measured again."""
     if run.metrics_path.exists():
-        kept = run.metrics_path.read_bytes().split(b"\n")[:lines]
-        run.metrics_path.write_bytes(b"".join(line + b"\n" for line in kept))
+        whole = run.metrics_path.read_bytes().split(b"\n")[:-1]  # a line that was cut off is none
+        write_whole(run.metrics_path, b"".join(line + b"\n" for line in whole[:lines]))
 
 
 @contextmanager
@@ -192,15 +192,17 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         settings = recipe.train
         if settings.batch_size is not None:
-            now, half = f"batch_size = {settings.batch_size}", settings.batch_size // 2
-            change = f"train.batch_size={max(1, half)}"
+            name, size = "batch_size", settings.batch_size
         else:
-            tokens = settings.batch_tokens or DEFAULT_TOKENS
-            now, change = f"batch_tokens = {tokens}", f"train.batch_tokens={max(1, tokens // 2)}"
+            name, size = "batch_tokens", settings.batch_tokens or DEFAULT_TOKENS
+        smaller = (
+            f"--set train.{name}={size // 2} --set train.accumulate={2 * settings.accumulate}, "
+            "which makes nearly the same updates in half the memory."
+        )
+        if size == 1:
+            smaller = "a smaller model, or shorter texts (data.max_length)."
         raise HeedError(
-            f"memory ran out with train.{now}.",
-            todo=f"Use --set {change} --set train.accumulate={2 * settings.accumulate}, which "
-            "makes the same updates in half the memory.",
+            f"memory ran out with train.{name} = {size}.", todo=f"Use {smaller}"
         ) from error
 
 
@@ -214,7 +216,7 @@ def draw_curves(run: Run) -> None:
         {name: points for name, points in losses.items() if points},
         title="Loss while training",
         x="step",
-        y="cross-entropy a token",
+        y=f"cross-entropy a {'text' if run.recipe().task == 'classify' else 'token'}",
         best=_lowest(_evaluated(lines, "loss")),
     )
     draw.save(figure, run.figures / "loss")

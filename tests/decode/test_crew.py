@@ -15,6 +15,7 @@ from heed.decode.beam import Beam
 from heed.decode.crew import each
 from heed.decode.greedy import Greedy
 from heed.decode.limits import seated
+from heed.decode.listen import Listening
 from heed.decode.sample import Sample
 from heed.decode.search import Search
 from heed.decode.strategy import Strategy
@@ -44,6 +45,22 @@ def test_a_crew_writes_the_same(variant: str, how: Strategy, threads: int) -> No
         for x, y in zip(several, others, strict=True):
             assert x.ids == y.ids
             assert x.score == pytest.approx(y.score, abs=1e-5)
+
+
+def test_every_text_is_heard_by_its_own_number(threads: int) -> None:
+    """However many batches there are, and though some texts are ended early."""
+    models, heard = [plain.ending_translator("rope-concat")], dict[int, list[int]]()
+
+    def hear(number: int, tokens: list[int]) -> bool:
+        heard.setdefault(number, []).extend(tokens)
+        return len(heard[number]) >= 3
+
+    aloud = Listening(models, Greedy(), hear, batch_size=2).translate(SOURCES)
+    silent = Search(models, Greedy(), batch_size=2).translate(SOURCES)
+    for number, ((said,), (whole,)) in enumerate(zip(aloud, silent, strict=True)):
+        assert said.ids == whole.ids[: len(said.ids)]
+        assert len(said.ids) >= min(3, len(whole.ids))
+        assert said.ids[: len(heard.get(number, []))] == heard.get(number, [])[: len(said.ids)]
 
 
 def test_a_crew_answers_in_order_and_may_fail(threads: int) -> None:

@@ -58,6 +58,13 @@ def test_only_a_newline_ends_a_line(lines: list[bytes], ends: bool) -> None:
     assert not any("\n" in line for line in found)
 
 
+def test_a_line_may_be_longer_than_what_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe, "READ", 3)
+    lines = ["a" * length for length in (0, 1, 2, 3, 4, 6, 50, 0, 7)]
+    found = [line for group in through("\n".join(lines).encode()) for line in group]
+    assert found == lines
+
+
 def test_groups_begin_small_and_stay_bounded() -> None:
     sizes = [len(group) for group in through(b"x\n" * 20000)]
     assert sum(sizes) == 20000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from decode import plain
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support import texts
 
@@ -143,6 +143,17 @@ def test_a_sample_is_its_own(count: int, batch: int, number: int) -> None:
     for i, source in zip(numbers, SOURCES, strict=True):
         (alone,) = Search([model], Sample(5, seed=3)).translate([source], numbers=[i])
         assert [one.ids for one in alone[:count]] == [one.ids for one in many[i - number]]
+
+
+@given(
+    one=st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 20)),
+    other=st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 20)),
+)
+@example(one=(1 << 32, 0), other=(0, 1))  # a large number would run into the next word
+def test_no_two_samples_share_their_draws(one: tuple[int, int], other: tuple[int, int]) -> None:
+    assume(one != other)
+    how = Sample(seed=3)
+    assert not np.array_equal(how.stream(*one).random(4), how.stream(*other).random(4))
 
 
 def test_next_to_no_temperature_is_greedy() -> None:

@@ -13,7 +13,7 @@ from support import FEW, new_translator, texts
 
 from heed.data.tokenizer import BOS, EOS
 from heed.decode.beam import Beam, coverage
-from heed.decode.greedy import Greedy, translate
+from heed.decode.greedy import Greedy
 from heed.decode.limits import Sizes, rung
 from heed.decode.sample import Sample
 from heed.decode.search import Search
@@ -48,13 +48,6 @@ def test_greedy_is_the_plain_loop(variant: str, size: int) -> None:
         ids, logprob = plain.greedy(plain.translating(model, source), limit(source))
         assert one.ids == ids
         assert abs(one.logprob - logprob) <= 1e-4
-
-
-def test_greedy_by_its_short_name() -> None:
-    model = plain.ending_translator("rope-concat")
-    assert translate(model, SOURCES, max_ratio=RATIO, max_extra=EXTRA, batch_size=3) == [
-        plain.greedy(plain.translating(model, source), limit(source))[0] for source in SOURCES
-    ]
 
 
 @pytest.mark.parametrize(

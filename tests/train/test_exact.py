@@ -97,6 +97,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_pat
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
+@pytest.mark.parametrize("left", [0, 1, 30, -1])
+def test_metrics_that_a_power_cut_shortened_do_not_stop_a_run(
+    corpus: Path, tmp_path: Path, left: int
+) -> None:
+    """What was measured is lost, not the run."""
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    with dies_at(8):
+        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    metrics = Run(tmp_path / "broken").metrics_path
+    metrics.write_bytes(metrics.read_bytes()[:left])
+    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    whole, broken = (Run(tmp_path / name) for name in ("whole", "broken"))
+    assert whole.weights_path.read_bytes() == broken.weights_path.read_bytes()
+    assert broken.metrics()[-1]["step"] == whole.metrics()[-1]["step"]
+
+
 def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
