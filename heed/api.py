@@ -18,7 +18,7 @@ from heed.decode import engines
 from heed.decode.author import Author, Tell
 from heed.decode.labels import Calibration, Classes, Label, Labeller, Text, check_kind
 from heed.decode.pipe import too_long
-from heed.decode.texts import Scribe, Translation
+from heed.decode.texts import Scribe, Translation, listed, several
 from heed.errors import ConfigError, DataError, RunError, nearest
 from heed.models import Classifier as Telling
 from heed.models import LanguageModel as Predictor
@@ -124,7 +124,7 @@ class Translator:
         `settings` are keys of a recipe's `[decode]`: beam=5, length_penalty=0.6. With
         `reverse=True` a run that was trained with `data.both` translates the other way.
         """
-        found = self.translations(list(texts), **settings)
+        found = self.translations(listed(texts), **settings)
         long = [i for i, one in enumerate(found) if one.parts > 1]
         if long:
             warnings.warn(f"text {long[0] + 1}: {too_long(found[long[0]])}", stacklevel=2)
@@ -144,7 +144,8 @@ class Translator:
 
         `first` is the number of the first text: what it samples depends on it.
         """
-        return self.scribe(nbest, alignments, reverse, **settings).translate(texts, first=first)
+        asked, scribe = listed(texts), self.scribe(nbest, alignments, reverse, **settings)
+        return scribe.translate(asked, first=first)
 
     def scribe(
         self, nbest: int = 1, alignments: bool = False, reverse: bool = False, **settings: Any
@@ -172,7 +173,7 @@ class Translator:
 
     def stream(self, lines: Iterable[str], **settings: Any) -> Iterator[str]:
         """Translations as the lines come, a few at a time, in constant memory."""
-        lines, first = iter(lines), 0
+        lines, first = iter(several(lines)), 0
         while chunk := list(islice(lines, STREAMED)):
             yield from (one.text for one in self.translations(chunk, first=first, **settings))
             first += len(chunk)
@@ -233,10 +234,10 @@ class LanguageModel:
         drawn unless `beam` or `sample=False` is given. `Author.write` says what the others do.
         """
         found = self.author(**settings).write(
-            prompts,
+            listed(prompts),
             length=length,
             samples=samples,
-            stop=stop,
+            stop=listed(stop),
             first=first,
             cut_prompt=cut_prompt,
             tell=tell,
@@ -255,7 +256,7 @@ class LanguageModel:
 
     def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
         """The loss of every token of each text, its end mark last."""
-        ids, window = self.tokenizer.encode_batch(texts), self.recipe.data.max_length
+        ids, window = self.tokenizer.encode_batch(listed(texts)), self.recipe.data.max_length
         marks = self.tokenizer.specials
         return judge(self.model, ids, window=window, stride=stride, specials=marks)
 
@@ -319,7 +320,7 @@ class Classifier:
         return [label.probabilities for label in self._labels(texts)]
 
     def _labels(self, texts: Iterable[Text]) -> list[Label]:
-        asked = list(texts)
+        asked = listed(texts, pairs=True)
         check_kind(self.classes, asked)
         return self.labeller.labels(asked)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,16 +20,20 @@ from heed import draw
 from heed.api import Translator
 from heed.config import Recipe
 from heed.data import world
-from heed.errors import RunError
+from heed.errors import RunError, StoppedError
 from heed.probe.maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
 from heed.runs import Run, write_whole
 from heed.score.translation import alignment_error, bleu, exact_match
 from heed.train import engine
+from heed.train.checkpoint import checksum
 
 RECIPE = "demo-translate"
 ALIGNED = 200
 """Sentences whose attention is compared with the gold alignment."""
+SIGNED, UNFINISHED = "demo.json", ".unfinished-"
+"""What a whole demo leaves, with the names of its files; and where a new one works until then."""
+AGAIN = "Begin anew with: heed demo"
 SHOWN = 8
 DRAWN = 3
 
@@ -49,50 +55,124 @@ class Result:
 def demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = None) -> Result:
     """Train, translate, score, draw. The console tells the story as it goes."""
     began = time.monotonic()
-    changes = [f"seed={seed}"] + ([f"train.steps={steps}"] if steps else [])
+    changes = [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"])
     recipe = Recipe.read(find(RECIPE), changes)
-    _make_room(folder)
-    _introduce(recipe, console)
-    run = engine.start(recipe, folder, device="cpu", console=console)
-    translator = Translator.load(folder, device="cpu")
-    test = list(world.sentences("test", recipe.data.world_test, seed=seed))
+    with _room(folder) as draft:
+        _introduce(recipe, console)
+        run = engine.start(recipe, draft, device="cpu", console=console)
+        facts = _story(run, recipe, console)
+        seconds = round(time.monotonic() - began, 1)
+        result = Result(**facts, seconds=seconds, run=str(folder))
+        _sign(draft, result)
+    _conclude(result, Run(folder), console)
+    return result
+
+
+def _story(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
+    """What a trained run is worth, as facts and figures."""
+    translator = Translator.load(run.folder, device="cpu")
+    test = list(world.sentences("test", recipe.data.world_test, seed=recipe.seed))
     console.print(f"Translating {len(test):,} sentences of combinations it never saw…")
     hypotheses = translator.translate(s.english for s in test)
     references = [s.french for s in test]
     _show(test, hypotheses, console)
-    dev = list(world.sentences("dev", ALIGNED, seed=seed))
+    dev = list(world.sentences("dev", ALIGNED, seed=recipe.seed))
     layer = best_layer(_maps(translator, dev), [s.alignment for s in dev])
     maps = _maps(translator, test[:ALIGNED])
     error = alignment_error([m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]])
     _draw(run, test, maps, layer)
     score = bleu(hypotheses, references)
-    result = Result(
-        bleu=score.score,
-        signature=score.signature,
-        exact_match=exact_match(hypotheses, references),
-        alignment_error=error,
-        alignment_layer=layer + 1,
-        sentences=len(test),
-        seconds=round(time.monotonic() - began, 1),
-        run=str(folder),
-    )
-    write_whole(folder / "demo.json", json.dumps(asdict(result), indent=1) + "\n")
-    _conclude(result, run, console)
-    return result
+    return {
+        "bleu": score.score,
+        "signature": score.signature,
+        "exact_match": exact_match(hypotheses, references),
+        "alignment_error": error,
+        "alignment_layer": layer + 1,
+        "sentences": len(test),
+    }
 
 
-def _make_room(folder: Path) -> None:
-    """A demo may replace an earlier demo, and nothing else."""
-    run = Run(folder)
-    if not run.recipe_path.exists():
-        return
-    if not (folder / "demo.json").exists() and run.recipe() != Recipe.read(find(RECIPE)):
+# ------------------------------------------------ a demo takes the place of a demo, of nothing else
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[Path]:
+    """A folder to work in. When all went well, what is in it takes the place of an earlier demo in
+    `folder`; if not, `folder` is as it was."""
+    _refuse_others(folder)
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        # Inside, for beside it one may not be allowed to write.
+        with TemporaryDirectory(prefix=UNFINISHED, dir=folder) as own:
+            draft, before = Path(own) / "demo", Path(own) / "before"
+            with _none_to_resume(folder):
+                yield draft
+            _refuse_others(folder)  # it took minutes
+            before.mkdir()
+            _move(folder, before)
+            _move(draft, folder)
+    finally:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@contextmanager
+def _none_to_resume(folder: Path) -> Iterator[None]:
+    """A demo that ends too soon leaves nothing, so its errors name no run to go on with."""
+    try:
+        yield
+    except StoppedError as stopped:
+        what = "Stopped; of this demo nothing is kept."
+        raise StoppedError(what, todo=AGAIN, code=stopped.code) from stopped
+    except RunError as error:
+        raise RunError(error.what, where=str(folder), todo=AGAIN) from error
+
+
+def _move(here: Path, there: Path) -> None:
+    """All that is in one folder to another. What names the files as a demo's goes last."""
+    names = [path.name for path in here.iterdir() if not path.name.startswith(UNFINISHED)]
+    for name in sorted(names, key=SIGNED.__eq__):
+        (here / name).rename(there / name)
+
+
+def _sign(folder: Path, result: Result) -> None:
+    """Write the result, and which files are this demo's own."""
+    facts = asdict(result) | {"files": _files(folder)}
+    write_whole(folder / SIGNED, json.dumps(facts, indent=1) + "\n")
+
+
+def _refuse_others(folder: Path) -> None:
+    """Nothing is replaced but files that a demo wrote and nobody changed since."""
+    found = _files(folder)
+    try:
+        signed = json.loads((folder / SIGNED).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        signed = {}
+    others = [name for name, digest in found.items() if signed.get(name) != digest]
+    if signed == {} and (folder / SIGNED).exists():
+        others.append(SIGNED)
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise RunError(
-            "there is a run here that is not a demo.",
+            f"there are files here that are not a demo's, or were changed: {others[0]}{more}.",
             where=str(folder),
-            todo="Name another folder with --run.",
+            todo="Name another folder with --run, or move them away.",
         )
-    shutil.rmtree(folder)
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """A hash of every file, by its name; that of a link is where it leads."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0].startswith(UNFINISHED) or str(name) == SIGNED:
+            continue
+        if path.is_symlink():
+            found[name.as_posix()] = f"a link to {path.readlink()}"
+        elif not path.is_dir():
+            found[name.as_posix()] = checksum(path)
+    return found
 
 
 def _introduce(recipe: Recipe, console: Console) -> None:

@@ -19,19 +19,26 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from heed.config import Recipe
-from heed.errors import RunError
+from heed.errors import HeedError, RunError, writing
 
-FORMAT = 1
+FORMAT = 2
+"""Of a run's folder. In the first, tokens were scaled alike whatever their positions, and nothing
+scaled tables of positions: such runs are read as they were meant."""
+FALLING = ("loss", "perplexity")
+"""Metrics that are better when lower."""
 PACKAGES = ("heed", "torch", "tokenizers", "safetensors", "numpy", "sacrebleu", "pydantic")
 
 
@@ -103,7 +110,18 @@ class Run:
 
     def recipe(self) -> Recipe:
         """What this run was told to do."""
-        return Recipe.read(self.recipe_path)
+        recipe = Recipe.read(self.recipe_path)
+        return recipe if self.format() >= FORMAT else _of_the_first_format(recipe)
+
+    def format(self) -> int:
+        """Of which format the folder is."""
+        return int(self.environment().get("format", FORMAT))
+
+    def environment(self) -> dict[str, Any]:
+        """What was kept beside the recipe; nothing before training has begun."""
+        if not self.environment_path.exists():
+            return {}
+        return dict(json.loads(self.environment_path.read_text(encoding="utf-8")))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line measured so far; a line cut off by a crash is left out."""
@@ -114,7 +132,8 @@ class Run:
 
     def write_environment(self, facts: dict[str, Any]) -> None:
         """Keep what the result hangs on beside the recipe."""
-        text = json.dumps(environment() | facts, indent=1, ensure_ascii=False)
+        facts = environment() | facts | {"format": self.format()}
+        text = json.dumps(facts, indent=1, ensure_ascii=False)
         write_whole(self.environment_path, text + "\n")
 
     @contextmanager
@@ -137,53 +156,93 @@ class Run:
             yield
 
 
+def _of_the_first_format(recipe: Recipe) -> Recipe:
+    model = recipe.model
+    scale = model.embedding_scale or (model.embedding_width or model.width) ** 0.75
+    before = model.model_copy(update={"embedding_scale": scale, "position_scale": 1.0})
+    return replace(recipe, model=before)
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
+    """Write a file so that it is there whole or not at all, also after a power cut.
+
+    Who may read it is as for any new file: the draft is opened as such, under a name of its own.
+    """
     data = content.encode() if isinstance(content, str) else content
-    handle, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    draft = path.with_name(f".{path.name}-{token_hex(6)}")
+    with writing(path):
+        try:
+            with draft.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def kept(lines: list[dict[str, Any]], best: str) -> dict[str, Any] | None:
+    """The evaluation whose weights a run keeps: the first that is best by `train.best`, or that
+    of the mean of the last weights where it was better. None before there is any."""
+    name, _, metric = best.partition("/")
+    scored = [line for line in lines if name in line]
+    average = next((line for line in scored if line["event"] == "average" and line["kept"]), None)
+    evaluated = [line for line in scored if line["event"] == "evaluate"]
+    if average or not evaluated:
+        return average
+    first_best = min if metric in FALLING else max
+    return first_best(evaluated, key=lambda line: line[name][metric])
 
 
 def index(folder: Path) -> list[dict[str, Any]]:
-    """Every run in a folder or below it: what it is, how far it came, its best dev scores."""
-    found = []
-    for path in sorted(folder.rglob("recipe.toml")):
-        run = Run(path.parent)
-        recipe, lines = run.recipe(), run.metrics()
-        scores = [line for line in lines if line["event"] == "evaluate"]
-        best = min(scores, key=lambda line: line["dev"]["loss"], default=None)
-        found.append(
-            {
-                "run": str(run.folder),
-                "task": recipe.task,
-                "model": f"{recipe.model.family} {recipe.model.layers}x{recipe.model.width} "
-                f"{recipe.model.position}",
-                "step": lines[-1]["step"] if lines else 0,
-                "finished": run.finished,
-                "dev": best["dev"] if best else None,
-            }
+    """Every run in a folder or below it: what it is, how far it came, what its weights score."""
+    if not folder.is_dir():
+        raise RunError(
+            "there is no such folder.", where=str(folder), todo="Make a first run: heed demo"
         )
-    return found
+    return [_facts(Run(path.parent)) for path in sorted(folder.rglob("recipe.toml"))]
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """A line of the index. A run that cannot be read has one as well, which says why."""
+    facts: dict[str, Any] = {"run": str(run.folder), "task": None, "model": None, "step": None}
+    facts |= {"finished": run.finished, "dev": None, "broken": None}
+    try:
+        recipe, lines = run.recipe(), run.metrics()
+        best = kept(lines, recipe.train.best)
+        model = f"{recipe.model.family} {recipe.model.layers}x{recipe.model.width}"
+        return facts | {
+            "task": recipe.task,
+            "model": f"{model} {recipe.model.position}",
+            "step": lines[-1]["step"] if lines else 0,
+            "dev": best["dev"] if best else None,
+        }
+    except (HeedError, OSError, ValueError, LookupError, TypeError) as problem:
+        return facts | {"broken": str(problem)}
 
 
 def table(runs: list[dict[str, Any]]) -> Table:
-    """The same for a person."""
-    shown = Table()
-    for name in ("run", "task", "model", "step", "dev loss", "dev accuracy", ""):
-        shown.add_column(name)
+    """The same for a person. A long name goes on in the next line; nothing is cut."""
+    metrics = {
+        "loss": ("loss", "{:.3f}"),
+        "accuracy": ("acc.", "{:.1%}"),
+        "bleu": ("BLEU", "{:.1f}"),
+    }
+    if not any("bleu" in (run["dev"] or ()) for run in runs):
+        del metrics["bleu"]
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for name in ("run", "task", "model", ""):
+        shown.add_column(name, overflow="fold", no_wrap=name not in ("run", "model"))
+    for name in ("step", *(f"dev\n{short}" for short, _ in metrics.values())):
+        shown.add_column(name, justify="right", no_wrap=True)
     for run in runs:
-        dev = run["dev"]
-        scores = (f"{dev['loss']:.3f}", f"{dev['accuracy']:.1%}") if dev else ("–", "–")
         state = "finished" if run["finished"] else "to resume"
-        shown.add_row(run["run"], run["task"], run["model"], str(run["step"]), *scores, state)
+        told = [run["task"] or "–", run["model"] or "–", "broken" if run["broken"] else state]
+        told.append("–" if run["step"] is None else str(run["step"]))
+        scores = run["dev"] or {}
+        told += [f.format(scores[m]) if m in scores else "–" for m, (_, f) in metrics.items()]
+        shown.add_row(Text(run["run"]), *told)
     return shown
 
 
@@ -192,7 +251,6 @@ def environment() -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {
-        "format": FORMAT,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},

@@ -26,6 +26,7 @@ settings.load_profile("heed")
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Share the whole suite, file by file: the tests of a file often share a trained model."""
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if whole and getattr(config.option, "numprocesses", 0) is None:
+    works = "PYTEST_XDIST_WORKER" in os.environ  # a worker has none of its own
+    if whole and not works and getattr(config.option, "numprocesses", 0) is None:
         config.option.numprocesses = min(MOST_WORKERS, os.cpu_count() or 1)
         config.option.dist = "loadfile"

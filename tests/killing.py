@@ -43,6 +43,22 @@ def dies_at(step: int) -> Iterator[None]:
             yield
 
 
+@contextmanager
+def asked_at(step: int, number: int) -> Iterator[None]:
+    """Training in this block is sent a signal when it asks for this update's batches."""
+    walk = Feed.walk
+
+    def asking(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+        for at, batches in enumerate(walk(self, start, stop), start):
+            if at == step:
+                os.kill(os.getpid(), number)
+            yield batches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "walk", asking)
+        yield
+
+
 def outcome(run: Path | Run) -> tuple[bytes, list[dict[str, Any]]]:
     """The weights' bytes of a run or its folder, and what was measured, the clock apart."""
     run = run if isinstance(run, Run) else Run(run)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ import heed as package
 from heed import LanguageModel, Translator
 from heed.config import Recipe
 from heed.data import world
-from heed.errors import ConfigError, RunError
+from heed.errors import ConfigError, DataError, RunError
 from heed.train import engine
 
 SMALL = {"layers": 1, "width": 32, "heads": 2, "steps": 150, "lr": 5e-3, "batch_tokens": 512}
@@ -75,6 +77,31 @@ def translator(run: Path) -> Translator:
 
 
 # ------------------------------------------------------------------------------------- from Python
+
+
+def test_the_documented_way_to_draw_attention(run: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
+    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "draw" in x)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(run)
+    answer = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert {"attention.png", "attention.svg"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_one_text_alone_is_a_sentence(translator: Translator) -> None:
+    for call in (translator.translate, translator.translations, lambda x: [*translator.stream(x)]):
+        ask: Any = call
+        for texts, said in (("Hello", "Give a list"), ([None], "text 1 is None")):
+            with pytest.raises(DataError, match=said):
+                ask(texts)
 
 
 def test_a_run_loads_as_what_it_is(run: Path, translator: Translator) -> None:

@@ -437,3 +437,10 @@ def test_a_head_of_two_maps_is_loaded(place: Path) -> None:
         train=[place / "train.tsv"], dev=[place / "dev.tsv"], run=place / "hidden", **settings
     )
     assert len(made.probabilities(["The cat."])[0]) == 3
+
+
+def test_one_text_alone_is_a_sentence(run: Path) -> None:
+    ask: Any = Classifier.load(run, device="cpu").classify
+    for texts, said in (("Hello", "Give a list"), ([None], "text 1 is None")):
+        with pytest.raises(DataError, match=said):
+            ask(texts)

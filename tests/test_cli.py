@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from heed import __version__
+from heed.recipes import names
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -43,6 +46,12 @@ def test_help_loads_nothing_heavy() -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert "demo" in answer.stdout
+
+
+def test_it_says_which_version_it_is() -> None:
+    answer = heed("--version")
+    assert answer.returncode == 0
+    assert answer.stdout == f"heed {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,9 @@ def test_all_complaints_come_at_once(tmp_path: Path) -> None:
 
 
 def test_every_shipped_recipe_can_be_shown() -> None:
-    for name in heed("recipes").stdout.split():
+    listed = {line.split()[0] for line in heed("recipes").stdout.splitlines()}
+    assert listed >= set(names())
+    for name in names():
         shown = heed("recipes", name)
         assert shown.returncode == 0
         assert "[model]" in shown.stdout

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
+from killing import asked_at
+from rich.console import Console
 from test_cli import heed
+from torch import Tensor
 
-from heed.config import Recipe
-from heed.demo import coloured
-from heed.recipes import find, names
+from heed.demo import coloured, demo
+from heed.errors import RunError, StoppedError
+from heed.recipes import names
+from heed.train import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +67,90 @@ def test_its_run_translates_line_for_line(folder: Path, result: dict[str, object
     assert out[1] == out[2] == ""
 
 
-def test_it_replaces_only_a_demo(tmp_path: Path) -> None:
-    told = Recipe.read(find("demo-translate"), ["train.lr=0.5"])
-    (tmp_path / "recipe.toml").write_text(told.toml())
-    answer = heed("demo", "--steps", "2", "--run", str(tmp_path))
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by name."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_it_leaves_nothing_of_its_workshop(folder: Path, result: dict[str, object]) -> None:
+    assert not [name for name in contents(folder / "runs") if "unfinished" in name]
+
+
+@pytest.mark.parametrize("steps", ["0", "-1"])
+def test_no_steps_are_refused_and_the_old_demo_stays(
+    folder: Path, result: dict[str, object], steps: str
+) -> None:
+    before = contents(folder)
+    answer = heed("demo", "--steps", steps, cwd=folder)
     assert answer.returncode == 2
-    assert "not a demo" in answer.stderr
-    assert (tmp_path / "recipe.toml").exists()
+    assert "steps" in answer.stderr
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["NOTES.txt", "figures/mine.png", "recipe.toml", "demo.json"])
+def test_what_is_not_a_demos_is_never_removed(
+    folder: Path, result: dict[str, object], name: str, tmp_path: Path
+) -> None:
+    """A file added to a whole demo, or one of its own that was changed, is somebody's work."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / str(result["run"]), run)
+    (run / name).write_text("mine")
+    before = contents(run)
+    with pytest.raises(RunError, match="not a demo's"):
+        demo(run, console=Console(quiet=True), steps=2)
+    assert contents(run) == before
+
+
+def test_it_replaces_only_a_demo(folder: Path, result: dict[str, object], tmp_path: Path) -> None:
+    """A run of the demo's very recipe, made by `heed train`, is not a demo."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / str(result["run"]), run)
+    (run / "demo.json").unlink()
+    before = contents(run)
+    answer = heed("demo", "--steps", "2", "--run", str(run))
+    assert answer.returncode == 2
+    assert "not a demo's" in answer.stderr
+    assert "--run" in answer.stderr
+    assert contents(run) == before
+
+
+def test_a_demo_that_fails_leaves_the_earlier_one(
+    folder: Path, result: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, before = folder / str(result["run"]), contents(folder)
+    monkeypatch.setenv("HEED_CACHE", "/dev/null/cache")
+    for place in (run, folder / "other"):
+        with pytest.raises(NotADirectoryError):
+            demo(place, console=Console(quiet=True), steps=2)
+        assert contents(folder) == before
+    assert not (folder / "other").exists()
+
+
+def test_a_demo_that_finds_no_room_names_no_run_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: dict[str, Tensor]) -> None:
+        raise checkpoint.disk_trouble(OSError(errno.ENOSPC, "No space left"), path)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
+    with pytest.raises(RunError, match="the disk is full") as told:
+        demo(tmp_path / "run", console=Console(quiet=True), steps=2)
+    assert told.value.where == str(tmp_path / "run")
+    assert "resume" not in str(told.value)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_stopped_leaves_the_earlier_one(
+    folder: Path, result: dict[str, object], number: int
+) -> None:
+    run, before = folder / str(result["run"]), contents(folder)
+    with asked_at(3, number), pytest.raises(StoppedError) as stopped:
+        demo(run, console=Console(quiet=True), steps=9)
+    assert stopped.value.code == 128 + number
+    assert "resume" not in str(stopped.value)
+    assert contents(folder) == before
 
 
 def test_colours_tell_right_from_wrong() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from heed.cli import main
 from heed.config import Recipe
 from heed.data import world
 from heed.data.borrowed import Borrowed
+from heed.data.tokenizer import Tokenizer
 from heed.export import FORMATS
 from heed.models import build
 from heed.runs import Run
@@ -28,6 +30,16 @@ from heed.train import engine
 
 LINES = ["the old cat sat on the mat .", "a dog sees the cat !", "who are you ?"]
 MARKS = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+SHAPE: dict[str, Any] = {
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "steps": 30,
+    "lr": 3e-3,
+    "batch_tokens": 512,
+    "max_positions": 128,
+    "max_length": 96,
+}
 ROLES = ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token")
 
 
@@ -169,12 +181,7 @@ def test_a_translator_trained_here(tmp_path: Path, heed: Heed) -> None:
         device="cpu",
         norm_place="post",
         position="sinusoidal",
-        layers=1,
-        width=32,
-        heads=2,
-        steps=30,
-        lr=3e-3,
-        batch_tokens=512,
+        **SHAPE,
     )
     assert heed("export", tmp_path / "run", tmp_path / "out").code == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -186,6 +193,81 @@ def test_a_translator_trained_here(tmp_path: Path, heed: Heed) -> None:
         (row,) = model.generate(**told, num_beams=1, max_new_tokens=most + 1)
         found = tokenizer.decode(row[1 : most + 1], skip_special_tokens=True)
         assert found.split() == mt.translate([line])[0].split()
+
+
+def test_generate_ends_where_heed_ends(tmp_path: Path, heed: Heed) -> None:
+    """Nothing is told to `generate`: what stands in the folder is enough, for long texts, too."""
+    for name, size in (("train", 100), ("dev", 5), ("test", 5)):
+        for suffix, side in (("en", "english"), ("fr", "french")):
+            said = [getattr(one, side) for one in world.sentences("train", 3 * size, seed=0)]
+            threes = (" ".join(said[i : i + 3]) + "\n" for i in range(0, 3 * size, 3))
+            (tmp_path / f"{name}.{suffix}").write_text("".join(threes), encoding="utf-8")
+    mt = Translator.train(
+        train=[tmp_path / "train.en", tmp_path / "train.fr"],
+        dev=[tmp_path / "dev.en", tmp_path / "dev.fr"],
+        run=tmp_path / "run",
+        device="cpu",
+        norm_place="post",
+        position="sinusoidal",
+        kind="word",
+        **SHAPE | {"steps": 150, "batch_tokens": 1024},
+    )
+    assert heed("export", tmp_path / "run", tmp_path / "out").code == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.MarianMTModel.from_pretrained(tmp_path / "out").eval()
+    lines, lengths = (tmp_path / "test.en").read_text().splitlines(), [0]
+    for line, ours in zip(lines, mt.translations(lines), strict=True):
+        read = tokenizer(line, return_tensors="pt")
+        told = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
+        (row,) = model.generate(**told)
+        found = tokenizer.decode(row, skip_special_tokens=True)
+        if not ours.cut:  # heed's own limit is shorter, by the source
+            assert found.split() == ours.text.split()
+            lengths.append(len(row))
+    assert max(lengths) > 21, "no long text was ended by the model"
+
+
+def untrained(folder: Path, task: str, **tables: dict[str, Any]) -> Run:
+    """A finished run that learnt nothing."""
+    model = {"width": 16, "heads": 2, "layers": 1} | tables.pop("model", {})
+    recipe = Recipe.of({"task": task, "model": model, **tables})
+    run, words = Run.create(folder, recipe), Tokenizer.train(LINES, kind="word")
+    words.save(run.tokenizer_path)
+    weights = build(task, recipe.model, vocab=words.vocab_size).state_dict()
+    save_file(weights, run.weights_path)
+    return run
+
+
+def test_generate_is_told_the_beam(tmp_path: Path, heed: Heed) -> None:
+    decode = {"beam": 3, "length_penalty": 0.5, "early_stop": True}
+    shape = {"norm_place": "post", "position": "sinusoidal"}
+    run = untrained(tmp_path / "run", "translate", model=shape, decode=decode)
+    assert heed("export", run.folder, tmp_path / "out").code == 0
+    told = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (told.num_beams, told.length_penalty, told.early_stopping) == (3, 0.5, True)
+    assert heed("import", tmp_path / "out", "--run", tmp_path / "back").code == 0
+    assert Run.open(tmp_path / "back").recipe().decode.beam == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "others"),
+    [
+        ("translate", {"position": "rope"}, ["ctranslate2", "onnx"]),
+        ("translate", {"position": "sinusoidal", "qk_norm": True}, ["onnx"]),
+        ("generate", {"position": "alibi"}, ["onnx"]),
+        ("translate", {"family": "lstm"}, []),
+    ],
+)
+def test_a_refusal_says_which_formats_take_it(
+    task: str, changes: dict[str, Any], others: list[str], tmp_path: Path, heed: Heed
+) -> None:
+    run = untrained(tmp_path / "run", task, model=changes)
+    answer = heed("export", tmp_path / "run", tmp_path / "out")
+    assert answer.code == 2
+    assert re.findall(r"--to (\w+)", answer.err) == others
+    for other in others:
+        if other == "ctranslate2":
+            assert heed("export", run.folder, tmp_path / other, "--to", other).code == 0
 
 
 # ----------------------------------------------------------------------------------- bad input

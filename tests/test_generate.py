@@ -28,7 +28,7 @@ from heed.config import Recipe
 from heed.data import world
 from heed.data.tokenizer import EOS, SPECIALS
 from heed.decode import pipe, recite
-from heed.errors import ConfigError, HeedError
+from heed.errors import ConfigError, DataError, HeedError
 from heed.runs import Run
 from heed.train import engine
 from heed.train.command import recipe as resolved
@@ -415,3 +415,11 @@ def test_a_shipped_recipe_trains(name: str, place: Path, tmp_path: Path) -> None
     recipe, _ = resolved(name, None, None, None, QUICK, None, tmp_path)
     run = engine.start(recipe, tmp_path / "run", device="cpu", console=Console(quiet=True))
     assert run.finished
+
+
+def test_one_text_alone_is_a_sentence(model: LanguageModel) -> None:
+    calls: list[Any] = [model.generate, model.judge, lambda x: model.generate([""], stop=x)]
+    for call in calls:
+        for texts, said in (("Hello", "Give a list"), ([None], "text 1 is None")):
+            with pytest.raises(DataError, match=said):
+                call(texts)

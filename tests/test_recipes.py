@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from test_cli import heed
 
 from heed.config import Recipe
-from heed.recipes import find, names, show
+from heed.recipes import about, find, names, show
 from heed.train import command, engine
 
 SMALL = ["model.layers=1", "model.width=24", "model.heads=2", "train.steps=2", "train.warmup=0"]
@@ -21,6 +22,24 @@ SMALL += ["train.best=dev/loss"]
 def test_a_recipe_can_be_read_and_shown(name: str) -> None:
     recipe = Recipe.read(find(name))
     assert f"task = '{recipe.task}'" in show(name).replace('"', "'")
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_says_in_a_sentence_what_it_is(name: str) -> None:
+    found = about(name)
+    head = find(name).read_text(encoding="utf-8").partition("task =")[0]
+    assert " ".join(head.replace("#", " ").split()).startswith(found)
+    assert found.endswith(".")
+    assert not found.startswith("--data")
+
+
+def test_the_list_has_every_recipe_with_its_sentence() -> None:
+    answer = heed("recipes")
+    assert answer.returncode == 0
+    words = " ".join(answer.stdout.split())
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line[0] != " "] == names()
+    for name in names():
+        assert " ".join([name, *about(name).split()[:3]]) in words
 
 
 @pytest.fixture

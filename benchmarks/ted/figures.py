@@ -74,9 +74,11 @@ def _described(runs: Sequence[Trained]) -> Facts:
         "clean_bleu": spread((one["clean"] or one)["bleu"] for one in told),
     }
     for name, key in METRICS.items():
-        facts[name] = spread(one[key] for one in told)
+        if all(key in one for one in told):  # a run that scores itself leaves out what takes long
+            facts[name] = spread(one[key] for one in told)
     if all("dev" in run.scores for run in runs):
         facts["dev_bleu"] = spread(run.scores["dev"]["bleu"] for run in runs)
+    facts["scaled_otherwise"] = any(run.scaled_otherwise() for run in runs)
     paces = [run.pace() for run in runs]
     for key in paces[0]:
         facts[key] = _mean(pace[key] for pace in paces)

@@ -12,7 +12,7 @@ from reading import Facts, evaluation, facts
 from heed.config import Recipe
 from heed.errors import ConfigError
 from heed.recipes import find as shipped
-from heed.runs import Run
+from heed.runs import FORMAT, Run
 from ted import joined
 from ted.joined import Array
 from ted.systems import GROUPS, System
@@ -20,6 +20,8 @@ from ted.systems import GROUPS, System
 ESCAPED = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 FILES = ("train", "dev", "test", "sets")
 """Keys that differ from place to place and change nothing."""
+SCALES = ("embedding_scale", "position_scale")
+"""Keys that runs of an earlier format are read with; the page says where that matters."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class Trained:
         """What BLEU counts in each sentence."""
         return joined.counts(self.sentences.hypotheses, self.sentences.references)
 
+    def scaled_otherwise(self) -> bool:
+        """Whether it was made when tokens and positions began at other sizes than now."""
+        positions = self.run.recipe().model.position in ("sinusoidal", "learned", "t5")
+        return positions and self.run.format() < FORMAT
+
     def curve(self) -> list[Facts]:
         """By epoch: training loss as it was met, and how dev went."""
         return [
@@ -108,7 +115,7 @@ class Trained:
             for section, values in self.run.recipe().tables().items()
             if isinstance(values, dict)
             for key, value in values.items()
-            if key not in FILES and before[section].get(key) != value
+            if key not in (*FILES, *SCALES) and before[section].get(key) != value
         ]
 
 

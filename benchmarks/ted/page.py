@@ -109,6 +109,13 @@ class Page:
             parts += ["bfloat16" if machine.get("bf16") else "float32"]
             parts += [f"commit {machine['commit'][:12]}"] if machine.get("commit") else []
             yield f"Trained on: {', '.join(parts)}."
+        before = [name for name, own in self.systems.items() if own["scaled_otherwise"]]
+        if before:
+            yield (
+                "Trained before tokens and positions were scaled as they are now "
+                f"([log](../log.md#positions-that-could-not-keep-up)), to be trained again: "
+                f"{listed([self.labels[name] for name in before])}."
+            )
         jobs = max((own["jobs"] or 1 for own in self.systems.values()), default=1)
         beside = f" Up to {jobs} runs shared the machine." if jobs > 1 else ""
         yield (

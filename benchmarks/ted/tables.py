@@ -25,19 +25,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def scores(systems: Mapping[str, Facts], labels: Labels) -> str:
-    """How good each system is."""
-    columns = ["system", "seeds", "BLEU", "95%", "clean", "chrF", "TER", "dev BLEU"]
+    """How good each system is, by the figures that any of them has."""
+    more = {"clean_bleu": "clean", "chrf": "chrF", "ter": "TER", "dev_bleu": "dev BLEU"}
+    known = [key for key in more if any(key in own for own in systems.values())]
     rows = [
         [
             labels[name],
             str(len(own["seeds"])),
             spread(own["bleu"]),
             span(own["bleu"]),
-            *(spread(own.get(key)) for key in ("clean_bleu", "chrf", "ter", "dev_bleu")),
+            *(spread(own.get(key)) for key in known),
         ]
         for name, own in systems.items()
     ]
-    return table(columns, rows)
+    return table(["system", "seeds", "BLEU", "95%", *(more[key] for key in known)], rows)
 
 
 def costs(systems: Mapping[str, Facts], labels: Labels) -> str:

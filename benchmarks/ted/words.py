@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from reading import Facts
 
 SURE = 0.05
-"""Below this p systems are called different."""
+"""Below this p systems are called different,"""
+NOTHING = 0.005
+"""unless they differ by less BLEU than the page can show."""
 Labels = Mapping[str, str]
 """What a system is called on the page."""
 
@@ -49,8 +51,11 @@ def chance(p: float | None) -> str:
 
 
 def differs(compared: Facts) -> bool:
-    """Whether all tests, corrected for how many comparisons there were, say so."""
-    return bool(compared["p_holm"] < SURE)
+    """Whether all tests, corrected for how many comparisons there were, say so.
+
+    Two models that learnt nothing may differ in a few n-grams: what rounds to nothing is nothing.
+    """
+    return bool(compared["p_holm"] < SURE and abs(compared["difference"]) >= NOTHING)
 
 
 def says(compared: Facts) -> str:

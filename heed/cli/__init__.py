@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from heed import __version__
+
 # Importing these adds their commands to the app, in the order that `heed --help` lists them.
 from heed.cli import learning, machine, scoring, writing
-from heed.cli.common import app, reader_left
+from heed.cli.common import app, reader_left, sentence
 
 # isort: split
 from heed.cli import exchange
@@ -18,8 +20,19 @@ from heed.cli import exchange
 __all__ = ["app", "exchange", "learning", "machine", "main", "scoring", "writing"]
 
 
+def _version(asked: bool) -> None:
+    """Say which heed this is, and do nothing else."""
+    if asked:
+        typer.echo(f"heed {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which heed this is."),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Options of every command."""
@@ -47,11 +60,12 @@ def _run() -> None:
         app()
     except StoppedError as stopped:
         typer.echo(str(stopped), err=True)
-        raise SystemExit(130) from None
-    except HeedError as error:
-        if os.environ.get("HEED_DEBUG"):
-            raise
-        typer.echo(f"heed: {error}", err=True)
-        raise SystemExit(2) from None
+        raise SystemExit(stopped.code) from None
     except BrokenPipeError:
         reader_left()
+    except (HeedError, OSError) as error:
+        told = sentence(error) if isinstance(error, OSError) else error
+        if told is None or os.environ.get("HEED_DEBUG"):
+            raise
+        typer.echo(f"heed: {told}", err=True)
+        raise SystemExit(2) from None

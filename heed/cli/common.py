@@ -12,6 +12,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from heed.errors import HeedError
+
 app = typer.Typer(
     name="heed",
     help="Train Transformers from scratch on your own text, see what they attend to, "
@@ -24,7 +26,7 @@ app = typer.Typer(
 )
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as `heed train` made it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Metric = Annotated[str, typer.Option(help="Any of bleu, chrf, ter, with commas between.")]
 Bootstrap = Annotated[int, typer.Option(help="Samples behind each interval and test; 0 is none.")]
@@ -49,5 +51,37 @@ def print_json(value: object) -> None:
 
 def reader_left() -> NoReturn:
     """The reader of our output has gone: there is no one to tell."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     raise SystemExit(141) from None
+
+
+def sentence(problem: OSError) -> HeedError | None:
+    """What to tell of a file or folder that cannot be used; None for what is another's fault."""
+    from heed.errors import FULL, of_the_disk
+
+    where = todo = None
+    if problem.errno in FULL:
+        where = "standard output, or a file that was being written"
+        _let_go()
+    if problem.filename is not None and _in_cache(str(problem.filename)):
+        todo = "Set HEED_CACHE to a folder that you may write in and that has room."
+    return of_the_disk(problem, where=where, todo=todo)
+
+
+def _let_go() -> None:
+    """Write what is left to standard output, if it can be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
+def _in_cache(name: str) -> bool:
+    from heed.data.store import cache_root
+
+    return Path(name).is_relative_to(cache_root())
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere, so that the interpreter does not try it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -71,10 +71,9 @@ def train(
     else:
         folder = run or command.free_folder(name)
         engine.start(resolved, folder, device=device, console=console())
-        if resolved.train.evaluate_test and os.environ.get("RANK", "0") == "0":
-            from heed.cli import scoring
-
-            scoring.evaluate(folder, split="test", metric="bleu,chrf", device=device)
+        if os.environ.get("RANK", "0") == "0":
+            _score_test(folder, device)
+            typer.echo(command.farewell(folder, resolved))
 
 
 @app.command(rich_help_panel="Train")
@@ -83,9 +82,26 @@ def resume(run: RunFolder, device: Device = "auto") -> None:
     from heed.train import kindle
 
     kindle.lay(device)
-    from heed.train import engine
+    from heed.train import command, engine
 
-    engine.resume(run, device=device, console=console())
+    done = engine.resume(run, device=device, console=console())
+    if os.environ.get("RANK", "0") == "0":
+        _score_test(run, device)
+        typer.echo(command.farewell(run, done.recipe()))
+
+
+def _score_test(run: Path, device: str) -> None:
+    """What `train.evaluate_test` asks for, unless it was done before."""
+    from heed.runs import Run
+
+    if (recipe := Run.open(run).recipe()).train.evaluate_test:
+        from heed.cli import scoring
+        from heed.evaluate import checkpoint
+        from heed.evaluate.keeping import kept
+
+        before = kept(run).get("test")
+        if before is None or before["checkpoint"] != checkpoint(Run(run), recipe):
+            scoring.evaluate(run, split="test", metric="bleu,chrf", device=device)
 
 
 @app.command(rich_help_panel="Train")
@@ -93,9 +109,12 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one, every key explained.")] = None,
 ) -> None:
     """List the shipped recipes, or print one with every key explained."""
-    from heed.recipes import names, show
+    from heed.recipes import show, table
 
-    typer.echo(show(name) if name else "\n".join(names()))
+    if name:
+        typer.echo(show(name))
+    else:
+        console().print(table())
 
 
 @app.command(rich_help_panel="Train")
@@ -109,8 +128,13 @@ def runs(
     found = index(folder)
     if json:
         print_json(found)
+    elif not found:
+        typer.echo(f"{folder}: there are no runs here. Make one: heed demo")
     else:
         console().print(table(found))
+        for run in found:
+            if run["broken"]:
+                typer.echo(run["broken"], err=True)
 
 
 @app.command(rich_help_panel="Train")

@@ -78,20 +78,28 @@ def evaluate(
         stride=stride,
     )
     screen = console(quiet=json)
-    facts = assess(run, settings, device=device, say=screen.print)
-    if json:
-        print_json(facts)
-    else:
-        screen.print(report.evaluation(facts))
+    assess(
+        run,
+        settings,
+        device=device,
+        say=screen.print,
+        tell=print_json if json else lambda facts: screen.print(report.evaluation(facts)),
+    )
 
 
 @app.command(rich_help_panel="Score")
 def score(
     hypotheses: Annotated[
         list[Path],
-        typer.Argument(help="Translations, one a line; more are held against the first."),
+        typer.Argument(
+            help="Translations, one a line, or runs that were evaluated; more are held against "
+            "the first."
+        ),
     ],
-    ref: Annotated[list[Path], typer.Option(help="References, one a line; repeat for several.")],
+    ref: Annotated[
+        list[Path] | None,
+        typer.Option(help="References, one a line; repeat for several. Evaluated runs have them."),
+    ] = None,
     src: Annotated[Path | None, typer.Option(help="Sources, for BLEU by their length.")] = None,
     sentences: SentencesTo = None,
     metric: Metric = "bleu,chrf,ter",
@@ -104,11 +112,15 @@ def score(
     heed score out.fr --ref test.fr --src test.en
 
     heed score before.fr after.fr --ref test.fr
+
+    heed score runs/before runs/after --ref test.fr
     """
     from heed.score import command, report
 
     command.check_folder(sentences)
-    found = command.score(hypotheses, ref, src, metrics=metric, resamples=bootstrap, seed=seed)
+    found = command.score(
+        hypotheses, ref or [], src, metrics=metric, resamples=bootstrap, seed=seed
+    )
     if sentences is not None:
         sentences.write_text(found.table(), encoding="utf-8")
     if json:

@@ -72,7 +72,7 @@ def translate(
             pipe.pump(
                 lines,
                 translator.scribe(nbest, alignments, reverse, **settings),
-                pipe.Shown(scores, alignments, json),
+                pipe.Shown(scores, alignments, json, nbest > 1),
                 out=sys.stdout.buffer,
                 say=lambda word: typer.echo(word, err=True),
             )

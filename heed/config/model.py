@@ -145,6 +145,8 @@ class ModelConfig(Section):
     """How many distances `t5` tells apart."""
     t5_distance: Count = 128
     """Distance beyond which all share the last bucket."""
+    position_scale: Annotated[float, Field(gt=0.0)] | None = None
+    """What multiplies the tables of `learned` and `t5`; unset, what multiplies tokens, and 16."""
 
     merge: Merge = "concat"
     """How the heads become one vector."""
@@ -158,7 +160,7 @@ class ModelConfig(Section):
     tie_embeddings: bool = True
     """One table for tokens in and tokens out."""
     embedding_scale: Annotated[float, Field(gt=0.0)] | None = None
-    """What multiplies a token's vector; unset, width^0.75."""
+    """What multiplies a token's vector; unset, width^0.75, or √width beside sinusoids."""
     embedding_norm: bool = False
     """Normalise what enters the first block, order included, as BERT does."""
     token_types: Annotated[int, Field(ge=0)] = 0

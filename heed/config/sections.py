@@ -184,7 +184,7 @@ class TrainConfig(Section):
     evaluate_bleu: bool = False
     """Translate every set at every evaluation, greedily, and keep its BLEU beside its loss."""
     evaluate_test: bool = False
-    """When all is done, score the chosen weights on the test set, as `heed evaluate` would."""
+    """When all is done, score the chosen weights on test as `heed evaluate` does, but for TER."""
     evaluate_batches: Count | None = None
     """Look at no more than this many batches of each set."""
     patience: Count | None = None
@@ -262,7 +262,7 @@ class DecodeConfig(Section):
     max_extra: Annotated[int, Field(ge=0)] = 10
     """…plus this many."""
     batch_size: Count | None = None
-    """Sentences decoded side by side; unset, 128, and 512 on a GPU. Fewer where they are long."""
+    """Sentences decoded side by side; unset, 128, and 2,048 on a GPU. Fewer where they are long."""
     beam: Count = 1
     """Hypotheses kept side by side; 1 takes the likeliest token every time."""
     length_penalty: NonNegative = 1.0

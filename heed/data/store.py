@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from heed.data.dropout import Cutter
 from heed.data.specials import OWN, Specials
 from heed.data.tokenizer import Tokenizer
 from heed.data.wordwise import Wordwise
-from heed.errors import DataError, nearest
+from heed.errors import DataError, nearest, writing
 
 FORMAT = 2
 CHUNK, DRAWN_CHUNK = 1 << 13, 1 << 15
@@ -171,16 +170,16 @@ def _build(
 ) -> None:
     """Write to a folder beside, then rename: a store is there whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
-    try:
+    # A temporary folder is its owner's alone, so what others may read is made inside it.
+    with writing(folder), tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
+        draft = Path(own) / folder.name
+        draft.mkdir()
         _write(draft, corpus, tokenizer, classes, drawn)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster; what it made is the same
             if not (folder / "store.json").exists():
                 raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(

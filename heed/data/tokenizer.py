@@ -41,7 +41,7 @@ from heed.data import treebank
 from heed.data.forks import quiet_forks
 from heed.data.specials import OWN
 from heed.data.spelling import BYTES, spelled, visible
-from heed.errors import DataError, nearest
+from heed.errors import DataError, nearest, writing
 
 PAD, UNK, BOS, EOS, MASK = 0, 1, 2, 3, 4
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
@@ -155,8 +155,9 @@ class Tokenizer:
         """Write the one JSON file. A reader sees the old file or the new one, never a part."""
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(self.core.to_str(), encoding="utf-8")
-        part.replace(path)
+        with writing(path):
+            part.write_text(self.core.to_str(), encoding="utf-8")
+            part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

@@ -122,7 +122,7 @@ class Author:
         for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             cut = "length" if limit == length else "positions"
             own = []
-            # A beam may find fewer than it was asked for before their length ends it.
+            # A beam finds fewer than it was asked for where there are hardly as many pieces.
             for j, (one, telling) in enumerate(zip(written[i], tellings[i], strict=False)):
                 said = telling.hear(one.ids[telling.heard :]) + telling.end()
                 if tell is not None and said:

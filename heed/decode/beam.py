@@ -3,7 +3,8 @@
 At every step the 2k likeliest ways to go on are looked at. Those of the first k that end are kept
 apart, with a score; the k likeliest that don't end go on. A text is finished when k hypotheses have
 ended and none of those that go on would, ending now, get among them; or, with `early_stop`, as soon
-as k have ended. That is the search of Hugging Face's `generate`, whose results it shares.
+as k have ended. That is the search of Hugging Face's `generate`, whose results it shares. Where the
+limit on the length comes first, what was cut fills up the places behind what has ended.
 
 The score is log P(y|x) / |y|^α + β Σ_j log min(Σ_i a_ij, 1): length penalty α, and a coverage
 penalty β (Wu et al. 2016, equation 14) on source tokens j that no target token i looked at.
@@ -67,15 +68,7 @@ class Beam(Strategy):
         if not self.early_stop:
             stop &= scores.amax(dim=1) <= kept[:, -1]
         full = length >= board["limit"]
-        cut = (full & ~board["done"] & (kept[:, 0] == -torch.inf))[:, None].expand_as(parents)
-        board.note(
-            cut,
-            score=scores,
-            logprob=logprobs,
-            steps=length.expand_as(parents),
-            lane=torch.arange(k, device=parents.device).expand_as(parents),
-            cut=cut,
-        )
+        self._fill(board, scores, logprobs, full & ~board["done"])
         board["done"].logical_or_(stop | full)
         board["logprobs"].copy_(logprobs)
         board.write(tokens, parents)
@@ -111,16 +104,34 @@ class Beam(Strategy):
         now = ends & ~board["done"][:, None]
         now[:, k:] = False
         merged = torch.cat([board["out.score"], torch.where(now, scores, -torch.inf)], dim=1)
-        best, places = merged.sort(dim=1, descending=True, stable=True)
-        board["out.score"].copy_(best[:, :k])
+        places = merged.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        # A text that is done stays as it is: what was cut there may have the better score.
+        as_they_are = torch.arange(k, device=places.device).expand_as(places)
+        places = torch.where(board["done"][:, None], as_they_are, places)
+        board["out.score"].copy_(merged.gather(1, places))
         for name, new in zip(names, (logprobs, board.at.expand_as(parents), parents), strict=True):
             both = torch.cat([board[f"out.{name}"], new], dim=1)
-            torch.gather(both, 1, places[:, :k], out=board[f"out.{name}"])
+            torch.gather(both, 1, places, out=board[f"out.{name}"])
+
+    def _fill(self, board: Board, scores: Tensor, logprobs: Tensor, now_b: Tensor) -> None:
+        """At the limit, the best of those that go on take the places that none has that ended."""
+        best, lanes = scores.sort(dim=1, descending=True, stable=True)
+        free = board["out.score"] == -torch.inf
+        rank = (free.cumsum(dim=1) - 1).clamp(min=0)
+        lanes = lanes.gather(1, rank)
+        cut = free & now_b[:, None]
+        board.note(
+            cut,
+            score=best.gather(1, rank),
+            logprob=logprobs.gather(1, lanes),
+            steps=(board.at + 1).expand_as(lanes),
+            lane=lanes,
+            cut=cut,
+        )
 
     def order(self, scores_k: Array) -> list[int]:
-        """The best first; a place that no hypothesis took has no score."""
-        ranked = sorted(range(len(scores_k)), key=lambda j: -float(scores_k[j]))
-        return [j for j in ranked if scores_k[j] > -float("inf")][: self.nbest]
+        """As they stand: what ended, the best first, then what was cut; empty places are none."""
+        return [j for j in range(len(scores_k)) if scores_k[j] > -float("inf")][: self.nbest]
 
 
 def coverage(looked: Tensor, real: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -182,9 +181,8 @@ class ServedSearch:
         return Written(ids[:-1] if ended else ids, score, logprob, cut=not ended)
 
     def _best(self, found: list[Written]) -> list[Written]:
-        """The best hypotheses; what the limit cut, only where the model ended none itself."""
-        ended = [one for one in found if not one.cut]
-        return (ended or found)[: self.nbest]
+        """The best hypotheses; what the limit cut stands behind what the model ended itself."""
+        return sorted(found, key=lambda one: one.cut)[: self.nbest]
 
 
 def _length(one: Written) -> int:
@@ -197,15 +195,16 @@ def _converted(model: Translator, tokenizer: Tokenizer, least: int) -> Path:
     folder = cache_root() / "ctranslate2" / _key(model, tokenizer, least)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
-        try:
-            convert(model, tokenizer, draft, least=least)
-            draft.rename(folder)
-        except OSError:  # another process was faster; what it made is the same
-            if not folder.exists():
-                raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        # A temporary folder is its owner's alone, so what others may read is made inside it.
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
+            draft = Path(own) / folder.name
+            draft.mkdir()
+            try:
+                convert(model, tokenizer, draft, least=least)
+                draft.rename(folder)
+            except OSError:  # another process was faster; what it made is the same
+                if not folder.exists():
+                    raise
     return folder
 
 

@@ -80,11 +80,14 @@ class Shown:
     scores: bool = False
     alignments: bool = False
     json: bool = False
+    nbest: bool = False
+    """Whether several translations were asked for, which a program gets as a list."""
 
     def line(self, translation: Translation) -> str:
         """One line, whatever was asked for."""
         if self.json:
-            return json.dumps(translation.facts(alignments=self.alignments), ensure_ascii=False)
+            facts = translation.facts(nbest=self.nbest, alignments=self.alignments)
+            return json.dumps(facts, ensure_ascii=False)
         return translation.line(scores=self.scores, alignments=self.alignments)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from heed.config import DecodeConfig
 from heed.data.tokenizer import Tokenizer
@@ -15,9 +15,10 @@ from heed.decode.sample import Sample
 from heed.decode.search import Search
 from heed.decode.split import parts
 from heed.decode.strategy import Strategy, Written
-from heed.errors import ConfigError
+from heed.errors import ConfigError, DataError
 from heed.models import Translator
 
+T = TypeVar("T")
 PARTS = 1 << 20
 """More parts than a text has: what sets the draws of one text's parts apart from the next one's."""
 
@@ -64,18 +65,40 @@ class Translation:
             columns += [align.pharaoh(choice.links)] if alignments else []
         return "\t".join(columns)
 
-    def facts(self, *, alignments: bool = False) -> dict[str, Any]:
-        """The same for a program."""
+    def facts(self, *, nbest: bool = False, alignments: bool = False) -> dict[str, Any]:
+        """The same for a program: the same keys for every text, a blank one, too."""
+        best = self.choices[0] if self.choices else None
         found: dict[str, Any] = {"source": self.source, "translation": self.text}
-        if self.choices:
-            found |= {"score": self.choices[0].score, "cut": self.cut, "parts": self.parts}
-        if len(self.choices) > 1:
-            found["nbest"] = [{"translation": c.text, "score": c.score} for c in self.choices]
-        if alignments and self.choices:
-            best = self.choices[0]
-            found["alignment"] = [list(link) for link in best.links]
-            found["weights"] = None if best.weights is None else best.weights.round(4).tolist()
+        score = None if best is None else best.score
+        found |= {"score": score, "cut": self.cut, "parts": self.parts}
+        if nbest:
+            found["nbest"] = [
+                {"translation": c.text, "score": c.score, "cut": c.cut} for c in self.choices
+            ]
+        if alignments:
+            weights = None if best is None else best.weights
+            found["alignment"] = [list(link) for link in best.links] if best else []
+            found["weights"] = None if weights is None else weights.round(4).tolist()
         return found
+
+
+def listed(texts: Iterable[T], *, pairs: bool = False) -> list[T]:
+    """Texts as a list; with `pairs`, each may be two. What is none of that, is refused."""
+    found = list(several(texts))
+    for number, text in enumerate(found, 1):
+        parts = text if pairs and isinstance(text, tuple | list) else [text]
+        if wrong := [part for part in parts if not isinstance(part, str)]:
+            what = f"text {number} is {wrong[0]!r}, which is no string."
+            raise DataError(what, todo='A text that is not there is "".')
+    return found
+
+
+def several(texts: Iterable[T]) -> Iterable[T]:
+    """The same texts. One string alone is refused: it would be read letter by letter."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        kind = "one string" if isinstance(texts, str) else repr(texts)
+        raise DataError(f"there is {kind} where texts belong.", todo='Give a list: ["…"].')
+    return texts
 
 
 def strategy(settings: DecodeConfig, nbest: int, drawing: type[Sample] = Sample) -> Strategy:
@@ -172,7 +195,7 @@ class Scribe:
             own = [next(choices) for _ in spans]
             joined = own[0] if len(own) == 1 else _joined(text, spans, own)
             if len(own) > 1 and not self.settings.sample:
-                joined.sort(key=lambda choice: -choice.score)
+                joined.sort(key=lambda choice: (choice.cut, -choice.score))
             found.append(Translation(text, joined, len(spans)))
         return found
 

@@ -5,9 +5,10 @@ The whole set is scored, and beside it the part that is not also in the training
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from heed.data.batches import Batches
 from heed.data.store import open_store
 from heed.data.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
-from heed.evaluate import classify, generate, translate
+from heed.evaluate import classify, generate, keeping, translate
 from heed.evaluate.sets import (
     Facts,
     HeldOut,
@@ -26,28 +27,45 @@ from heed.evaluate.sets import (
     Settings,
     Train,
     find_set,
+    others,
     seen_in_train,
     training_text,
 )
 from heed.models import LanguageModel
-from heed.runs import Run, write_whole
+from heed.runs import Run, kept
 from heed.score.evaluation import evaluate as mean_loss
 from heed.train.classes import classes_in
 from heed.train.engine import load
-from heed.train.ledger import FALLING
 from heed.train.setup import batches_of
 
 __all__ = ["Settings", "checkpoint", "evaluate"]
 
-RESULTS = "evaluation.json"
 WHOLE = ("best", "worst", "decode", "calibration", "sets")
 """What is told of the whole set alone."""
 TASKS = {"translate": translate.facts, "classify": classify.facts, "generate": generate.facts}
 """What each task tells of every part of a set, beside loss and accuracy."""
 
 
-def evaluate(folder: Path, settings: Settings, *, device: str, say: Say) -> Facts:
-    """Score a run on a set, and keep the result in the run folder."""
+def evaluate(
+    folder: Path,
+    settings: Settings,
+    *,
+    device: str,
+    say: Say,
+    tell: Callable[[Facts], None] | None = None,
+) -> Facts:
+    """Score a run on a set, tell the result, and then keep it in the run folder."""
+    facts, later = _found(folder, settings, device=device, say=say)
+    if tell is not None:
+        tell(facts)
+    keeping.write_all(folder, later)
+    return facts
+
+
+def _found(
+    folder: Path, settings: Settings, *, device: str, say: Say
+) -> tuple[Facts, list[Callable[[], None]]]:
+    """The result, and what is to be written of it."""
     run = Run.open(folder)
     if run.recipe().task != "translate" and (settings.sentences or settings.decode):
         raise ConfigError([f"--sentences and --beam are for translations; {folder} makes none."])
@@ -58,9 +76,10 @@ def evaluate(folder: Path, settings: Settings, *, device: str, say: Say) -> Fact
     model, tokenizer, recipe = load(folder, device=device)
     if settings.text:
         head = {"run": str(folder), "task": recipe.task, "checkpoint": checkpoint(run, recipe)}
-        return head | generate.sentences(model, tokenizer, recipe, settings)
+        return head | generate.sentences(model, tokenizer, recipe, settings), []
     train = training_text(run, recipe)
-    held_out = find_set(recipe, train, settings)
+    before = keeping.kept(folder)
+    held_out = _named(find_set(recipe, train, settings), before, others(recipe, settings), say)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)
     if not records:
@@ -83,27 +102,32 @@ def evaluate(folder: Path, settings: Settings, *, device: str, say: Say) -> Fact
         "hash": held_out.corpus.fingerprint(),
         "dropped": dict(dropped),
         "checkpoint": checkpoint(run, recipe),
+        "resamples": settings.resamples,
         **found[0],
         "in_train": None if seen is None else sum(seen),
         "clean": {k: v for k, v in found[-1].items() if k not in WHOLE} if clean else None,
     } | ({"unknown": train.missing} if seen is None else {})
-    _keep(folder / RESULTS, held_out.name, result)
-    return result
+    return result, [*job.later, partial(keeping.keep, folder, held_out.name, result, before)]
+
+
+def _named(held_out: HeldOut, before: dict[str, Facts], taken: set[str], say: Say) -> HeldOut:
+    """The same set under a name that no other text has."""
+    name, files = held_out.name, held_out.corpus.paths
+    own = keeping.own_name(name, files, held_out.corpus.fingerprint(), before, taken)
+    if own != name:
+        say(f"{name!r} is the name of another text here: this one is kept as {own!r}.")
+    return replace(held_out, name=own)
 
 
 def checkpoint(run: Run, recipe: Recipe) -> Facts | None:
     """Which weights `model.safetensors` holds, by what training wrote down when it chose them."""
     name, _, metric = recipe.train.best.partition("/")
-    lines = [line for line in run.metrics() if name in line]
-    average = next((line for line in lines if line["event"] == "average" and line["kept"]), None)
-    scored = [line for line in lines if line["event"] == "evaluate"]
-    if not scored:
+    line = kept(run.metrics(), recipe.train.best)
+    if line is None:
         return None
-    first_best = min if metric in FALLING else max
-    line = average or first_best(scored, key=lambda line: line[name][metric])
     mean = f"the mean of the last {recipe.train.average} weights"
     return {
-        "weights": mean if average else "the best weights",
+        "weights": mean if line["event"] == "average" else "the best weights",
         "step": line["step"],
         "epoch": line["epoch"],
         "metric": recipe.train.best,
@@ -133,10 +157,3 @@ def _losses(job: Job) -> list[Facts]:
         | mean_loss(job.model, job.batches.only(rows[np.array(part)]), device=device)
         for part in job.parts
     ]
-
-
-def _keep(path: Path, name: str, facts: Facts) -> None:
-    """Write a result beside those on other sets."""
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    text = json.dumps(before | {name: facts}, indent=1, ensure_ascii=False)
-    write_whole(path, text + "\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -53,9 +54,9 @@ def facts(job: Job) -> list[Facts]:
         for part, rows in zip(told, job.parts, strict=True):
             part["baselines"] = [_against(job, one, answers, rows) for one in found]
     if calibration is not None:
-        calibration.save(job.run)
-    _keep(job, classes, answers)
-    _draw(job, told[0])
+        job.later.append(partial(calibration.save, job.run))
+    job.later.append(partial(_keep, job, classes, answers))
+    job.later.append(partial(_draw, job, told[0]))
     return told
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from heed.config import Recipe
@@ -48,7 +49,7 @@ def _told(job: Job) -> list[Facts]:
     ids = Wordwise(job.tokenizer).encode_batch(texts)
     judged = _judged(job.model, job.tokenizer, job.recipe, ids, settings)
     counts = count(job.tokenizer, texts, judged)
-    _keep(job, counts)
+    job.later.append(partial(_keep, job, counts))
     window = {"tokens": job.recipe.data.max_length, "stride": settings.stride}
     return [
         told([counts[i] for i in part], resamples=settings.resamples) | {"window": window}

@@ -89,6 +89,8 @@ class Job:
     """The same texts as the model reads them; a row of them is a row of the set's store."""
     settings: Settings
     say: Say
+    later: list[Callable[[], None]] = field(default_factory=list)
+    """What writes into the run folder, once the figures were told: it may not be writable."""
 
 
 def training_text(run: Run, recipe: Recipe) -> Train:
@@ -115,12 +117,7 @@ def find_set(recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
         raise ConfigError(["--test and --split are two ways to name a set: use one of them."])
     if settings.test:
         return HeldOut(_stem(settings.test[0]), _open(settings.test, recipe, train))
-    data, named = recipe.data, dict(recipe.data.sets)
-    if data.world is not None:
-        named |= world_files(recipe)
-    else:
-        given = {"train": data.train, "dev": data.dev, "test": data.test}
-        named |= {name: files for name, files in given.items() if files}
+    named = _own_sets(recipe)
     name = settings.split or ("test" if "test" in named else "dev")
     if name in named:
         return HeldOut(name, _open(named[name], recipe, train))
@@ -135,6 +132,28 @@ def find_set(recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
     raise ConfigError(
         [f"There is no set {name!r}: this run has {', '.join(known)}.{nearest(name, known)}"]
     )
+
+
+def others(recipe: Recipe, settings: Settings) -> set[str]:
+    """Names that files given by `--test` must leave to sets of the run's own."""
+    if not settings.test:
+        return set()
+    asked = [*map(_resolved, settings.test)]
+    own = {"dev": [], **_own_sets(recipe)}
+    return {name for name, files in own.items() if [*map(_resolved, files)] != asked}
+
+
+def _resolved(file: str) -> Path:
+    return Path(file).resolve()
+
+
+def _own_sets(recipe: Recipe) -> dict[str, Sequence[str]]:
+    """The files of each set that the recipe names."""
+    data, named = recipe.data, dict[str, Sequence[str]](recipe.data.sets)
+    if data.world is not None:
+        return named | world_files(recipe)
+    given = {"train": data.train, "dev": data.dev, "test": data.test}
+    return named | {name: files for name, files in given.items() if files}
 
 
 def _open(files: Sequence[str], recipe: Recipe, train: Train) -> Corpus:

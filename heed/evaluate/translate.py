@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import cast
 
 from heed.api import Translator
@@ -23,7 +23,7 @@ def facts(job: Job) -> list[Facts]:
     sources = [record.texts[0] for record in job.records]
     written = translator.translations(sources, **job.settings.decode)
     found = [_assess(job, written, rows) for rows in job.parts]
-    _keep(job.run.folder, job.held_out.name, found[0], job.settings.sentences)
+    job.later.append(partial(_keep, job, found[0]))
     told = [
         part.facts() | {"hit_limit": sum(written[i].cut for i in rows) / len(rows)}
         for part, rows in zip(found, job.parts, strict=True)
@@ -43,10 +43,10 @@ def _assess(job: Job, written: Sequence[Translation], rows: Sequence[int]) -> As
     )
 
 
-def _keep(folder: Path, name: str, found: Assessment, also: Path | None) -> None:
+def _keep(job: Job, found: Assessment) -> None:
     """Every sentence with its score stays with the run: a later test needs no model."""
     table = found.table()
-    (folder / TRANSLATIONS).mkdir(exist_ok=True)
-    write_whole(folder / TRANSLATIONS / f"{name}.tsv", table)
-    if also is not None:
-        also.write_text(table, encoding="utf-8")
+    if job.settings.sentences is not None:
+        job.settings.sentences.write_text(table, encoding="utf-8")
+    (job.run.folder / TRANSLATIONS).mkdir(exist_ok=True)
+    write_whole(job.run.folder / TRANSLATIONS / f"{job.held_out.name}.tsv", table)

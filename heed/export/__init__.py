@@ -6,14 +6,13 @@ into an empty folder, and a line in `FORMATS`.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from heed.errors import ConfigError, RunError, nearest
+from heed.errors import ConfigError, RunError, nearest, writing
 from heed.runs import Run
 
 FORMATS = {
@@ -37,10 +36,10 @@ def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("this is not an empty folder.", where=str(folder), todo="Name another.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    # A temporary folder is its owner's alone, so what others may read is made inside it.
+    prefix = f".{folder.name}-"
+    with writing(folder), tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as own:
+        draft = Path(own) / folder.name
+        draft.mkdir()
         write(run, draft, **options)
-        draft.chmod(0o755)  # a temporary folder is its owner's alone
         draft.replace(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import load_file
 
 from heed.config import Recipe
 from heed.data.tokenizer import Tokenizer
 from heed.decode.labels import Classes
 from heed.errors import HeedError
+from heed.export import onnx
 from heed.models import Classifier, LanguageModel, Model, Reader, Translator, holding, pretrained
+from heed.models.weights import read_weights
 from heed.runs import Run, write_whole
 from heed.train import checkpoint
 
@@ -70,14 +71,35 @@ def _recipe(model: Model) -> Recipe:
 def export(run: Path, folder: Path) -> None:
     """Write a run so that `from_pretrained` reads it."""
     opened = Run.open(run)
-    recipe, weights = opened.recipe(), load_file(opened.require_weights())
+    recipe, weights = opened.recipe(), read_weights(opened.require_weights())
     causal = recipe.train.objective == "next"
-    model = holding(weights, recipe.task, recipe.model, causal=causal)
+    model = holding(weights, recipe.task, recipe.model, causal=causal, where=str(run))
     if (run / BESIDE).exists():
         model.elsewhere = json.loads((run / BESIDE).read_text(encoding="utf-8"))
     tokenizer = Tokenizer.load(opened.tokenizer_path) if opened.tokenizer_path.exists() else None
     classes = Classes.read(opened)
+    names, search = classes.names if classes else (), _search(model, recipe)
     try:
-        pretrained.save(model, tokenizer, folder, classes=classes.names if classes else ())
+        pretrained.save(model, tokenizer, folder, classes=names, search=search)
     except HeedError as error:
-        raise HeedError(error.what, where=str(run), todo=error.todo) from error
+        todo = error.todo or _elsewhere(model)
+        raise HeedError(error.what, where=str(run), todo=todo) from error
+
+
+def _search(model: Model, recipe: Recipe) -> dict[str, Any]:
+    """What `generate` is told of the beam by which a translator trained here writes."""
+    decode = recipe.decode
+    if not isinstance(model, Translator) or GENERATION in model.elsewhere or decode.beam == 1:
+        return {}
+    penalties = {"length_penalty": decode.length_penalty, "early_stopping": decode.early_stop}
+    return {"num_beams": decode.beam, **penalties}
+
+
+def _elsewhere(model: Model) -> str | None:
+    """Which of the other formats can hold a model that transformers cannot."""
+    able = [] if onnx.complaints(model.config, causal=onnx.causal(model)) else ["onnx"]
+    if isinstance(model, Translator) and find_spec("ctranslate2") is not None:
+        from heed.models import ctranslate2 as layout
+
+        able = able if layout.complaints(model.config) else ["ctranslate2", *able]
+    return f"It goes out with {' or '.join(f'--to {name}' for name in able)}." if able else None

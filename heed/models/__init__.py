@@ -12,6 +12,7 @@ from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
 from heed.models.reader import Reader
 from heed.models.translator import Translator
+from heed.models.weights import refuse_misfit
 from heed.nn.layers import initialise
 from heed.nn.positions import ENCODINGS
 
@@ -40,14 +41,26 @@ def build(
 
 
 def holding(
-    weights: Mapping[str, Tensor], task: str, config: ModelConfig, *, causal: bool = True
+    weights: Mapping[str, Tensor],
+    task: str,
+    config: ModelConfig,
+    *,
+    causal: bool = True,
+    where: str | None = None,
 ) -> Model:
-    """The model whose weights these are: how many tokens and classes it knows, they say."""
-    source = weights.get("source_embedding.table.weight")
+    """The model whose weights these are: how many tokens and classes it knows, they say.
+
+    `where` is told to who has weights of another model.
+    """
+
+    def rows(name: str, least: int) -> int:
+        return len(weights[name]) if name in weights else least
+
+    source = rows("source_embedding.table.weight", 0) or None
     head = "head.weight" if config.classifier_hidden is None else "head.3.weight"
-    classes = len(weights[head]) if task == "classify" else None
-    sizes = len(weights["embedding.table.weight"]), classes, None if source is None else len(source)
-    model = _built(task, config, *sizes, causal)
+    classes = rows(head, 2) if task == "classify" else None
+    model = _built(task, config, rows("embedding.table.weight", 1), classes, source, causal)
+    refuse_misfit(model.state_dict(), weights, where=where)
     model.load_state_dict(dict(weights))
     return model
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.layers import TokenEmbedding, build_norm
+from heed.nn.layers import TokenEmbedding, build_norm, token_power
 from heed.nn.lstm import LSTMStack
 from heed.nn.maps import ACTIVATIONS
 from heed.nn.stack import Stack
@@ -38,7 +38,13 @@ def build_stack(
 def build_embedding(config: ModelConfig, vocab: int) -> TokenEmbedding:
     """Vectors for tokens, and for their types where there are any."""
     width = config.embedding_width or config.width
-    return TokenEmbedding(vocab, width, scale=config.embedding_scale, types=config.token_types)
+    return TokenEmbedding(
+        vocab,
+        width,
+        power=token_power(config),
+        scale=config.embedding_scale,
+        types=config.token_types,
+    )
 
 
 class VocabularyHead(nn.Module):

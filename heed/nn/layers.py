@@ -29,33 +29,62 @@ class BranchOut(Linear):
 class TokenEmbedding(nn.Module):
     """Vectors for ids, from a table that can also serve as the output map.
 
-    The 2017 paper multiplies a table of size 1/√w by √w. A residual stream then brings a token's
-    own vector to the head and gives it a logit of √w: a fresh model repeats what it reads, and its
-    loss begins far above log(vocab). Powers of three quarters leave that logit at the fourth root,
-    and vectors of unit size. Another `scale` leaves the table as it is. What is added to tokens,
-    their types or learned positions, begins half as large as they are.
+    The table begins at w^-power and is multiplied by w^power, so vectors begin at unit size.
+    Another `scale` leaves the table as it is. What is added to tokens, their types or learned
+    positions, begins half as large as they are.
     """
 
     def __init__(
-        self, vocab: int, width: int, *, scale: float | None = None, types: int = 0
+        self, vocab: int, width: int, *, power: float, scale: float | None = None, types: int = 0
     ) -> None:
         super().__init__()
-        even = width**0.75
+        even = width**power
         self.scale = even if scale is None else scale
         self.table = Table(vocab, width, std=1 / even)
         self.types = Table(types, width, std=0.5 * self.scale / even) if types else None
 
     def forward(self, ids_bn: Tensor, types_bn: Tensor | None = None) -> Tensor:
-        """table[id] · w^¾, and the vector of its type where there are types; told none, type 0."""
+        """table[id] · scale, and the vector of its type where there are types: untold, type 0."""
         x_bnw = self.table(ids_bn) * self.scale
         if self.types is None:
             return x_bnw
         return x_bnw + self.types(torch.zeros_like(ids_bn) if types_bn is None else types_bn)
 
 
+def token_power(config: ModelConfig) -> float:
+    """The power of the width that a table of tokens is divided and multiplied by.
+
+    The 2017 paper has a half. A residual stream then brings a token's own vector to the head and
+    gives it a logit of √w: a fresh tied model repeats what it reads, and its loss begins far above
+    log(vocab). Three quarters leave that logit at the fourth root. But what Adam adds is multiplied
+    as well, and vectors soon have several times their size: sinusoids, which do not grow, would
+    drown among them. Beside those it is the paper's half.
+    """
+    sinusoids = config.family == "transformer" and config.position == "sinusoidal"
+    return 0.5 if sinusoids else 0.75
+
+
+def token_scale(config: ModelConfig) -> float:
+    """What multiplies a token's vector."""
+    if config.embedding_scale is not None:
+        return config.embedding_scale
+    return float((config.embedding_width or config.width) ** token_power(config))
+
+
 def token_size(config: ModelConfig) -> float:
     """How large the vectors of tokens begin."""
-    return 1.0 if config.embedding_scale is None else config.embedding_scale * config.width**-0.75
+    return token_scale(config) * (config.embedding_width or config.width) ** -token_power(config)
+
+
+def position_scale(config: ModelConfig) -> float:
+    """What multiplies a table of positions, for Adam moves a number by no more than its rate.
+
+    Vectors added to those of tokens have to keep up with them. A bias must grow to some units
+    before a head looks at its neighbours, which by itself takes thousands of updates.
+    """
+    if config.position_scale is not None:
+        return config.position_scale
+    return {"learned": token_scale(config), "t5": 16.0}.get(config.position, 1.0)
 
 
 class FeedForward(nn.Module):

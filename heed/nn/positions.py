@@ -18,7 +18,7 @@ from heed.config import ModelConfig
 from heed.errors import DataError
 from heed.nn import kernels
 from heed.nn.bias import LazyBias as LazyBias
-from heed.nn.layers import Table, token_size
+from heed.nn.layers import Table, position_scale, token_size
 from heed.nn.relative import ByBucket, Relative, ScoreMod
 from heed.nn.waves import sinusoids as sinusoids
 from heed.nn.waves import wavelengths
@@ -125,7 +125,8 @@ class Learned(Position):
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
         self.offset, rows = config.position_offset, config.max_positions + config.position_offset
-        self.table = Table(rows, config.width, std=0.5 * token_size(config))
+        self.scale = position_scale(config)
+        self.table = Table(rows, config.width, std=0.5 * token_size(config) / self.scale)
 
     @classmethod
     def limit(cls, config: ModelConfig) -> int | None:
@@ -133,9 +134,10 @@ class Learned(Position):
         return config.max_positions
 
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
-        """x + table[position]."""
+        """x + scale · table[position]."""
         self._check(positions_bn)
-        return x_bnw + self.table(positions_bn + self.offset if self.offset else positions_bn)
+        rows = positions_bn + self.offset if self.offset else positions_bn
+        return x_bnw + self.table(rows) * self.scale
 
     def _check(self, positions_bn: Tensor) -> None:
         # Looking waits for a GPU, which it may not while a graph is captured; and in training the
@@ -241,20 +243,25 @@ class T5(Position):
         super().__init__(config, causal=causal)
         self.bidirectional = not causal
         self.buckets, self.distance = config.t5_buckets, config.t5_distance
-        self.table = Table(self.buckets, config.heads, std=0.1)
+        self.scale = position_scale(config)
+        self.table = Table(self.buckets, config.heads, std=0.1 / self.scale)
         self.reach = self.distance
         self.by_bucket = ByBucket(self.bucket, self.reach)
 
     def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """table[bucket(key - query)] for each head."""
+        """scale · table[bucket(key - query)] for each head."""
         distance = k_positions[:, None, :] - q_positions[:, :, None]
-        return self.table(self.by_bucket(distance)).permute(0, 3, 1, 2)
+        return self.biases()[self.by_bucket(distance)].permute(0, 3, 1, 2)
+
+    def biases(self) -> Tensor:
+        """By bucket and head."""
+        return self.table.weight * self.scale
 
     def score_mod(
         self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
     ) -> ScoreMod:
         """The same, one cell at a time."""
-        table_hk = self.table.weight.mT
+        table_hk = self.biases().mT
         q_at, k_at = _lookup(q_positions), _lookup(k_positions)
 
         def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -266,7 +273,7 @@ class T5(Position):
         self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
     ) -> Relative:
         """One table a head."""
-        return self.by_bucket.relative(self.table.weight, q_positions, k_positions)
+        return self.by_bucket.relative(self.biases(), q_positions, k_positions)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Half the buckets hold one small distance each, the rest grow logarithmically.

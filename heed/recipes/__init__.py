@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from itertools import takewhile
 from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
 
 from heed.config import SECTIONS, Recipe
 from heed.config.recipe import toml_value
@@ -16,6 +21,23 @@ def names() -> list[str]:
     return sorted(
         path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")
     )
+
+
+def about(name: str) -> str:
+    """The first sentence of the comment at a shipped recipe's head."""
+    lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    head = takewhile(lambda line: line.startswith("#"), lines)
+    comment = " ".join(line.removeprefix("#").strip() for line in head)
+    return re.split(r"(?<=\.)\s+(?=[A-Z-])", comment)[0]
+
+
+def table() -> Table:
+    """Every shipped recipe and what it is for."""
+    shown = Table.grid(padding=(0, 2))
+    shown.add_column(no_wrap=True)
+    for name in names():
+        shown.add_row(Text(name), Text(about(name)))
+    return shown
 
 
 def find(name: str) -> Path:

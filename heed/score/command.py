@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from heed.data.corpus.files import chunks, printable
 from heed.errors import ConfigError, DataError, nearest
 from heed.score.assess import Assessment, assess
+from heed.score.lines import read_lines
+from heed.score.systems import System, read_system, shared_references
 from heed.score.translation import METRICS
 
 
@@ -20,15 +22,18 @@ def score(
     resamples: int,
     seed: int | None,
 ) -> Assessment:
-    """Files of translations against files of references, line by line."""
+    """Translations against references, line by line; where none are named, those of the tables."""
     chosen = parse_metrics(metrics)
     check_resamples(resamples, seed)
-    texts = {path: read_lines(path) for path in (*hypotheses, *references, *_some(source))}
-    _same_length(texts)
+    texts = {str(path): read_lines(path) for path in (*references, *_some(source))}
+    against = [texts[str(path)] for path in references]
+    systems = [read_system(path, against) for path in hypotheses]
+    _same_length({system.name: system.texts for system in systems} | texts)
+    sources = systems[0].sources if source is None else texts[str(source)]
     return assess(
-        {name: texts[path] for name, path in _named(hypotheses).items()},
-        [texts[path] for path in references],
-        None if source is None else texts[source],
+        {name: system.texts for name, system in _named(systems).items()},
+        against or shared_references(systems),
+        sources,
         metrics=chosen,
         resamples=resamples,
         seed=seed,
@@ -62,34 +67,18 @@ def check_resamples(resamples: int, seed: int | None = None) -> None:
 
 def check_folder(path: Path | None) -> None:
     """See that a file can be written there, before anything slow begins."""
-    if path is not None and not path.parent.is_dir():
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise DataError("there is no such folder.", where=str(path.parent), todo="Make it first.")
+    if path.is_dir():
+        raise DataError("this is a folder.", where=str(path), todo="Name a file to write.")
+    target = path if path.exists() else path.parent
+    if not os.access(target, os.W_OK):
+        raise DataError("this cannot be written.", where=str(target), todo="Name another file.")
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file, compressed or not, as sacreBLEU reads them, so that scores agree.
-
-    They are cut at line feeds alone, and white space at their ends is dropped.
-    """
-    lines = b"".join(chunks(str(path))).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise DataError("this file is empty.", where=str(path), todo="There is nothing to score.")
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(line.decode("utf-8").rstrip())
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"byte {error.start + 1} of this line is not UTF-8.",
-                where=f"{printable(str(path))}:{number}",
-                todo="Save the file as UTF-8.",
-            ) from None
-    return found
-
-
-def _same_length(texts: dict[Path, list[str]]) -> None:
+def _same_length(texts: dict[str, list[str]]) -> None:
     (first, lines), *others = texts.items()
     for path, found in others:
         if len(found) != len(lines):
@@ -99,15 +88,15 @@ def _same_length(texts: dict[Path, list[str]]) -> None:
             )
 
 
-def _named(paths: Sequence[Path]) -> dict[str, Path]:
+def _named(systems: Sequence[System]) -> dict[str, System]:
     """Systems by the names of their files, one that is given again with a number."""
-    named: dict[str, Path] = {}
-    for path in paths:
-        name, number = str(path), 1
+    named: dict[str, System] = {}
+    for system in systems:
+        name, number = system.name, 1
         while name in named:
             number += 1
-            name = f"{path} ({number})"
-        named[name] = path
+            name = f"{system.name} ({number})"
+        named[name] = system
     return named
 
 

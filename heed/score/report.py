@@ -35,6 +35,7 @@ ROWS = {
 }
 """What may be told about a set, in this order: its key, its name, its form."""
 BY_TOKEN = {"accuracy": ("token accuracy", "{:.2%}")}
+TESTS = ("p_bootstrap", "p_randomisation")
 OTHERS = ("length_ratio", PLAIN)
 """What no paired test is made of."""
 
@@ -73,11 +74,15 @@ def _cell(facts: Facts, key: str, form: str) -> str:
     if key not in facts:
         return "–"
     interval = facts.get("interval", {}).get(key)
-    return form.format(facts[key]) + (f"  {_span(interval, form)}" if interval else "")
+    return form.format(facts[key]) + (f"  {_span(interval, form, key)}" if interval else "")
 
 
-def _span(interval: Facts, form: str = "{:.2f}") -> str:
-    return f"[{form.format(interval['low'])}, {form.format(interval['high'])}]"
+def _span(interval: Facts, form: str = "{:.2f}", key: str = "bleu") -> str:
+    """An interval. sacreBLEU's lie around a mean, and may pass what a score can be."""
+    low, high = interval["low"], interval["high"]
+    if key in NAMES:
+        low, high = max(0.0, low), high if key == "ter" else min(100.0, high)
+    return f"[{form.format(low)}, {form.format(high)}]"
 
 
 def _provenance(facts: Facts) -> Iterator[RenderableType]:
@@ -152,8 +157,10 @@ def _comparison(facts: Facts) -> Iterator[RenderableType]:
         for system, own in systems.items():
             if key in own:
                 span, paired = (own.get(k, {}).get(key) for k in ("interval", "paired"))
-                figures = (f"{own[key]:.2f}", _span(span) if span else "", *_tested(paired))
-                table.add_row(name, Text(system), *figures)
+                if paired is None and own is not baseline:  # no samples, so no tests
+                    paired = {"difference": own[key] - baseline[key]}
+                interval = _span(span, key=key) if span else ""
+                table.add_row(name, Text(system), f"{own[key]:.2f}", interval, *_tested(paired))
         if key in baseline:
             table.add_section()
     yield _plain(f"{facts['texts']:,} texts; each system is held against {facts['baseline']}")
@@ -172,8 +179,7 @@ def _comparison(facts: Facts) -> Iterator[RenderableType]:
 def _tested(paired: Facts | None) -> Iterator[str]:
     if paired is not None:
         yield f"{paired['difference']:+.2f}"
-        yield f"{paired['p_bootstrap']:.4f}"
-        yield f"{paired['p_randomisation']:.4f}"
+        yield from (f"{paired[test]:.4f}" for test in TESTS if test in paired)
 
 
 def _signatures(signatures: Mapping[str, str]) -> Table:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.optim import Optimizer
 
 from heed.errors import RunError
+from heed.models.weights import read_weights, write_weights
 from heed.train.sharding import placed_like
 
 DRAFT = ".draft-"
@@ -77,10 +78,11 @@ def keep_recent(folder: Path, step: int, weights: dict[str, Tensor], keep: int) 
 def mean_of_recent(folder: Path) -> dict[str, Tensor]:
     """The mean of the weights kept, one after another so that two sets fit in memory."""
     paths = sorted(folder.glob("recent-*.safetensors"))
-    mean = {name: weight.double() for name, weight in load_file(paths[0]).items()}
-    kinds = {name: weight.dtype for name, weight in load_file(paths[0]).items()}
+    first = read_weights(paths[0])
+    mean = {name: weight.double() for name, weight in first.items()}
+    kinds = {name: weight.dtype for name, weight in first.items()}
     for path in paths[1:]:
-        for name, weight in load_file(path).items():
+        for name, weight in read_weights(path).items():
             mean[name] += weight
     return {name: (total / len(paths)).to(kinds[name]) for name, total in mean.items()}
 
@@ -98,7 +100,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """A safetensors file, whole or not at all, flushed to the disk."""
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
+        write_weights(draft, tensors)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
@@ -121,11 +123,11 @@ def disk_trouble(error: Exception, path: Path) -> RunError:
     """What to do about a disk that cannot be written to."""
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
     what = "the disk is full." if full else f"the disk cannot be written to: {error}."
+    first = "Free some space (older runs' checkpoints/ folders, say)" if full else "Mend that"
     return RunError(
         what,
         where=str(path),
-        todo="Free some space (older runs' checkpoints/ folders, say), then `heed resume` this "
-        "run: its last checkpoint is whole.",
+        todo=f"{first}, then `heed resume` this run: its last checkpoint is whole.",
     )
 
 

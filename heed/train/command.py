@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Sequence
@@ -101,6 +102,18 @@ def free_folder(name: str) -> Path:
         number += 1
         folder = Path("runs") / f"{name}-{number}"
     return folder
+
+
+def farewell(folder: Path, recipe: Recipe) -> str:
+    """Where the model is, and what to type next."""
+    name = shlex.quote(str(folder))
+    written = recipe.task == "generate" and recipe.train.objective == "next"
+    using = {
+        "translate": f'heed translate {name} "…"',
+        "classify": f'heed classify {name} "…"',
+        "generate": f'heed generate {name} --prompt "…"' if written else f"heed evaluate {name}",
+    }
+    return f"The model is in {folder}. Next: {using[recipe.task]}"
 
 
 @one_voice()

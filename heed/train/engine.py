@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
 from torch.optim import Optimizer
 
 from heed import draw
@@ -18,6 +18,7 @@ from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
 from heed.errors import DataError, HeedError, RunError
 from heed.models import Model, holding
+from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
 from heed.runs import Run, write_whole
 from heed.score.objective import Objective
@@ -31,7 +32,7 @@ from heed.train.schedules import schedule
 from heed.train.setup import Parts, Say, choose_device, prepare, refuse_nonsense
 from heed.train.sharding import Twin, spread
 from heed.train.speed import Ahead, build_step
-from heed.train.state import State
+from heed.train.state import State, under
 from heed.train.view import View
 
 DEFAULT_EPOCHS = 20
@@ -50,7 +51,7 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
         try:
             _train(run, recipe, chosen, world, console, origin)
-        except DataError:  # nothing was learnt from text that cannot be read
+        except (DataError, OSError):  # text that cannot be read, a disk that cannot be written to
             if world.first:
                 run.forget()
             raise
@@ -86,6 +87,7 @@ def _train(
 
     with run.locked() if world.first else nullcontext():
         parts = prepare(recipe, run, device=device, say=say, world=world, origin=origin)
+        _refuse_other_text(run, parts)
         with memory_guard(recipe):
             loop = build_loop(parts, run, say=say)
         if world.first:
@@ -129,6 +131,8 @@ def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:
     tensors, facts = checkpoint.newest(run.checkpoints, say)
     world.reseed(parts.recipe.seed, facts.get("step", 0))
     if facts:
+        found, where = under("model.", tensors), str(run.recipe_path)
+        refuse_misfit(parts.model.state_dict(), found, where=where)
         state.restore(tensors, facts)
         say(f"Going on from step {state.step}.")
     elif parts.begun and parts.recipe.init.run is not None:
@@ -174,6 +178,18 @@ def _refuse_different_steps(state: State, run: Run) -> None:
             f"the ranks found different checkpoints here: of steps {', '.join(map(str, steps))}.",
             where=str(run.folder),
             todo="Keep the run in a folder that all machines share.",
+        )
+
+
+def _refuse_other_text(run: Run, parts: Parts) -> None:
+    """A run that goes on must read what it began with."""
+    known = run.environment().get("data", {})
+    other = [name for name, own in parts.data_hashes.items() if known.get(name, own) != own]
+    if other:
+        raise RunError(
+            f"the text of {' and '.join(other)} is not what this run began with.",
+            where=str(run.folder),
+            todo="Put the files back as they were, or train anew in another folder.",
         )
 
 
@@ -250,9 +266,19 @@ def _lowest(series: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
 
 
 def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recipe]:
-    """The model a finished run chose, its tokenizer and its recipe."""
+    """The model a run chose, its tokenizer and its recipe; of an unfinished run, the best yet."""
     run, chosen = Run.open(folder), choose_device(device)
     recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
-    weights, causal = load_file(run.require_weights()), recipe.train.objective == "next"
-    model = holding(weights, recipe.task, recipe.model, causal=causal)
+    weights, causal = read_weights(_best(run, recipe)), recipe.train.objective == "next"
+    model = holding(weights, recipe.task, recipe.model, causal=causal, where=str(folder))
     return model.to(chosen).eval(), tokenizer, recipe
+
+
+def _best(run: Run, recipe: Recipe) -> Path:
+    """The chosen weights; before the end, those that were best so far, and a word about it."""
+    adapted = recipe.init.lora is not None  # until the end adapters lie beside the weights
+    if run.finished or adapted or not run.best_path.exists():
+        return run.require_weights()
+    so_far = "its training is not finished; these are its best weights so far."
+    warnings.warn(f"{run.folder}: {so_far}", stacklevel=3)
+    return run.best_path

@@ -1,6 +1,7 @@
-"""Ctrl-C, taken gently: the step in hand is finished and saved first.
+"""Ctrl-C and SIGTERM, taken gently: the step in hand is finished and saved first.
 
-Among several ranks SIGTERM is the same request: torchrun passes it on from whoever stops it.
+SIGTERM comes from a scheduler, or from a machine that is shut down; among several ranks from
+torchrun, which passes it on from whoever stops it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from heed.errors import STOPPED
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupt:
-    """While this context lasts the first Ctrl-C is a request, and the second one stops at once."""
+    """While this context lasts the first signal is a request, and the second one stops at once."""
 
-    def __init__(self, *, terminate: bool = False) -> None:
-        """`terminate`: SIGTERM asks too."""
+    def __init__(self) -> None:
         self.asked = False
-        self._signals = [signal.SIGINT, *([signal.SIGTERM] if terminate else [])]
+        self.code = STOPPED
+        """What the process is to exit with: 128 and the number of the signal."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in self._signals}
+            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -35,5 +40,5 @@ class Interrupt:
             signal.signal(number, before)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.asked, self.code = True, 128 + number
         signal.signal(number, self._before[number])

@@ -6,12 +6,12 @@ import json
 import time
 from typing import Any, cast
 
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from heed.errors import ConfigError, nearest
 from heed.models import Model, Translator
-from heed.runs import Run
+from heed.models.weights import read_weights
+from heed.runs import FALLING, Run
 from heed.score.dev import dev_bleu
 from heed.score.evaluation import evaluate
 from heed.train import checkpoint
@@ -21,8 +21,6 @@ from heed.train.state import EPOCH, RECENT, State
 from heed.train.track import flat, open_trackers
 from heed.train.view import View
 
-FALLING = ("loss", "perplexity")
-"""Metrics that are better when lower."""
 METRICS = ("loss", "perplexity", "accuracy")
 
 
@@ -103,7 +101,7 @@ class Ledger:
 
         Asked of the first rank alone.
         """
-        best = load_file(self.run.best_path)
+        best = read_weights(self.run.best_path)
         if self.settings.average > 1:
             mean = checkpoint.mean_of_recent(self.run.checkpoints)
             with self.state.holding(mean) as model:
@@ -132,7 +130,10 @@ class Ledger:
         state.lines += 1
         if not self.world.first:
             return
-        with self.run.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | values | {"time": clock}) + "\n")
+        try:
+            with self.run.metrics_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line | values | {"time": clock}) + "\n")
+        except OSError as error:
+            raise checkpoint.disk_trouble(error, self.run.metrics_path) from error
         for tracker in self.trackers:
             tracker.log(state.step, flat(event, values))

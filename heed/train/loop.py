@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heed.data.batches import Batch
-from heed.errors import HeedError, StoppedError
+from heed.errors import STOPPED, HeedError, StoppedError
 from heed.runs import Run
 from heed.train import checkpoint
 from heed.train.feed import Feed
@@ -33,7 +33,7 @@ class Loop:
         evaluate_every = settings.evaluate_every or self.feed.steps_per_epoch
         checkpoint_every = settings.checkpoint_every or evaluate_every
         state.model.train()
-        with Interrupt(terminate=self.world.several) as interrupt:
+        with Interrupt() as interrupt:
             for batches in self.feed.walk(state.step, self.steps):
                 self.update(batches)
                 asked = self.world.any(interrupt.asked)
@@ -51,6 +51,7 @@ class Loop:
                     raise StoppedError(
                         f"Stopped at step {state.step}; nothing is lost.",
                         todo=f"Go on with: {self.world.command} resume {self.run.folder}",
+                        code=STOPPED if self.world.several else interrupt.code,
                     )
                 if settings.patience is not None and state.worse >= settings.patience:
                     view.say(f"No better for {state.worse} evaluations: stopping early.")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from heed.config import InitConfig, ModelConfig, Recipe, Section, TokenizerConfig
@@ -24,6 +23,7 @@ from heed.models.depth import Height, heights
 from heed.models.pretrained.architecture import KINDS, AnyModel
 from heed.models.pretrained.facts import CONFIG
 from heed.models.pretrained.forms import OF_CLASSES, meaning
+from heed.models.weights import read_weights
 from heed.nn import lora
 from heed.runs import Run
 
@@ -54,7 +54,7 @@ def open_origin(name: str) -> Origin:
     run = Run(Path(name))
     if not run.recipe_path.exists():
         return _elsewhere(name)
-    recipe, weights = run.recipe(), load_file(run.require_weights())
+    recipe, weights = run.recipe(), read_weights(run.require_weights())
     tokenizer, told = Tokenizer.load(run.tokenizer_path), Classes.read(run)
     return Origin(
         name,

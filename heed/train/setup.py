@@ -18,7 +18,7 @@ from heed.data.packing import PackedBatches
 from heed.data.store import Store, cache_root, open_store
 from heed.data.tokenizer import Tokenizer
 from heed.decode.labels import Classes
-from heed.errors import ConfigError, DataError
+from heed.errors import ConfigError, DataError, writing
 from heed.models import Classifier, Model, build
 from heed.nn.positions import ENCODINGS
 from heed.runs import Run
@@ -257,7 +257,8 @@ def world_files(recipe: Recipe) -> dict[str, list[str]]:
     folder = cache_root() / "world" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        world.write(folder, train=size, dev=held_out, test=held_out, seed=recipe.seed)
+        with writing(folder / "train.txt"):
+            world.write(folder, train=size, dev=held_out, test=held_out, seed=recipe.seed)
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {
         split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]

@@ -187,7 +187,7 @@ class State:
         """Become the moment that `pieces` described."""
         own = self.model.state_dict()
         weights, means = (
-            {name: placed_like(tensor, own[name]) for name, tensor in _under(kind, tensors).items()}
+            {name: placed_like(tensor, own[name]) for name, tensor in under(kind, tensors).items()}
             for kind in ("model.", "ema.")
         )
         self.model.load_state_dict(weights)
@@ -203,7 +203,8 @@ FACTS = ("lines", "best", "worse", "pieces_of_batch")
 """The plain numbers of a state that a checkpoint keeps beside its step."""
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that are of one kind, by their own names."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 

@@ -80,7 +80,10 @@ def greedy(following: Next, limit: int) -> tuple[list[int], float]:
 def beam(
     following: Next, width: int, limit: int, *, penalty: float = 1.0, early_stop: bool = False
 ) -> list[tuple[float, list[int]]]:
-    """Score and tokens of the best hypotheses, by the rules that `heed.decode.beam` states."""
+    """Score and tokens of the best hypotheses, by the rules that `heed.decode.beam` states.
+
+    Those that the limit cut stand behind those that ended.
+    """
     running: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
     for length in range(1, limit + 1):
@@ -98,7 +101,9 @@ def beam(
         best = running[0][0] / length**penalty
         if len(ended) == width and (early_stop or best <= ended[-1][0]):
             break
-    return ended or [(total / limit**penalty, written) for total, written in running]
+    else:
+        ended += [(total / limit**penalty, written) for total, written in running]
+    return ended[:width]
 
 
 @torch.no_grad()

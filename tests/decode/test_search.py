@@ -87,7 +87,8 @@ def test_scores_are_those_of_a_fresh_pass(variant: str, few: bool) -> None:
     search = Search([model], Beam(4, nbest=4, length_penalty=0.7), batch_size=5)
     search.sizes = Sizes(few=few)
     for source, several in zip(SOURCES, written(search), strict=True):
-        assert [one.score for one in several] == sorted((x.score for x in several), reverse=True)
+        order = [(one.cut, -one.score) for one in several]
+        assert order == sorted(order)
         assert len({(*one.ids, one.cut) for one in several}) == len(several)
         for one in several:
             logprob = plain.fresh_logprob(model, source, one.ids, one.cut)
@@ -154,6 +155,27 @@ def test_no_output_is_longer_than_allowed(ratio: float, extra: int, width: int) 
             assert len(one.ids) <= allowed
             assert EOS not in one.ids
             assert not one.cut or len(one.ids) == allowed
+
+
+@pytest.mark.parametrize("coverage_penalty", [0.0, 0.4])
+@settings(max_examples=12)
+@given(extra=st.integers(1, 25), width=st.integers(2, 5), early=st.booleans())
+def test_a_beam_gives_as_many_as_it_is_wide(
+    coverage_penalty: float, extra: int, width: int, early: bool
+) -> None:
+    """No two alike; what was cut stands behind what ended, which it does not change."""
+    model = plain.ending_translator("rope-concat")
+    told: dict[str, Any] = {"coverage_penalty": coverage_penalty, "early_stop": early}
+    all_of_them = Search([model], Beam(width, nbest=width, **told))
+    found, first = (
+        search.translate(SOURCES[:4], max_ratio=0.0, max_extra=extra)
+        for search in (all_of_them, Search([model], Beam(width, **told)))
+    )
+    for several, (best,) in zip(found, first, strict=True):
+        assert len({tuple(one.ids) for one in several}) == width
+        order = [(one.cut, -one.score) for one in several]
+        assert order == sorted(order)
+        assert several[0] == best
 
 
 def test_a_learned_table_is_not_left() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from heed.config import DecodeConfig
 from heed.data.tokenizer import UNK, Tokenizer
 from heed.decode import align
 from heed.decode.split import parts
-from heed.decode.texts import Scribe, Translation, strategy
-from heed.errors import ConfigError
+from heed.decode.texts import Scribe, Translation, listed, several, strategy
+from heed.errors import ConfigError, DataError
 from heed.models import Translator, build
 
 LINES = ["the old cat sees a dog", "a dog sees the cat .", "un chat voit le chien !"]
@@ -185,4 +186,45 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 def test_a_blank_text_is_an_empty_line() -> None:
     blank = Translation(" ", [], 0)
     assert blank.line(scores=True, alignments=True) == ""
-    assert blank.facts(alignments=True) == {"source": " ", "translation": ""}
+
+
+@settings(max_examples=10)
+@given(
+    lines=st.lists(anything | st.sampled_from(WILD), max_size=4),
+    nbest=st.booleans(),
+    alignments=st.booleans(),
+)
+def test_a_program_gets_the_same_keys_for_every_text(
+    lines: list[str], nbest: bool, alignments: bool
+) -> None:
+    """Blank or not: what docs/decoding.md lists, and what was asked for."""
+    keys = ["source", "translation", "score", "cut", "parts"]
+    keys += ["nbest"] * nbest + ["alignment", "weights"] * alignments
+    for one in SEVERAL.translate(lines):
+        facts = one.facts(nbest=nbest, alignments=alignments)
+        assert list(facts) == keys
+        assert (facts["score"] is None) == (not one.source.strip())
+        if nbest:
+            assert len(facts["nbest"]) == (3 if one.source.strip() else 0)
+
+
+SEVERAL = scribe(nbest=3, beam=3, alignments=True)
+
+
+@given(text=st.text(), pairs=st.booleans())
+def test_one_string_is_no_list_of_texts(text: str, pairs: bool) -> None:
+    for take in (several, partial(listed, pairs=pairs)):
+        with pytest.raises(DataError, match="Give a list"):
+            take(text)
+    assert listed([text]) == [text]
+    assert listed(iter([(text, text)]), pairs=True) == [(text, text)]
+
+
+@given(
+    before=st.lists(st.text(), max_size=3),
+    wrong=st.none() | st.integers() | st.binary() | st.tuples(st.text(), st.none()),
+)
+def test_what_is_no_text_is_named_by_its_place(before: list[str], wrong: object) -> None:
+    for pairs in (True, False):
+        with pytest.raises(DataError, match=f"text {len(before) + 1} is .* no string"):
+            listed([*before, wrong], pairs=pairs)

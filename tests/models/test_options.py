@@ -50,13 +50,14 @@ def first_vectors(model: LanguageModel, ids: Tensor, **told: Any) -> Tensor:
 
 @torch.no_grad()
 def test_what_enters_the_first_block() -> None:
-    """norm(table[id] · scale + types[type] + positions[place + offset])."""
+    """norm(table[id] · scale + types[type] + positions[place + offset] · another)."""
     changes = POST | {"token_types": 3, "embedding_scale": 2.5, "position_offset": 2}
+    changes |= {"position_scale": 1.5}
     model = new_language_model(**changes)
     ids, types = torch.stack(texts([6, 6])), torch.tensor([[0, 0, 1, 1, 2, 2]]).expand(2, 6)
     state = model.state_dict()
     x = state["embedding.table.weight"][ids] * 2.5 + state["embedding.types.weight"][types]
-    x = x + state["stack.position.table.weight"][torch.arange(6) + 2]
+    x = x + state["stack.position.table.weight"][torch.arange(6) + 2] * 1.5
     norm = (state["stack.embedding_norm.weight"], state["stack.embedding_norm.bias"])
     expected = F.layer_norm(x, (16,), *norm, eps=1e-5)
     assert apart(first_vectors(model, ids, types=types), expected) <= 1e-6

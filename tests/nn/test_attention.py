@@ -132,7 +132,8 @@ def test_fused_reads_masks_and_positions_as_plain_does(
     b, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     m = data.draw(st.integers(n, 10)) if causal else data.draw(st.integers(1, 10))
     call = make_call((b, 2, 2, n, m, 4), seed=seed, dtype=dtype)
-    config = tiny(position=name)
+    # Noise times the usual scale would make biases too large for bfloat16 to tell apart.
+    config = tiny(position=name, position_scale=1.0)
     position = build_position(config, causal=causal)
     perturb(position, seed=seed)
     position.to(dtype)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import tiny
+from support import POSITIONS, tiny
 
 from heed.config import ModelConfig
 from heed.models import Model, build
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
+from heed.nn.stack import Stack
 
 TASKS = ("generate", "classify", "translate")
 TIES = [pytest.param(True, id="tied"), pytest.param(False, id="untied")]
@@ -88,6 +89,39 @@ def test_depth_does_not_change_the_size_of_the_stream(layers: int, place: str) -
     held = model.trace(torch.randint(100, (4, 16))).hidden["decoder"]
     sizes = [float(x.square().mean().sqrt()) for x in held]
     assert all(0.5 < size < 2.0 for size in sizes)
+
+
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_tokens_begin_at_unit_size_and_what_is_added_is_neither_lost_nor_louder(
+    position: str, width: int
+) -> None:
+    model = begin("generate", medium(width=width, position=position))
+    tokens, added = entering(model, torch.randint(100, (8, 32)))
+    assert float(tokens.std()) == pytest.approx(1.0, abs=0.1)
+    assert float(added.square().mean().sqrt()) in (0.0, pytest.approx(0.6, abs=0.15))
+
+
+@torch.no_grad()
+def test_positions_keep_up_with_the_tokens_they_are_added_to() -> None:
+    """Whatever Adam does to a number of one table, it does as much to one of the other."""
+    model = begin("generate", medium(position="learned"))
+    ids = torch.randint(100, (1, 5))
+    before = entering(model, ids)
+    for name, weight in model.named_parameters():
+        if name.endswith("table.weight"):
+            weight.add_(1e-3)
+    moved = [float((x - y).mean()) for x, y in zip(entering(model, ids), before, strict=True)]
+    assert moved[0] == pytest.approx(moved[1], rel=1e-3)
+
+
+def entering(model: Model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What tokens bring into the first block, and what their places add."""
+    assert isinstance(model, LanguageModel)
+    assert isinstance(model.stack, Stack)
+    tokens, places = model.embedding(ids), torch.arange(ids.shape[1])[None]
+    return tokens, model.stack.position.embed(torch.zeros_like(tokens), places)
 
 
 # ------------------------------------------------------------------------------- deep post-norm

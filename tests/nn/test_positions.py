@@ -136,7 +136,7 @@ def test_t5_bias_is_its_table_by_bucket(causal: bool) -> None:
     bias = position.bias(None, line(6), line(9))
     for head, query, key in product(range(4), range(6), range(9)):
         bucket = position.bucket(torch.tensor(key - query))
-        assert bias[0, head, query, key] == position.table.weight[bucket, head]
+        assert bias[0, head, query, key] == position.table.weight[bucket, head] * position.scale
 
 
 # ------------------------------------------------------------------------- sinusoids and RoPE

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evaluating import HELD_OUT, LEARNT, SHARED, sides, told, trained, translator, write_text
 from rich.console import Console
 from test_cli import heed
 
-from heed.config import Recipe
-from heed.data import world
 from heed.data.batches import Batches
 from heed.data.corpus import open_corpus
 from heed.data.store import open_store
 from heed.errors import HeedError
-from heed.evaluate import Settings, checkpoint, evaluate
+from heed.evaluate import checkpoint
 from heed.models import Translator
 from heed.runs import Run
 from heed.score.dev import dev_bleu, pairs_of
 from heed.score.report import evaluation
 from heed.train import engine
-
-LEARNT, HELD_OUT, SHARED = 200, 40, 10
-QUICK = Settings(metrics=("bleu", "chrf"), resamples=20)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,52 +35,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files for the three tasks; the first lines of every test file are also in train."""
-    folder = tmp_path_factory.mktemp("text")
-    learnt = list(world.sentences("train", LEARNT, seed=1))
-    fresh = list(world.sentences("test", HELD_OUT - SHARED, seed=1))
-    for split, sentences in (("train", learnt), ("test", learnt[:SHARED] + fresh)):
-        for suffix, lines in (
-            ("en", [s.english for s in sentences]),
-            ("fr", [s.french for s in sentences]),
-            ("tsv", [f"{s.speaker}\t{s.english}" for s in sentences]),
-        ):
-            content = "".join(f"{line}\n" for line in lines)
-            (folder / f"{split}.{suffix}").write_text(content, encoding="utf-8")
-    return folder
-
-
-def trained(text: Path, task: str, name: str, **tables: Any) -> Path:
-    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("en",)}[task]
-    data = {"train": [str(text / f"train.{suffix}") for suffix in suffixes]}
-    recipe = Recipe.of(
-        {
-            "task": task,
-            "data": data | tables.pop("data", {}),
-            "tokenizer": {"kind": "word"},
-            "model": {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0},
-            "train": {"steps": 30, "batch_size": 16, "lr": 0.01, "evaluate_every": 10}
-            | {"precision": "float32"}  # as evaluation computes
-            | tables.pop("train", {}),
-        }
-    )
-    engine.start(recipe, text / name, device="cpu", console=Console(quiet=True))
-    return text / name
-
-
-def sides(text: Path, split: str) -> list[str]:
-    return [str(text / f"{split}.{suffix}") for suffix in ("en", "fr")]
+    return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
 def run(text: Path) -> Path:
-    """A translator whose recipe names its test files as dev and, again, as a set."""
-    files = sides(text, "test")
-    return trained(text, "translate", "run", data={"dev": files, "sets": {"again": files}})
-
-
-def told(run: Path, **changes: Any) -> dict[str, Any]:
-    return evaluate(run, replace(QUICK, **changes), device="cpu", say=lambda _: None)
+    return translator(text)
 
 
 def test_the_real_commands(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Killed, dies_at, outcome
+from killing import Killed, asked_at, dies_at, outcome
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.errors import RunError
+from heed.errors import RunError, StoppedError
 from heed.runs import Run
 from heed.train import checkpoint, engine
 from heed.train.optim import OPTIMIZERS
@@ -113,6 +113,26 @@ def test_metrics_that_a_power_cut_shortened_do_not_stop_a_run(
     assert broken.metrics()[-1]["step"] == whole.metrics()[-1]["step"]
 
 
+def test_a_run_does_not_go_on_over_other_text(corpus: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(corpus, own)
+    with dies_at(5):
+        engine.start(recipe(own), tmp_path / "run", device="cpu", console=QUIET)
+    before = outcome_so_far(tmp_path / "run")
+    whole = (own / "a.en").read_text(encoding="utf-8")
+    (own / "a.en").write_text(whole.replace("a", "b"), encoding="utf-8")
+    with pytest.raises(RunError, match="train is not what this run began with"):
+        engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    assert outcome_so_far(tmp_path / "run") == before
+    (own / "a.en").write_text(whole, encoding="utf-8")
+    engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+
+
+def outcome_so_far(folder: Path) -> dict[str, bytes]:
+    kept = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path): path.read_bytes() for path in kept if path.name != ".lock"}
+
+
 def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +219,10 @@ def test_killed_for_real_at_random_moments(corpus: Path, tmp_path: Path) -> None
     assert outcome(Path(whole)) == outcome(Path(broken))
 
 
-def test_ctrl_c_saves_and_exits_130(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_is_the_exit_code(
+    corpus: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     told = recipe(corpus, steps=100_000, checkpoint_every=100_000, evaluate_every=100_000)
     (tmp_path / "recipe.toml").write_text(told.toml())
     process = command(
@@ -208,12 +231,26 @@ def test_ctrl_c_saves_and_exits_130(corpus: Path, tmp_path: Path) -> None:
     metrics = tmp_path / "run" / "metrics.jsonl"
     while process.poll() is None and not metrics.exists():
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, out
+    assert process.returncode == code, out
     assert "nothing is lost" in out
+    assert f"heed resume {tmp_path / 'run'}" in out
     _, facts = checkpoint.newest(tmp_path / "run" / "checkpoints", print)
     assert facts["step"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_was_asked_to_stop_goes_on_to_the_same_bits(
+    corpus: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = signal.getsignal(number)
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    with asked_at(4, number), pytest.raises(StoppedError):
+        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    assert signal.getsignal(number) is before
+    engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def test_the_environment_says_what_the_bits_hang_on(corpus: Path, tmp_path: Path) -> None:

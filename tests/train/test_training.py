@@ -294,7 +294,7 @@ def test_a_full_disk_says_what_to_do(text: Path, monkeypatch: pytest.MonkeyPatch
     def full(*arguments: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("heed.train.checkpoint.save_file", full)
+    monkeypatch.setattr("heed.models.weights.save_file", full)
     with pytest.raises(HeedError, match=r"the disk is full\. Free some space"):
         trained(recipe(text), text / "run")
     assert not list((text / "run" / "checkpoints").glob(".draft-*"))

@@ -13,7 +13,14 @@ from typing import Any
 
 from heed.models.pretrained.architecture import ACTIVATIONS, Architecture, Shape, word_for
 from heed.models.pretrained.facts import Facts
-from heed.models.pretrained.forms import Draft, with_bias, with_head_bias, with_scale, with_types
+from heed.models.pretrained.forms import (
+    Draft,
+    with_bias,
+    with_head_bias,
+    with_plain_positions,
+    with_scale,
+    with_types,
+)
 from heed.models.pretrained.names import Table, stacked
 
 BODY: Table = {
@@ -48,7 +55,7 @@ ROBERTA_CLASSES: Table = {"head.0": "classifier.dense", "head.3": "classifier.ou
 
 BUFFERS = r"embeddings\.(position_ids|token_type_ids)"
 """What older folders hold beside."""
-FORMS = (with_bias, with_types, with_scale(lambda config: 1.0))
+FORMS = (with_plain_positions, with_bias, with_types, with_scale(lambda config: 1.0))
 GUESSING = {"head_map": True, "head_bias": True}
 POOLING = {"pooling": "first", "pooler": True}
 

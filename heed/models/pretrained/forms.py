@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from heed.config import ModelConfig
+from heed.nn.layers import position_scale, token_scale
 
 BIASED = re.compile(r"(?!.*\.[qk]_norm\.).*\.(qkv|q|kv|out|up|down|map|\w*norm)\.weight")
 """What has a bias where `bias` is true."""
@@ -76,8 +77,7 @@ def with_scale(scale: Callable[[ModelConfig], float]) -> Form:
 
     def change(draft: Draft) -> Draft:
         config, weights = draft.config, dict(draft.weights)
-        now = config.width**0.75 if config.embedding_scale is None else config.embedding_scale
-        wanted = scale(config)
+        now, wanted = token_scale(config), scale(config)
         for name in ("embedding.table.weight", "source_embedding.table.weight"):
             if name in weights and now != wanted:
                 weights[name] = weights[name] * (now / wanted)
@@ -86,6 +86,16 @@ def with_scale(scale: Callable[[ModelConfig], float]) -> Form:
         return draft.changed(weights, embedding_scale=wanted)
 
     return change
+
+
+def with_plain_positions(draft: Draft) -> Draft:
+    """The tables of positions are multiplied by nothing: they take the factor."""
+    scale = position_scale(draft.config)
+    weights = {
+        name: weight * scale if name.endswith("position.table.weight") else weight
+        for name, weight in draft.weights.items()
+    }
+    return draft.changed(weights, position_scale=1.0)
 
 
 def in_halves(draft: Draft) -> Draft:
@@ -149,7 +159,8 @@ def meaning(task: str | None, config: ModelConfig) -> dict[str, Any]:
         "head_width": width,
         "feed_forward": config.feed_forward or 4 * config.width,
         "scale": width**-0.5 if config.scale is None else config.scale,
-        "embedding_scale": config.embedding_scale or config.width**0.75,
+        "embedding_scale": token_scale(config),
+        "position_scale": position_scale(config),
         "embedding_width": config.embedding_width or config.width,
         "head_scale": config.head_scale or 1.0,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from heed.models.pretrained.architecture import ACTIVATIONS, Architecture, word_for
 from heed.models.pretrained.facts import Facts
-from heed.models.pretrained.forms import Draft, with_bias, with_scale
+from heed.models.pretrained.forms import Draft, with_bias, with_plain_positions, with_scale
 from heed.models.pretrained.names import Table, turned
 
 BODY: Table = {
@@ -73,7 +73,7 @@ GPT2 = Architecture(
     {},
     _shape,
     _describe,
-    forms=(with_bias, with_scale(lambda config: 1.0)),
+    forms=(with_plain_positions, with_bias, with_scale(lambda config: 1.0)),
     causal=True,
     idle=r"h\.\d+\.attn\.(bias|masked_bias)",
 )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from heed.config import ModelConfig
@@ -25,6 +24,7 @@ from heed.models.pretrained.facts import CONFIG, GENERATION, WEIGHTS, Facts
 from heed.models.pretrained.forms import Draft, meaning
 from heed.models.pretrained.load import ARCHITECTURES, class_names
 from heed.models.pretrained.tokens import write_tokenizer
+from heed.models.weights import write_weights
 from heed.nn.positions import ENCODINGS
 
 
@@ -34,10 +34,12 @@ def save(
     folder: str | Path,
     *,
     classes: Sequence[str] = (),
+    search: Mapping[str, Any] | None = None,
 ) -> str:
     """Write what `from_pretrained` reads, and return the name of the class.
 
-    `classes` are the names of a classifier's.
+    `classes` are the names of a classifier's, `search` is what `generate` is to be told of a
+    translator's beam.
     """
     folder = Path(folder)
     specials = _specials(model, tokenizer)
@@ -45,11 +47,11 @@ def save(
     facts = _facts(model, kind, draft, specials, classes)
     weights = _weights(kind, draft)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    write_weights(folder / WEIGHTS, weights, {"format": "pt"})
     _write(folder / CONFIG, facts)
     writes = kind.task == "translate" or (kind.task == "generate" and kind.causal)
     if writes:
-        _write(folder / GENERATION, _generation(model, kind, specials))
+        _write(folder / GENERATION, _generation(model, kind, specials) | dict(search or {}))
     if tokenizer is not None:
         around = kind.task if writes or kind.task == "classify" else None
         longest = ENCODINGS[draft.config.position].limit(draft.config)
@@ -159,10 +161,15 @@ def _generation(model: AnyModel, kind: Architecture, specials: Specials) -> dict
     before = model.elsewhere.get(GENERATION)
     if before is not None:
         return dict(before)
-    told = {"bos_token_id": specials.bos, "eos_token_id": specials.eos}
+    told: dict[str, Any] = {"bos_token_id": specials.bos, "eos_token_id": specials.eos}
     told |= {"pad_token_id": specials.pad}
     if kind.task == "translate":
         told |= {"decoder_start_token_id": specials.bos, "forced_eos_token_id": specials.eos}
+        # Without a limit of its own `generate` stops after 21 tokens.
+        return told | {
+            "max_length": model.config.max_positions,
+            "suppress_tokens": list(specials.unwritten),
+        }
     return told
 
 

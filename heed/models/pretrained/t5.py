@@ -13,7 +13,7 @@ from typing import Any
 
 from heed.models.pretrained.architecture import ACTIVATIONS, Architecture, word_for
 from heed.models.pretrained.facts import Facts
-from heed.models.pretrained.forms import Draft, with_scale
+from heed.models.pretrained.forms import Draft, with_plain_positions, with_scale
 from heed.models.pretrained.names import Table, stacked, under
 
 ATTENTION: Table = {
@@ -68,6 +68,7 @@ def _shape(told: Facts, names: Set[str]) -> dict[str, Any]:
         "position": "t5",
         "t5_buckets": told.count("relative_attention_num_buckets", 32),
         "t5_distance": told.count("relative_attention_max_distance", 128),
+        "position_scale": 1.0,
         "embedding_scale": 1.0,
         "tie_embeddings": "lm_head.weight" not in names,
         "head_scale": width**-0.5 if scaled else None,
@@ -116,7 +117,7 @@ T5 = Architecture(
     {"head.own": "lm_head"},
     _shape,
     _describe,
-    forms=(with_scale(lambda config: 1.0),),
+    forms=(with_plain_positions, with_scale(lambda config: 1.0)),
     copies={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",

@@ -1,0 +1,131 @@
+"""What `heed score` takes for a system: lines, a table of `heed evaluate`, a run folder."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from test_cli import heed
+
+from heed.errors import HeedError
+from heed.score import command, sentences
+from heed.score.report import scores
+from heed.score.systems import read_system, read_table
+
+texts_ = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
+
+
+def tables(folder: Path, **columns: tuple[list[str], list[str], list[str]]) -> Path:
+    """A run folder with a table for each name: sources, references, hypotheses."""
+    (folder / "translations").mkdir(parents=True)
+    for name, (source, reference, said) in columns.items():
+        content = sentences.table(source, [reference], [(said, [0.0] * len(said))])
+        (folder / "translations" / f"{name}.tsv").write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def runs(texts: Any, tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs that were evaluated on test, and on a dev set."""
+    dev = (["a b"], ["un deux trois"], ["un deux trois quatre"])
+    better, worse = (
+        tables(tmp_path / name, test=(texts.sources, texts.references, said), dev=dev)
+        for name, said in (("a", texts.better), ("b", texts.worse))
+    )
+    return better, worse
+
+
+def scored(hypotheses: list[Path], references: list[Path], **changes: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 20, "seed": None} | changes
+    source = told.pop("source", None)
+    return command.score(hypotheses, references, source, **told).facts()
+
+
+def figures(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in one.items() if k != "system"} for one in facts["systems"]]
+
+
+def test_runs_tables_and_lines_score_alike(runs: tuple[Path, Path], files: Path) -> None:
+    lines = scored([files / "better", files / "worse"], [files / "ref"], source=files / "src")
+    kept = [run / "translations" / "test.tsv" for run in runs]
+    for hypotheses in (list(runs), kept):
+        found = scored(hypotheses, [files / "ref"])
+        assert figures(found) == figures(lines)
+        assert [one["system"] for one in found["systems"]] == [*map(str, hypotheses)]
+    assert figures(scored(kept, [])) == figures(lines)  # tables bring their references
+
+
+def test_the_command_compares_runs(runs: tuple[Path, Path], files: Path) -> None:
+    few = ("--ref", str(files / "ref"), "--bootstrap", "20", "--json")
+    answer = heed("score", *map(str, runs), *few)
+    assert answer.returncode == 0, answer.stderr
+    facts = json.loads(answer.stdout)
+    assert facts["baseline"] == str(runs[0])
+    assert "p_bootstrap" in facts["systems"][1]["paired"]["bleu"]
+
+
+@given(rows=st.lists(st.tuples(texts_, texts_, texts_), min_size=1, max_size=6))
+def test_a_table_is_read_as_it_was_written(
+    rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("table") / "test.tsv"
+    source, reference, said = ([*column] for column in zip(*rows, strict=True))
+    content = sentences.table(source, [reference], [(said, [1.0] * len(rows))])
+    path.write_bytes(content.encode())
+    found = read_table(path)
+    assert found is not None
+    assert found.texts == [text.rstrip() for text in said]
+    assert found.references == [text.rstrip() for text in reference]
+    assert (found.sources or [""] * len(rows)) == [text.rstrip() for text in source]
+
+
+def test_what_names_no_translations(runs: tuple[Path, Path], files: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.tsv"
+    plain.write_text("un\tdeux\n")
+    assert read_system(plain, []).texts == ["un\tdeux"]
+    (tmp_path / "empty").mkdir()
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("source\treference\thypothesis\tscore\na\tb\n")
+    for path, references, said in (
+        (tmp_path / "empty", [], "heed evaluate"),
+        (runs[0], [], "several of its tables fit"),
+        (runs[0], [["other"]], "none of its tables has these references"),
+        (broken, [], "this row has 2 columns"),
+    ):
+        with pytest.raises(HeedError, match=said):
+            read_system(path, references)
+    with pytest.raises(HeedError, match="name them with --ref"):
+        scored([files / "better"], [])
+
+
+# ------------------------------------------------------------------------------- how it is printed
+
+
+def shown(facts: dict[str, Any]) -> str:
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(scores(facts))
+    return console.export_text()
+
+
+def test_without_samples_the_difference_is_told(files: Path) -> None:
+    facts = scored([files / "better", files / "worse"], [files / "ref"], resamples=0)
+    better, worse = facts["systems"]
+    for key in ("bleu", "chrf"):
+        assert f"{worse[key] - better[key]:+.2f}" in shown(facts)
+
+
+def test_no_bound_is_beyond_what_a_score_can_be(texts: Any, tmp_path: Path) -> None:
+    """The figures themselves stay sacreBLEU's."""
+    (tmp_path / "ref").write_text("".join(f"{line}\n" for line in texts.references[:40]))
+    nearly = [*texts.references[:39], texts.worse[39]]
+    (tmp_path / "hyp").write_text("".join(f"{line}\n" for line in nearly))
+    facts = scored([tmp_path / "hyp"], [tmp_path / "ref"], resamples=100)
+    assert facts["interval"]["bleu"]["high"] > 100
+    assert "100.00]" in shown(facts)
+    assert f"{facts['interval']['bleu']['high']:.2f}]" not in shown(facts)
