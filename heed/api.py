@@ -19,7 +19,7 @@ from heed.decode.author import Author, Tell
 from heed.decode.labels import Calibration, Classes, Label, Labeller, Text, check_kind
 from heed.decode.pipe import too_long
 from heed.decode.texts import Scribe, Translation, listed, several
-from heed.errors import ConfigError, DataError, RunError, nearest
+from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest
 from heed.models import Classifier as Telling
 from heed.models import LanguageModel as Predictor
 from heed.models import Translator as Model
@@ -127,7 +127,8 @@ class Translator:
         found = self.translations(listed(texts), **settings)
         long = [i for i, one in enumerate(found) if one.parts > 1]
         if long:
-            warnings.warn(f"text {long[0] + 1}: {too_long(found[long[0]])}", stacklevel=2)
+            told = f"text {long[0] + 1}: {too_long(found[long[0]])}"
+            warnings.warn(told, HeedWarning, stacklevel=2)
         return [one.text for one in found]
 
     def translations(

@@ -51,6 +51,10 @@ class RunError(HeedError):
     """A run folder that cannot be used as asked."""
 
 
+class HeedWarning(UserWarning):
+    """What a person should know, though the work goes on."""
+
+
 # ------------------------------------------------------------------------- files and folders
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -73,7 +73,7 @@ class Run:
                 "this is not an empty folder.", where=str(folder), todo="Name another with --run."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(run.recipe_path, recipe.toml())
+        write_whole(run.recipe_path, _from_anywhere(recipe).toml())
         return run
 
     @classmethod
@@ -154,6 +154,22 @@ class Run:
                     todo="Wait for it, stop it, or name another folder.",
                 ) from None
             yield
+
+
+def _from_anywhere(recipe: Recipe) -> Recipe:
+    """A recipe whose files are found from whatever folder its run is resumed."""
+
+    def whole(names: list[str]) -> list[str]:
+        return [str(Path(name).absolute()) if Path(name).exists() else name for name in names]
+
+    data, tokenizer = recipe.data, recipe.tokenizer
+    files = {key: whole(getattr(data, key)) for key in ("train", "dev", "test")}
+    sets = {name: whole(names) for name, names in data.sets.items()}
+    return replace(
+        recipe,
+        data=data.model_copy(update=files | {"sets": sets}),
+        tokenizer=tokenizer.model_copy(update={"text": whole(tokenizer.text)}),
+    )
 
 
 def _of_the_first_format(recipe: Recipe) -> Recipe:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -54,8 +55,17 @@ def main() -> None:
 
 def _run() -> None:
     """Run a command; a mistake a person can mend is a sentence and exit code 2."""
-    from heed.errors import HeedError, StoppedError
+    from heed.errors import HeedError, HeedWarning, StoppedError
 
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, HeedWarning):
+            typer.echo(f"heed: {message}", err=True)
+        else:
+            shown(message, category, *place, **more)
+
+    warnings.showwarning = show
     try:
         app()
     except StoppedError as stopped:

@@ -28,6 +28,7 @@ from heed.decode.crew import each
 from heed.decode.graphs import Step, captured
 from heed.decode.strategy import Strategy, Written
 from heed.decode.writers import Reading, Writer, Writing, together, writer
+from heed.errors import HeedWarning
 from heed.nn.packed import packed
 
 LOOK = 4
@@ -252,7 +253,7 @@ class Search:
             return captured(step, self._pool)
         except RuntimeError as problem:
             self.capture = False
-            warnings.warn(f"Decoding without CUDA graphs: {problem}", stacklevel=2)
+            warnings.warn(f"Decoding without CUDA graphs: {problem}", HeedWarning, stacklevel=2)
             return step
 
     def _make_room(self) -> None:

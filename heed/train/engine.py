@@ -16,7 +16,7 @@ from heed import draw
 from heed.config import Recipe
 from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
-from heed.errors import DataError, HeedError, RunError
+from heed.errors import DataError, HeedError, HeedWarning, RunError
 from heed.models import Model, holding
 from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
@@ -280,5 +280,5 @@ def _best(run: Run, recipe: Recipe) -> Path:
     if run.finished or adapted or not run.best_path.exists():
         return run.require_weights()
     so_far = "its training is not finished; these are its best weights so far."
-    warnings.warn(f"{run.folder}: {so_far}", stacklevel=3)
+    warnings.warn(f"{run.folder}: {so_far}", HeedWarning, stacklevel=3)
     return run.best_path

@@ -210,6 +210,9 @@ def test_a_run_that_was_resumed_is_scored_on_test_too(text: Path) -> None:
         early = told(run)
     assert early["checkpoint"]["step"] == 2
     assert results(run)["test"] == early
+    warned = heed("translate", str(run), "The cat.", "--device", "cpu").stderr
+    so_far = "its training is not finished; these are its best weights so far."
+    assert warned.splitlines()[0] == f"heed: {run}: {so_far}"
     answer = heed("resume", str(run), "--device", "cpu")
     assert answer.returncode == 0, answer.stderr
     assert results(run)["test"]["texts"] == HELD_OUT

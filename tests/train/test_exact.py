@@ -113,6 +113,18 @@ def test_metrics_that_a_power_cut_shortened_do_not_stop_a_run(
     assert broken.metrics()[-1]["step"] == whole.metrics()[-1]["step"]
 
 
+def test_a_run_goes_on_from_whatever_folder_one_stands_in(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus)
+    with dies_at(5):
+        engine.start(recipe(Path()), tmp_path / "run", device="cpu", console=QUIET)
+    monkeypatch.chdir(tmp_path)
+    engine.resume(Path("run"), device="cpu", console=QUIET)
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")
+
+
 def test_a_run_does_not_go_on_over_other_text(corpus: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(corpus, own)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heed.config import ModelConfig
 from heed.data.tokenizer import Tokenizer
-from heed.errors import ConfigError, HeedError
+from heed.errors import ConfigError, HeedError, HeedWarning
 from heed.models import Classifier, LanguageModel, Reader, Translator
 from heed.models.pretrained import bert, gpt2, marian, t5
 from heed.models.pretrained.architecture import AnyModel, Architecture
@@ -172,6 +172,7 @@ def _check_rest(config: ModelConfig, kind: Architecture, rest: Weights, facts: F
         named = ", ".join(strange[:SHOWN]) + (", …" if len(strange) > SHOWN else "")
         warnings.warn(
             f"{facts.where}: {kind.name} has no use for {len(strange)} weights: {named}",
+            HeedWarning,
             stacklevel=3,
         )
 
