@@ -37,11 +37,8 @@ on_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full he
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Path]:
-    """A folder that everybody may enter, which those of pytest are not."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +55,13 @@ def recipe(home: Path) -> Recipe:
             "train": {"steps": 3, "batch_size": 16, "average": 2, "evaluate_every": 1},
         }
     )
+
+
+@pytest.fixture(scope="module")
+def written(home: Path, recipe: Recipe) -> Path:
+    """The recipe as a file."""
+    (home / "told.toml").write_text(recipe.toml())
+    return home / "told.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -177,23 +181,17 @@ def refused(
 def test_a_closed_folder_is_a_sentence(
     command: str,
     run: Path,
-    recipe: Recipe,
-    home: Path,
+    written: Path,
     closed: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (home / "told.toml").write_text(recipe.toml())
-    (home / "told.toml").chmod(0o644)
     monkeypatch.chdir(closed)
-    readable = shutil.copytree(run, home / "readable", dirs_exist_ok=True)
-    for path in [readable, *readable.rglob("*")]:
-        path.chmod(0o755)
     words: dict[str, list[str | Path]] = {
-        "train": ["train", home / "told.toml", "--run", closed / "a" / "b"],
-        "train without --run": ["train", home / "told.toml"],
+        "train": ["train", written, "--run", closed / "a" / "b"],
+        "train without --run": ["train", written],
         "demo": ["demo", "--run", closed],
-        "export": ["export", readable, closed / "a"],
+        "export": ["export", run, closed / "a"],
     }
     told = refused(words[command], monkeypatch, capsys)
     assert "may not be opened or written" in told
@@ -205,41 +203,36 @@ def test_a_run_in_a_closed_folder_is_not_resumed(
     recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = Run.create(home / "begun", recipe)
-    begun.recipe_path.chmod(0o644)
     begun.folder.chmod(0o555)
     told = refused(["resume", begun.folder], monkeypatch, capsys)
     assert str(begun.folder) in told
 
 
 def test_a_closed_cache_is_named_and_leaves_no_run(
-    recipe: Recipe,
+    written: Path,
     home: Path,
     closed: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    open_to_all = home / "open"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o777)
-    (home / "told.toml").write_text(recipe.toml())
+    opened = home / "open"
+    opened.mkdir()
     monkeypatch.setenv("HEED_CACHE", str(closed / "cache"))
-    words: list[str | Path] = ["train", home / "told.toml", "--run", open_to_all / "run"]
+    words: list[str | Path] = ["train", written, "--run", opened / "run"]
     told = refused(words, monkeypatch, capsys)
     assert str(closed / "cache") in told
     assert "Set HEED_CACHE" in told
-    assert not [*open_to_all.iterdir()]
+    assert not [*opened.iterdir()]
 
 
 @pytest.mark.parametrize("command", ["train", "demo"])
 def test_a_path_through_a_file_is_a_sentence(
     command: str,
-    recipe: Recipe,
-    home: Path,
+    written: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (home / "told.toml").write_text(recipe.toml())
-    words: list[str | Path] = [command, *([home / "told.toml"] if command == "train" else [])]
+    words: list[str | Path] = [command, *([written] if command == "train" else [])]
     told = refused([*words, "--run", "/dev/null/x"], monkeypatch, capsys)
     assert "/dev/null/x: a part of this path is a file" in told
 

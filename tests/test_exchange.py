@@ -171,21 +171,26 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path, heed: Heed) -> None:
     assert "tokenizer.json" in answer.err
 
 
-def test_a_translator_trained_here(tmp_path: Path, heed: Heed) -> None:
-    """Train, export, and write the same with transformers as with heed."""
-    world.write(tmp_path, train=100, dev=5, test=5, seed=0)
+def exported(folder: Path, heed: Heed, **shape: Any) -> tuple[Translator, Any, Any]:
+    """A translator of Marian's kind that learnt the text there, and what transformers has of it."""
     mt = Translator.train(
-        train=[tmp_path / "train.en", tmp_path / "train.fr"],
-        dev=[tmp_path / "dev.en", tmp_path / "dev.fr"],
-        run=tmp_path / "run",
+        train=[folder / "train.en", folder / "train.fr"],
+        dev=[folder / "dev.en", folder / "dev.fr"],
+        run=folder / "run",
         device="cpu",
         norm_place="post",
         position="sinusoidal",
-        **SHAPE,
+        **shape,
     )
-    assert heed("export", tmp_path / "run", tmp_path / "out").code == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    model = transformers.MarianMTModel.from_pretrained(tmp_path / "out").eval()
+    assert heed("export", folder / "run", folder / "out").code == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "out")
+    return mt, tokenizer, transformers.MarianMTModel.from_pretrained(folder / "out").eval()
+
+
+def test_a_translator_trained_here(tmp_path: Path, heed: Heed) -> None:
+    """Train, export, and write the same with transformers as with heed."""
+    world.write(tmp_path, train=100, dev=5, test=5, seed=0)
+    mt, tokenizer, model = exported(tmp_path, heed, **SHAPE)
     for line in (tmp_path / "test.en").read_text().splitlines():
         read = tokenizer(line, return_tensors="pt")
         most = 2 * len(mt.tokenizer.encode(line)) + 10
@@ -202,19 +207,8 @@ def test_generate_ends_where_heed_ends(tmp_path: Path, heed: Heed) -> None:
             said = [getattr(one, side) for one in world.sentences("train", 3 * size, seed=0)]
             threes = (" ".join(said[i : i + 3]) + "\n" for i in range(0, 3 * size, 3))
             (tmp_path / f"{name}.{suffix}").write_text("".join(threes), encoding="utf-8")
-    mt = Translator.train(
-        train=[tmp_path / "train.en", tmp_path / "train.fr"],
-        dev=[tmp_path / "dev.en", tmp_path / "dev.fr"],
-        run=tmp_path / "run",
-        device="cpu",
-        norm_place="post",
-        position="sinusoidal",
-        kind="word",
-        **SHAPE | {"steps": 150, "batch_tokens": 1024},
-    )
-    assert heed("export", tmp_path / "run", tmp_path / "out").code == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    model = transformers.MarianMTModel.from_pretrained(tmp_path / "out").eval()
+    told = SHAPE | {"kind": "word", "steps": 150, "batch_tokens": 1024}
+    mt, tokenizer, model = exported(tmp_path, heed, **told)
     lines, lengths = (tmp_path / "test.en").read_text().splitlines(), [0]
     for line, ours in zip(lines, mt.translations(lines), strict=True):
         read = tokenizer(line, return_tensors="pt")

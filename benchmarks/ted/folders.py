@@ -10,14 +10,15 @@ from pathlib import Path
 from reading import Facts, evaluation, facts
 
 from heed.config import Recipe
+from heed.data.corpus.files import unescaped
 from heed.errors import ConfigError
 from heed.recipes import find as shipped
 from heed.runs import FORMAT, Run
+from heed.score.systems import TABLES
 from ted import joined
 from ted.joined import Array
 from ted.systems import GROUPS, System
 
-ESCAPED = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\\\": "\\"}
 FILES = ("train", "dev", "test", "sets")
 """Keys that differ from place to place and change nothing."""
 SCALES = ("embedding_scale", "position_scale")
@@ -36,12 +37,8 @@ class Sentences:
 def read_sentences(text: str) -> Sentences:
     """The TSV that `heed evaluate` keeps: source, reference, hypothesis, score, with a header."""
     rows = text.split("\n")[1:-1]
-    cells = [[_unescaped(cell) for cell in row.split("\t")[:3]] for row in rows]
+    cells = [[unescaped(cell) for cell in row.split("\t")[:3]] for row in rows]
     return Sentences(*(tuple(row[i] for row in cells) for i in range(3)))
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\[tnr\\]", lambda found: ESCAPED[found[0]], text)
 
 
 class Trained:
@@ -59,7 +56,7 @@ class Trained:
 
     @property
     def _table(self) -> Path:
-        return self.run.folder / "translations" / "test.tsv"
+        return self.run.folder / TABLES / "test.tsv"
 
     @cached_property
     def sentences(self) -> Sentences:

@@ -94,13 +94,14 @@ def _score_test(run: Path, device: str) -> None:
     """What `train.evaluate_test` asks for, unless it was done before."""
     from heed.runs import Run
 
-    if (recipe := Run.open(run).recipe()).train.evaluate_test:
+    opened = Run.open(run)
+    if (recipe := opened.recipe()).train.evaluate_test:
         from heed.cli import scoring
         from heed.evaluate import checkpoint
         from heed.evaluate.keeping import kept
 
         before = kept(run).get("test")
-        if before is None or before["checkpoint"] != checkpoint(Run(run), recipe):
+        if before is None or before["checkpoint"] != checkpoint(opened, recipe):
             scoring.evaluate(run, split="test", metric="bleu,chrf", device=device)
 
 

@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
@@ -89,6 +89,19 @@ class Store:
     def plain(self) -> Store:
         """The same without draws."""
         return replace(self, draws=())
+
+
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill and then rename to `folder`; what is left of it goes away.
+
+    A temporary folder is its owner's alone, so what others may read is made inside one.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with writing(folder), tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
+        draft = Path(own) / folder.name
+        draft.mkdir()
+        yield draft
 
 
 def cache_root() -> Path:
@@ -169,11 +182,7 @@ def _build(
     folder: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str], drawn: Drawn | None
 ) -> None:
     """Write to a folder beside, then rename: a store is there whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # A temporary folder is its owner's alone, so what others may read is made inside it.
-    with writing(folder), tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
-        draft = Path(own) / folder.name
-        draft.mkdir()
+    with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, classes, drawn)
         try:
             draft.rename(folder)

@@ -21,7 +21,7 @@ from heed.data.batches import padded
 from heed.data.specials import OWN, Specials
 from heed.data.spelling import BYTES
 from heed.data.tokenizer import Tokenizer
-from heed.decode.search import writing
+from heed.decode.search import at_rest
 from heed.decode.writers import mean_look
 from heed.models import Translator
 
@@ -47,7 +47,7 @@ def soft_alignments(
     lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
     order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
     out: list[Floats] = [np.zeros((0, 0))] * len(pairs)
-    with writing(models):
+    with at_rest(models):
         while order:
             count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
             chosen, order = order[:count], order[count:]

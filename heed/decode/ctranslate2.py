@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -19,7 +18,7 @@ import ctranslate2
 import torch
 
 from heed.config import DecodeConfig
-from heed.data.store import cache_root
+from heed.data.store import cache_root, drafted
 from heed.data.tokenizer import Tokenizer
 from heed.decode import limits as allowed
 from heed.decode.strategy import Written
@@ -194,11 +193,7 @@ def _converted(model: Translator, tokenizer: Tokenizer, least: int) -> Path:
     """The folder of this model in the cache, filled now if it is not there."""
     folder = cache_root() / "ctranslate2" / _key(model, tokenizer, least)
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # A temporary folder is its owner's alone, so what others may read is made inside it.
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
-            draft = Path(own) / folder.name
-            draft.mkdir()
+        with drafted(folder) as draft:
             try:
                 convert(model, tokenizer, draft, least=least)
                 draft.rename(folder)

@@ -143,7 +143,7 @@ class Search:
             return self._batch(reading(chosen), *own)
 
         much = self.how.lanes * sum(lengths) >= PACK
-        with writing(self.models), packed(self.models if much else []):
+        with at_rest(self.models), packed(self.models if much else []):
             # Captured boards are kept from batch to batch: no two may write on them at once.
             crew = self.device.type == "cpu" and not (self.capture or self.alone)
             for chosen, found in zip(batches, each(work, batches, crew=crew), strict=True):
@@ -322,7 +322,7 @@ def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:
 
 
 @contextmanager
-def writing(models: Sequence[nn.Module]) -> Iterator[None]:
+def at_rest(models: Sequence[nn.Module]) -> Iterator[None]:
     """No dropout, no graph, and the models' modes as they were after."""
     modes = [model.training for model in models]
     for model in models:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,8 +104,7 @@ def training_text(run: Run, recipe: Recipe) -> Train:
         now = corpus.fingerprint()
     except DataError as error:
         return Train(None, f"the training text cannot be read: {error}")
-    facts = json.loads(run.environment_path.read_text(encoding="utf-8"))
-    if facts["data"]["train"] != now:
+    if run.environment().get("data", {}).get("train") != now:
         return Train(None, f"the training text is not what it was: {', '.join(corpus.paths)}")
     return Train(corpus)
 

@@ -12,8 +12,7 @@ from heed.evaluate.sets import Facts, Job
 from heed.models import Translator as Model
 from heed.runs import write_whole
 from heed.score.assess import Assessment, assess
-
-TRANSLATIONS = "translations"
+from heed.score.systems import TABLES
 
 
 def facts(job: Job) -> list[Facts]:
@@ -48,5 +47,5 @@ def _keep(job: Job, found: Assessment) -> None:
     table = found.table()
     if job.settings.sentences is not None:
         job.settings.sentences.write_text(table, encoding="utf-8")
-    (job.run.folder / TRANSLATIONS).mkdir(exist_ok=True)
-    write_whole(job.run.folder / TRANSLATIONS / f"{job.held_out.name}.tsv", table)
+    (job.run.folder / TABLES).mkdir(exist_ok=True)
+    write_whole(job.run.folder / TABLES / f"{job.held_out.name}.tsv", table)

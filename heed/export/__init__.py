@@ -6,13 +6,13 @@ into an empty folder, and a line in `FORMATS`.
 
 from __future__ import annotations
 
-import tempfile
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from heed.errors import ConfigError, RunError, nearest, writing
+from heed.data.store import drafted
+from heed.errors import ConfigError, RunError, nearest
 from heed.runs import Run
 
 FORMATS = {
@@ -35,11 +35,6 @@ def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
     Run.open(run).require_weights()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("this is not an empty folder.", where=str(folder), todo="Name another.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # A temporary folder is its owner's alone, so what others may read is made inside it.
-    prefix = f".{folder.name}-"
-    with writing(folder), tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as own:
-        draft = Path(own) / folder.name
-        draft.mkdir()
+    with drafted(folder) as draft:
         write(run, draft, **options)
         draft.replace(folder)

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from heed.data.batches import Batches
-from heed.decode.search import writing
+from heed.decode.search import at_rest
 from heed.models import Model
 from heed.score.objective import loss
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
     """No dropout, no graph, and the model's mode as it was after."""
-    return writing([model])
+    return at_rest([model])
 
 
 def evaluate(

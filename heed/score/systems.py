@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from heed.data.corpus.files import unescaped
 from heed.errors import ConfigError, DataError
 from heed.score.lines import read_lines
 
 TABLES = "translations"
 """The folder of a run in which `heed evaluate` keeps them."""
 COLUMNS = ("source", "reference", "hypothesis")
-UNESCAPED = {"\\\\": "\\", "\\t": "\t", "\\n": "\n", "\\r": "\r"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def read_table(path: Path) -> System | None:
 
 def _text(cell: str) -> str:
     """A cell as the text it was; white space at its end does not count, as in a file of lines."""
-    return re.sub(r"\\[\\tnr]", lambda found: UNESCAPED[found[0]], cell).rstrip()
+    return unescaped(cell).rstrip()
 
 
 def shared_references(systems: Sequence[System]) -> list[list[str]]:

@@ -225,18 +225,18 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
 def draw_curves(run: Run) -> None:
     """Loss by step, of training and of every set evaluated, the best marked; of a language model
     the perplexity of those sets as well, on a scale of logarithms."""
-    lines = run.metrics()
+    lines, task = run.metrics(), run.recipe().task
     while_training = [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
     losses = {"while training": while_training} | _evaluated(lines, "loss")
     figure = draw.curves(
         {name: points for name, points in losses.items() if points},
         title="Loss while training",
         x="step",
-        y=f"cross-entropy a {'text' if run.recipe().task == 'classify' else 'token'}",
+        y=f"cross-entropy a {'text' if task == 'classify' else 'token'}",
         best=_lowest(_evaluated(lines, "loss")),
     )
     draw.save(figure, run.figures / "loss")
-    if run.recipe().task == "generate" and (found := _evaluated(lines, "perplexity")):
+    if task == "generate" and (found := _evaluated(lines, "perplexity")):
         figure = draw.curves(
             found,
             title="Perplexity at every evaluation",

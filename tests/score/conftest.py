@@ -1,12 +1,17 @@
-"""Text to score: sentences of the generated world, and what two careless systems make of them."""
+"""Text to score: sentences of the generated world, and what two careless systems make of them.
+
+And a small run to evaluate, with the text that it learnt in part.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from evaluating import translator, write_text
 
 from heed.data import world
 
@@ -58,3 +63,20 @@ def files(texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, own_cache: None) -> Path:
+    return translator(text)

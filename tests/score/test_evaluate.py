@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from evaluating import HELD_OUT, LEARNT, SHARED, sides, told, trained, translator, write_text
+from evaluating import HELD_OUT, LEARNT, SHARED, sides, told, trained
 from rich.console import Console
 from test_cli import heed
 
@@ -25,22 +25,7 @@ from heed.score.dev import dev_bleu, pairs_of
 from heed.score.report import evaluation
 from heed.train import engine
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HEED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def run(text: Path) -> Path:
-    return translator(text)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_real_commands(tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluating import HELD_OUT, sides, told, trained, translator, write_text
+from evaluating import HELD_OUT, sides, told, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from killing import dies_at
@@ -19,23 +18,7 @@ from heed.evaluate import keeping
 from heed.evaluate.keeping import ALIKE, joined, own_name
 
 QUICK = ("--bootstrap", "0", "--device", "cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HEED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def run(text: Path) -> Path:
-    return translator(text)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def results(run: Path) -> dict[str, Any]:

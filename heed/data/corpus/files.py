@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import importlib
 import io
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,11 +52,21 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+"""What would end a cell of a TSV, and how it is written there: as in C, the backslash first."""
+UNESCAPED = {written: character for character, written in ESCAPES.items()}
+
+
 def escaped(text: str) -> str:
-    """The text as one cell of a TSV, with what would end the cell written as in C: \\t \\n \\r."""
-    for character, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+    """The text as one cell of a TSV."""
+    for character, written in ESCAPES.items():
         text = text.replace(character, written)
     return text
+
+
+def unescaped(cell: str) -> str:
+    """The text that a cell was made of."""
+    return re.sub(r"\\[\\tnr]", lambda found: UNESCAPED[found[0]], cell)
 
 
 def invalid_at(line: str) -> int | None:
