@@ -15,7 +15,7 @@ from heed.score.translation import corpus_scores
 from ted import joined
 from ted.folders import Runs, Trained, find
 from ted.joined import Array
-from ted.systems import CURES, GROUPS, REPORTED, SETS, SHORT, System
+from ted.systems import GROUPS, REPORTED, SETS, SHORT, System
 
 METRICS = {
     "chrf": "chrf",
@@ -111,10 +111,7 @@ def _compared(runs: Runs) -> Iterator[tuple[str, list[Facts]]]:
     asked: dict[str, list[Pair]] = {
         "best": [("best", system.name) for system in (*SETS, *REPORTED)],
         "sets": [(well.name, told.name) for well, told in zip(SETS, REPORTED, strict=True)],
-        "fail": [
-            (system.name, "fail-rate" if system.name in CURES else REPORTED[-1].name)
-            for system in GROUPS["fail"]
-        ],
+        "fail": [(changed.name, REPORTED[-1].name) for changed in GROUPS["fail"]],
         "smaller": [(REPORTED[-1].name, other.name) for other in REPORTED[:-1]],
         "lstm": [(GROUPS["lstm"][1].name, GROUPS["lstm"][0].name)],
         "positions": [(other.name, rope.name) for other in others],
@@ -159,7 +156,7 @@ def _by_length(runs: Runs, sources: Sequence[str]) -> Iterator[tuple[str, Facts]
             {
                 "groups": _scored(runs, [*short, *_parted(sources, long)], shown),
                 "parts": _scored(runs, [*short, *long], shown),
-                "tests": _tested(runs, [(other, rope) for other in others], long),
+                "tests": _tested(runs, [(other, rope) for other in others], [*long, groups[-1]]),
             },
         )
 

@@ -41,8 +41,9 @@ of comparisons in its table (Holm 1979), and "no difference shown" stands where 
 0.05. That is no proof that there is none."""
 LONGER = f"""The same, but learnt from pairs of at most {SHORT} words a side: nearly all of these
 have at most 40 tokens. Longer pairs are left out, not cut. The test set is the whole one. `learned`
-has vectors for all positions; those that no training text reached are as they were drawn. *Length*
-is tokens written for each token of the reference."""
+has vectors for all positions; those that no training text reached are as they were drawn. *Kept* is
+the share of the BLEU that the same encoding has there when it learns from all lengths, *length* the
+tokens written for each token of the reference."""
 ABOUT = {
     "best": "the best recipe",
     "sets": "the four sets",
@@ -236,12 +237,26 @@ class Page:
         yield LONGER
         shown = self._of("lengths")
         yield tables.seen_and_longer(own["parts"], list(shown), self.labels)
+        yield self._goes_on(own["parts"], shown)
         yield from self._picture("translation-longer.png", "BLEU by length, after short pairs")
         for test in (one for one in own["tests"] if one["compared"]):
             yield f"On the {test['texts']:,} sentences of {words(test)} words:"
             yield tables.comparisons(test["compared"], self.labels)
             yield summary(test["compared"], self.labels)
         yield tables.costs(shown, self.labels)
+
+    def _goes_on(self, parts: Sequence[Facts], shown: Facts) -> str:
+        """Which encodings keep as much on the longer sentences as on those like the learnt ones."""
+        shares = {name: [tables.kept(part, name) or 0.0 for part in parts] for name in shown}
+        going = [self.labels[name] for name, (*short, long) in shares.items() if long >= max(short)]
+        told = f"{listed(going)} {'go' if len(going) > 1 else 'goes'}" if going else "None goes"
+        written = {name: parts[-1]["systems"][name]["length_ratio"] for name in shown}
+        most = sorted(written, key=lambda name: abs(1 - written[name]))[:2]
+        nearest = [f"{self.labels[name]} ({written[name]:.2f})" for name in most]
+        return (
+            f"{told} on past the learnt length as before. Nearest to the right length there: "
+            f"{listed(nearest)}."
+        )
 
     def _signatures(self) -> list[str]:
         names = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "plain": "mean sentence BLEU"}

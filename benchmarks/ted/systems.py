@@ -17,8 +17,8 @@ LONGER = rf"^<|^\s*(\S+\s+){{{SHORT}}}\S"
 """What `data.drop` finds in longer texts, and in markup."""
 
 
-HIGH = ("train.lr=1e-3", "train.epochs=2")
-"""A rate at which set 4 may not learn at all; two epochs show whether it does."""
+DROPOUT, NORM = "model.dropout=0.2", "model.norm_place=pre"
+"""What may ail set 4: it overfits, and six layers with norms after them get off slowly."""
 LESS = ("train.epochs=8", "train.evaluate_every=3750")
 """Two epochs fewer than as reported, and a look at dev after every other."""
 
@@ -42,8 +42,9 @@ def _set(number: int, *, reported: bool) -> System:
     return System(name, f"ted-en-fr/{name}", label=label)
 
 
-def _tried(name: str, label: str, *changes: str) -> System:
-    return System(f"fail-{name}", "ted-en-fr/set4-reported", changes, f"set 4 at {label}")
+def _changed(name: str, label: str, *changes: str) -> System:
+    told = f"set 4 as reported, {label}"
+    return System(f"fail-{name}", "ted-en-fr/set4-reported", (*changes, *LESS), told)
 
 
 def _position(prefix: str, name: str, *changes: str) -> System:
@@ -57,10 +58,9 @@ GROUPS: dict[str, list[System]] = {
     "best": [System("best", "ted-en-fr/best", label="best")],
     "sets": [*SETS, *REPORTED],
     "fail": [
-        _tried("dropout", "1e-4, dropout 0.2", "model.dropout=0.2", *LESS),
-        _tried("rate", "1e-3", *HIGH),
-        _tried("pre-norm", "1e-3, norms before each sublayer", *HIGH, "model.norm_place=pre"),
-        _tried("warm-up", "1e-3, 2,000 updates of warm-up", *HIGH, "train.warmup=2000"),
+        _changed("dropout", "dropout 0.2", DROPOUT),
+        _changed("norm", "norms first", NORM),
+        _changed("both", "norms first and dropout 0.2", NORM, DROPOUT),
     ],
     "lstm": [
         System("lstm", "ted-en-fr/lstm", label="LSTM"),
@@ -70,8 +70,6 @@ GROUPS: dict[str, list[System]] = {
     "lengths": [_position("length", name, f"data.drop={LONGER}") for name in POSITIONS],
 }
 """In the order in which they are trained."""
-CURES = ("fail-pre-norm", "fail-warm-up")
-"""Changes of set 4 at the high rate; the others in their group are held against it as reported."""
 SCORED_ON_DEV = ("best", "sets", "lstm")
 """Groups whose dev score is told beside that of test; in the others it chooses nothing."""
 SAID = {1: 0.3745, 2: 0.3796, 3: 0.3854, 4: 0.3154}

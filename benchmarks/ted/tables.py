@@ -90,23 +90,26 @@ def by_length(groups: Sequence[Facts], labels: Labels) -> str:
     return table(["words", "sentences", *(labels[name] for name in groups[0]["systems"])], rows)
 
 
+def kept(part: Facts, name: str) -> float | None:
+    """What a system that learnt from short pairs has of its like that learnt from all lengths."""
+    own, whole = (part["systems"].get(n) for n in (name, name.replace("length-", "position-")))
+    return own["bleu"] / whole["bleu"] if own and whole else None
+
+
 def seen_and_longer(parts: Sequence[Facts], names: Sequence[str], labels: Labels) -> str:
     """Systems that learnt from short pairs: on such sentences, and on longer ones.
 
-    Beside them, on the longer ones, those that learnt from pairs of all lengths.
+    Beside each score its share of what the same encoding has when it learns from all lengths.
     """
-    columns = ["position"]
+    columns, rows = ["position"], []
     for part in parts:
-        columns += [f"{words(part)} words ({part['texts']:,})", "length"]
-    columns.append(f"{words(parts[-1])} words, learnt from all lengths")
-    rows = []
+        columns += [f"{words(part)} words ({part['texts']:,})", "kept", "length"]
     for name in names:
         row = [labels[name]]
         for part in parts:
-            own = part["systems"][name]
-            row += [f"{own['bleu']:.2f} {span(own)}", f"{own['length_ratio']:.2f}"]
-        whole = parts[-1]["systems"].get(name.replace("length-", "position-"))
-        rows.append([*row, number(whole["bleu"] if whole else None)])
+            own, share = part["systems"][name], number(kept(part, name), ".0%")
+            row += [f"{own['bleu']:.2f} {span(own)}", share, f"{own['length_ratio']:.2f}"]
+        rows.append(row)
     return table(columns, rows)
 
 
