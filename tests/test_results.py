@@ -122,6 +122,20 @@ def test_seeds_that_wrote_the_same_make_nothing_surer() -> None:
     assert (once.low, once.high) == pytest.approx((thrice.low, thrice.high))
 
 
+def test_a_seed_that_only_one_system_has_counts_where_nothing_is_paired() -> None:
+    good, bad = system(0.2, range(3)), system(0.4, range(2))
+    found, scores = (
+        joined.against(good, bad),
+        [list(joined.each(own).values()) for own in (good, bad)],
+    )
+    assert found is not None
+    assert found.difference == pytest.approx(joined.score(good) - joined.score(bad))
+    assert found.p_seeds == pytest.approx(joined.welch(*scores))
+    paired = joined.against({seed: good[seed] for seed in bad}, bad)
+    assert paired is not None
+    assert found.p_randomisation == paired.p_randomisation
+
+
 def test_systems_without_a_seed_in_common_are_not_compared() -> None:
     assert joined.against(system(0.2, range(2)), system(0.4, range(2, 4))) is None
 

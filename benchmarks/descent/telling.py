@@ -122,7 +122,7 @@ class Telling:
             )
         left = []
         for name in behind:
-            sure = "" if self.verdict(name) == WORSE else " (so few seeds cannot confirm it)"
+            sure = "" if self.verdict(name) == WORSE else " (not confirmed)"
             left.append(f"{LABELS[name]} is {self.amount(test[name]['gain'])} behind{sure}")
         return f'Of "SGD fails" this is left at its own rate, on test: {listed(left)}.'
 

@@ -21,9 +21,10 @@ python benchmarks/pretraining.py report --runs RUNS
 ```
 
 All figures: [`pretraining.json`](../../benchmarks/results/pretraining.json)."""
-PATH = """## The same by hand
+PATH = """## In the same way, by hand
 
-Whoever has RoBERTa-base on disk takes the last of these commands; it is the second with another
+The recipes as they are shipped are smaller than this study's model and learn for longer or shorter;
+the command above has what was changed. Whoever has RoBERTa-base on disk takes the last of these commands; it is the second with another
 recipe and another folder to begin from ([fine-tuning](../fine-tuning.md)).
 
 ```sh

@@ -1,8 +1,8 @@
 """Everything there is to tell, as plain values without a word of the corpus.
 
-A seed sets aside its own dev texts, begins from its own weights and reads in its own order. So what
-differs from seed to seed is all that a figure hangs on, and intervals are Student's over seeds. Two
-systems are compared seed by seed: both had the same dev texts.
+A seed begins from its own weights and reads in its own order; the dev texts are the same for all.
+Intervals are Student's over seeds: they are about other seeds, not about other texts. Two systems
+are compared seed by seed.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ COMPARED = """## How to read the figures
 - **Perplexity** is exp of the mean loss by token, end marks included. The **mean of the texts'
   perplexities**, which the course report gives for train and dev, stands beside it where a set has
   more than one text. They are different figures, and neither can be had from the other.
-- A seed sets aside its own dev texts, begins from its own weights and reads in its own order.
+- A seed begins from its own weights and reads in its own order; the dev texts are the same for all.
   Losses are averaged over seeds; brackets are Student's 95% over seeds, of perplexities by way of
-  the loss.
+  the loss. They are about other seeds, not about other texts.
 - Systems are compared seed by seed, on the same dev texts. **×** is the ratio of perplexities; p is
   Student's paired test, corrected for the number of comparisons in its table (Holm 1979). "No
   difference shown" stands where it is not below 0.05. That is no proof that there is none.

@@ -70,6 +70,7 @@ def _described(runs: Sequence[Trained]) -> Facts:
         "beam": told[0]["decode"]["beam"],
         "parameters": first.noted.get("parameters"),
         "jobs": first.noted.get("jobs"),
+        "gpu": first.gpu,
         "bleu": spread(joined.each(tables).values()) | {"low": low, "high": high},
         "clean_bleu": spread((one["clean"] or one)["bleu"] for one in told),
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
-from reading import Facts, evaluation, facts
+from reading import Facts, evaluation, facts, read
 
 from heed.config import Recipe
 from heed.data.corpus.files import unescaped
@@ -23,6 +25,8 @@ FILES = ("train", "dev", "test", "sets")
 """Keys that differ from place to place and change nothing."""
 SCALES = ("embedding_scale", "position_scale")
 """Keys that runs of an earlier format are read with; the page says where that matters."""
+PAUSE = 600.0
+"""Seconds between two lines of a run's metrics that mean it did not go on meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,11 @@ class Trained:
         """What BLEU counts in each sentence."""
         return joined.counts(self.sentences.hypotheses, self.sentences.references)
 
+    @property
+    def gpu(self) -> str | None:
+        """What it was trained on, unless that was a CPU."""
+        return read(self.run.environment_path).get("gpu")
+
     def scaled_otherwise(self) -> bool:
         """Whether it was made when tokens and positions began at other sizes than now."""
         positions = self.run.recipe().model.position in ("sinusoidal", "learned", "t5")
@@ -89,14 +98,16 @@ class Trained:
         ]
 
     def pace(self) -> Facts:
-        """What training took; by its own clock where nobody stood beside it with another."""
+        """What training took: by who began it, or by its own clock where that knows of more."""
         unix = [line["time"]["unix"] for line in self.lines]
-        by_itself = unix[-1] - unix[0] if unix else 0.0
+        between = [later - earlier for earlier, later in pairwise(unix)]
+        by_itself = sum(seconds for seconds in between if seconds < PAUSE)
         logged = [line for line in self.lines if line["event"] == "train"]
+        speeds = [line["time"]["tokens_per_second"] for line in logged]
         curve = self.curve()
         return {
-            "minutes": self.noted.get("seconds", {}).get("train", by_itself) / 60,
-            "tokens_per_second": logged[-1]["time"]["tokens_per_second"] if logged else None,
+            "minutes": max(self.noted.get("seconds", {}).get("train", 0.0), by_itself) / 60,
+            "tokens_per_second": median(speeds) if speeds else None,
             "epochs": curve[-1]["epoch"] if curve else None,
             "updates": self.lines[-1]["step"] if self.lines else None,
         }

@@ -6,7 +6,8 @@ ask whether two systems differ:
 - paired bootstrap (Koehn 2004): sentences are drawn with replacement, each with the translations of
   all models of both systems. Would the difference be there on other sentences?
 - paired approximate randomisation (Riezler and Maxwell 2005): the two systems exchange what they
-  wrote for a sentence, seed by seed, for half of the sentences. Could it be there by luck?
+  wrote for a sentence, seed by seed, for half of the sentences. Could it be there by luck? This is
+  asked of the seeds that both have.
 - Welch's t-test over the seeds' scores. Would it be there with other seeds?
 
 A sentence is drawn or exchanged with all its translations, because they are not independent: to
@@ -104,23 +105,22 @@ class Compared:
 
 
 def against(system: Seeds, other: Seeds) -> Compared | None:
-    """Test a system against another one by the seeds that both have; None where there are none."""
+    """Test a system against another one; None where no seed is in both."""
     shared = sorted(set(system) & set(other))
     if not shared:
         return None
-    mine, theirs = ({seed: side[seed] for seed in shared} for side in (system, other))
-    difference = score(mine) - score(theirs)
-    drawn = _samples(mine) - _samples(theirs)
+    difference = score(system) - score(other)
+    drawn = _samples(system) - _samples(other)
     low, high = np.quantile(drawn, [0.025, 0.975])
-    exchanged = _exchanged(mine, theirs)
-    by_seed = [list(each(side).values()) for side in (mine, theirs)]
+    mine, theirs = ({seed: side[seed] for seed in shared} for side in (system, other))
+    by_seed = [list(each(side).values()) for side in (system, other)]
     return Compared(
         difference,
         float(low),
         float(high),
         _chance(drawn - drawn.mean(), difference),
-        _chance(exchanged, difference),
-        welch(*by_seed) if len(shared) > 1 else None,
+        _chance(_exchanged(mine, theirs), score(mine) - score(theirs)),
+        welch(*by_seed) if min(map(len, by_seed)) > 1 else None,
     )
 
 

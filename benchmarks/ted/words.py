@@ -58,11 +58,17 @@ def differs(compared: Facts) -> bool:
     return bool(compared["p_holm"] < SURE and abs(compared["difference"]) >= NOTHING)
 
 
-def says(compared: Facts) -> str:
+def verdict(compared: Facts) -> str:
     """What a comparison says of its first system."""
     if not differs(compared):
         return "no difference shown"
     return "better" if compared["difference"] > 0 else "worse"
+
+
+def says(compared: Facts) -> str:
+    """The same in a table, with what it is about where other seeds could not be asked about."""
+    models_only = differs(compared) and compared["p_seeds"] is None
+    return verdict(compared) + (" (these models)" if models_only else "")
 
 
 def by_how_much(compared: Facts) -> str:
@@ -85,16 +91,16 @@ def summary(compared: Sequence[Facts], labels: Labels) -> str:
     found: dict[tuple[str, str], list[str]] = {}
     for one in compared:
         other = f"{labels[one[others]]} ({by_how_much(one)})"
-        found.setdefault((labels[one[held]], says(one)), []).append(other)
+        found.setdefault((labels[one[held]], verdict(one)), []).append(other)
     sentences = []
-    for (name, verdict), told in found.items():
-        if verdict == "no difference shown":
+    for (name, said), told in found.items():
+        if said == "no difference shown":
             sentences.append(f"Between {name} and {listed(told)} no difference is shown.")
         elif other_way:
             verb = "is" if len(told) == 1 else "are"
-            sentences.append(f"{_capital(listed(told))} {verb} {verdict} than {name}.")
+            sentences.append(f"{_capital(listed(told))} {verb} {said} than {name}.")
         else:
-            sentences.append(f"{_capital(name)} is {verdict} than {listed(told)}.")
+            sentences.append(f"{_capital(name)} is {said} than {listed(told)}.")
     return " ".join(sentences) + one_seed(compared)
 
 
