@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import torch
 
 from heed.bench.measure import side_by_side, synchronize
 
-__all__ = ["DOCS", "RESULTS", "keep", "machine", "side_by_side", "synchronize", "table"]
+__all__ = [
+    "DOCS",
+    "RESULTS",
+    "captured",
+    "keep",
+    "machine",
+    "side_by_side",
+    "synchronize",
+    "table",
+]
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -41,6 +51,20 @@ def _cpu_name() -> str:
         return platform.processor()
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0].split(":", 1)[1].strip() if names else platform.machine()
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """The same work, launched as one CUDA graph."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> str:

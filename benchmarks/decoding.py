@@ -9,6 +9,12 @@ then write from the same batches, sorted by length, with the same limit. With ra
 sentence ends before the limit; of a run's weights it must be as in `[model]` norm_place = "post",
 position = "sinusoidal". Beside sentences a second stands the share of sentences with the same text.
 
+The run of the results that are kept was trained so:
+
+    heed train ted-en-fr/minute --data DIR --run RUN --set model.norm_place=post \\
+        --set model.position=sinusoidal --set model.activation=relu --set train.epochs=10 \\
+        --set train.lr=7e-4 --set train.evaluate_test=false
+
 With `--engines`, a run is also written by CTranslate2: as heed's engine, and by itself with its own
 settings, which give up a beam sooner than `generate` and heed do.
 """
@@ -335,6 +341,7 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true", help="of all threads, on a busy machine")
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
+    parser.add_argument("--name", default="", help="of the results; decoding-DEVICE if not said")
     told = parser.parse_args()
     if told.threads:
         torch.set_num_threads(told.threads)
@@ -365,7 +372,8 @@ def main() -> None:
     ]
     title = "Sentences a second" + (" of processor time" if told.cpu_time else "")
     text = table(title, ["", "", "/ transformers", "same text"], rows_of(found))
-    keep(f"decoding-{told.device}", text, found, device=told.device, folder=told.out)
+    name = told.name or f"decoding-{told.device}"
+    keep(name, text, found, device=told.device, folder=told.out)
 
 
 if __name__ == "__main__":

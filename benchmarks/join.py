@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import keep, side_by_side, table
+from common import captured, keep, side_by_side, table
 from torch import Tensor, nn
 
 from heed.nn.join import draw_seeds, join
@@ -56,18 +56,6 @@ def passes(
             torch.autograd.grad(out, list(inputs), [torch.ones_like(x) for x in out])
 
     return captured(run) if device == "cuda" else run
-
-
-def captured(run: Work) -> Work:
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def half(device: str) -> torch.dtype:

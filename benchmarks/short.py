@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
-from common import keep, side_by_side, table
+from common import captured, keep, side_by_side, table
 from torch import Tensor
 
 from heed.config import ModelConfig
@@ -110,20 +110,6 @@ def make(shape: Shape, device: str) -> Work:
     rope = Rope(ModelConfig(heads=shape.heads, head_width=shape.width)).to(device)
     places = torch.arange(n, device=device)[None]
     return Work(packed, given, mask, LazyTurn(rope, places, places) if shape.rope else None, shape)
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same work, launched as one CUDA graph."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float]]:

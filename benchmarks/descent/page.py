@@ -74,10 +74,10 @@ class Page:
             rates = " and ".join(sorted({f"{t.own['shared_rate']:g}" for _, t in self.tasks}))
             yield f"![Dev by learning rate; by update, at one rate and at each one's own]({name})"
             yield (
-                "*Above: the best evaluation on dev at each rate, one seed, the best ringed; dotted, the "
-                f"rate for all. Below: the way there, mean of {len(FRESH_SEEDS)} fresh seeds and "
-                f"a band from the lowest to the highest, all at {rates} and each at its own best. "
-                "Heights compare within a column.*"
+                "*Above: the best evaluation on dev at each rate, one seed, the best ringed; "
+                f"dotted, the rate for all. Below: the way there, mean of {len(FRESH_SEEDS)} fresh "
+                f"seeds and a band from the lowest to the highest, all at {rates} and each at its "
+                "own best. Heights compare within a column.*"
             )
 
     def _machine(self) -> Iterator[str]:

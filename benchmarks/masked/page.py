@@ -23,9 +23,10 @@ python benchmarks/pretraining.py report --runs RUNS
 All figures: [`pretraining.json`](../../benchmarks/results/pretraining.json)."""
 PATH = """## In the same way, by hand
 
-The recipes as they are shipped are smaller than this study's model and learn for longer or shorter;
-the command above has what was changed. Whoever has RoBERTa-base on disk takes the last of these commands; it is the second with another
-recipe and another folder to begin from ([fine-tuning](../fine-tuning.md)).
+The recipes as they are shipped are smaller than this study's model, and learn for other numbers of
+epochs; `heed recipes NAME` prints them. Whoever has RoBERTa-base on disk takes the last of these
+commands; it is the second with another recipe and another folder to begin from
+([fine-tuning](../fine-tuning.md)).
 
 ```sh
 heed train sst2/pretrain --train TEXT --dev DIR/dev.tsv --run runs/pretrain
