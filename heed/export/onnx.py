@@ -50,14 +50,12 @@ Held = list[Tensor]
 """Keys and values by layer: k, v, k, v, …"""
 
 
-def export(run: Path, folder: Path, **options: Any) -> None:
+def export(run: Path, folder: Path) -> None:
     """Write a run's model, its tokenizer and what a program must know of both."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         what = f"{' and '.join(missing)}: not installed."
         raise RunError(what, todo="Install what is missing: pip install heed[onnx]")
-    if options:
-        raise ConfigError([f"{name} is not for ONNX." for name in options])
     model, tokenizer, recipe = engine.load(run, device="cpu")
     found = complaints(model.config, causal=causal(model))
     if found:

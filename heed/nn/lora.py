@@ -97,11 +97,6 @@ def _projections(module: MultiHeadAttention, *, every: bool) -> Iterator[tuple[n
         yield module.out, [(module.out.out_features, True)]
 
 
-def is_adapter(name: str) -> bool:
-    """Whether the parameter of this name is a factor, not what it is added to."""
-    return f"{PLACE}.0." in name
-
-
 def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an adapted model as a plain one has them, by the very sums that it used."""
     plain = dict(weights)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from heed.errors import ConfigError
 from heed.models import Model, Translator
-from heed.nn.lora import LowRank, On, adapt, is_adapter, merged
+from heed.nn.lora import LowRank, On, adapt, merged
 
 ON: tuple[On, ...] = get_args(On)
 VARIOUS = [name for name in FEW if name in ATTENDING]
@@ -31,12 +31,13 @@ def answers(model: Model) -> Tensor:
 
 def moved(model: Model) -> Model:
     """The model with its adapters somewhere, all else where it was."""
-    base = {name: p.clone() for name, p in model.named_parameters() if not is_adapter(name)}
+    adapters = [part for part in model.modules() if isinstance(part, LowRank)]
+    factors = {id(parameter) for part in adapters for parameter in part.parameters()}
+    base = [(p, p.clone()) for p in model.parameters() if id(p) not in factors]
     perturb(model, by=0.3)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in base:
-                parameter.copy_(base[name])
+        for parameter, before in base:
+            parameter.copy_(before)
     return model
 
 
