@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from rich.console import Console
 
-from heed.config import SECTIONS, DecodeConfig, Recipe
+from heed import models
+from heed.config import SECTIONS, Recipe
 from heed.data.tokenizer import Tokenizer
 from heed.decode import engines
 from heed.decode.author import Author, Tell
 from heed.decode.labels import Calibration, Classes, Label, Labeller, Text, check_kind
 from heed.decode.pipe import too_long
-from heed.decode.texts import Scribe, Translation, listed, several
+from heed.decode.texts import Scribe, Translation, decoding, listed, several
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest
-from heed.models import Classifier as Telling
-from heed.models import LanguageModel as Predictor
-from heed.models import Translator as Model
 from heed.probe.maps import CrossMap, cross_map
 from heed.runs import Run
 from heed.score.language import Judged, judge
@@ -39,11 +37,11 @@ STREAMED = 64
 TRAINED_BY = ("model", "train", "tokenizer", "data", "decode")
 """Where `train` looks for a key that it is told, in this order."""
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
-M = TypeVar("M", Model, Predictor, Telling)
+M = TypeVar("M", models.Translator, models.LanguageModel, models.Classifier)
 KINDS: dict[str, type[torch.nn.Module]] = {
-    "translate": Model,
-    "generate": Predictor,
-    "classify": Telling,
+    "translate": models.Translator,
+    "generate": models.LanguageModel,
+    "classify": models.Classifier,
 }
 """The model of each task."""
 
@@ -53,17 +51,19 @@ class Translator:
 
     def __init__(
         self,
-        model: Model,
+        model: models.Translator,
         tokenizer: Tokenizer,
         recipe: Recipe,
         *,
-        others: Sequence[Model] = (),
+        others: Sequence[models.Translator] = (),
         served: Served | None = None,
     ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
         self.models, self.served = [model, *others], served
         self.both = recipe.data.both
         """Whether the models translate either way."""
+        self.longest = recipe.data.max_length
+        """Tokens of a text that all of the models read."""
         self._scribes: dict[str, Scribe] = {}
 
     @classmethod
@@ -81,11 +81,10 @@ class Translator:
         """
         engines.check(engine, models=1 + len(others))
         own = precision if engine == engines.HEED else "float32"
-        model, tokenizer, recipe = _load(folder, Model, device, own)
-        more, both = [], recipe.data.both
+        model, tokenizer, recipe = _load(folder, models.Translator, device, own)
+        more, trained_on = [], [recipe.data]
         for other in others:
-            another, its_own, trained_by = _load(other, Model, device, precision)
-            both = both and trained_by.data.both
+            another, its_own, trained_by = _load(other, models.Translator, device, precision)
             if its_own.fingerprint() != tokenizer.fingerprint():
                 raise RunError(
                     f"its tokenizer is not that of {folder}, so they cannot write together.",
@@ -93,10 +92,12 @@ class Translator:
                     todo="Train it on the same pieces: `[init] from` takes another run's.",
                 )
             more.append(another)
+            trained_on.append(trained_by.data)
         told = {"device": device, "precision": precision}
         served = engines.served(engine, model, tokenizer, least=recipe.data.max_length, **told)
         found = cls(model, tokenizer, recipe, others=more, served=served)
-        found.both = both
+        found.both = all(data.both for data in trained_on)
+        found.longest = min(data.max_length for data in trained_on)
         return found
 
     @classmethod
@@ -157,14 +158,14 @@ class Translator:
             raise ConfigError([f"This run {what}"])
         if reverse and self.served is not None:
             raise ConfigError(["Only heed's own engine translates in reverse: leave --engine out."])
-        decode = DecodeConfig(**(self.recipe.decode.model_dump() | settings))
+        decode = decoding(self.recipe.decode, settings)
         key = f"{decode.model_dump_json()} {nbest} {alignments} {reverse}"
         if key not in self._scribes:
             self._scribes[key] = Scribe(
                 self.models,
                 self.tokenizer,
                 decode,
-                longest=self.recipe.data.max_length - 1,
+                longest=self.longest - 1,
                 nbest=nbest,
                 alignments=alignments,
                 search=None if self.served is None else self.served.search(decode, nbest),
@@ -188,7 +189,7 @@ class Translator:
 class LanguageModel:
     """A trained language model: it goes on where a prompt ends."""
 
-    def __init__(self, model: Predictor, tokenizer: Tokenizer, recipe: Recipe) -> None:
+    def __init__(self, model: models.LanguageModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
         self._authors: dict[str, Author] = {}
 
@@ -197,7 +198,7 @@ class LanguageModel:
         cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
     ) -> LanguageModel:
         """The language model that a run trained."""
-        model, tokenizer, recipe = _load(folder, Predictor, device, precision)
+        model, tokenizer, recipe = _load(folder, models.LanguageModel, device, precision)
         if not model.causal:
             raise RunError("a masked language model does not write.", where=str(folder))
         return cls(model, tokenizer, recipe)
@@ -232,7 +233,8 @@ class LanguageModel:
         """For each prompt `samples` texts that begin with it, `length` new tokens long at most.
 
         `settings` are keys of a recipe's `[decode]`: temperature=0.8, top_p=0.9, seed=3. Tokens are
-        drawn unless `beam` or `sample=False` is given. `Author.write` says what the others do.
+        drawn unless `beam` or `sample=False` is given, or the recipe has a beam. `Author.write` has
+        the others.
         """
         found = self.author(**settings).write(
             listed(prompts),
@@ -246,9 +248,10 @@ class LanguageModel:
         return [[one.whole for one in several] for several in found]
 
     def author(self, **settings: Any) -> Author:
-        """What writes by these settings."""
-        told = {"sample": "beam" not in settings, "beam": 1} | settings
-        decode = DecodeConfig(**(self.recipe.decode.model_dump() | told))
+        """What writes by these settings; unless they or the recipe have a beam, by chance."""
+        searched = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
+        told = settings if searched else {"sample": True} | settings
+        decode = decoding(self.recipe.decode, told)
         key = decode.model_dump_json()
         if key not in self._authors:
             longest = self.recipe.data.max_length
@@ -267,7 +270,7 @@ class Classifier:
 
     def __init__(
         self,
-        model: Telling,
+        model: models.Classifier,
         tokenizer: Tokenizer,
         recipe: Recipe,
         classes: Classes,
@@ -288,7 +291,7 @@ class Classifier:
         cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
     ) -> Classifier:
         """The classifier that a run trained, its probabilities as they were calibrated, if so."""
-        model, tokenizer, recipe = _load(folder, Telling, device, precision)
+        model, tokenizer, recipe = _load(folder, models.Classifier, device, precision)
         run = Run.open(Path(folder))
         kept = Calibration.read(run)
         temperature = 1.0 if kept is None else kept.temperature

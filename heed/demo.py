@@ -193,17 +193,23 @@ def _maps(translator: Translator, sentences: Sequence[world.Sentence]) -> list[C
 
 
 def _show(test: Sequence[world.Sentence], hypotheses: Sequence[str], console: Console) -> None:
-    """A few translations beside their references, wrong ones first, words coloured."""
-    wrong = [i for i, s in enumerate(test) if hypotheses[i] != s.french]
-    right = [i for i, s in enumerate(test) if hypotheses[i] == s.french]
-    chosen = sorted(right, key=lambda i: -len(test[i].english))[: SHOWN - 2] + wrong[:2]
+    """A few translations beside their references, words coloured."""
     table = Table(title="Held-out sentences", title_justify="left", expand=False)
     for column in ("English", "the model's French", "reference"):
         table.add_column(column, overflow="fold")
-    for i in chosen[:SHOWN]:
+    for i in chosen(test, hypotheses):
         shown, reference = coloured(hypotheses[i], test[i].french)
         table.add_row(test[i].english, shown, reference)
     console.print(table)
+
+
+def chosen(test: Sequence[world.Sentence], hypotheses: Sequence[str]) -> list[int]:
+    """Which to show: the longest right ones, then two wrong ones, or more where there is room."""
+    right = [i for i, s in enumerate(test) if hypotheses[i] == s.french]
+    wrong = [i for i, s in enumerate(test) if hypotheses[i] != s.french]
+    wrong = wrong[: max(2, SHOWN - len(right))]
+    right.sort(key=lambda i: -len(test[i].english))
+    return right[: SHOWN - len(wrong)] + wrong
 
 
 def coloured(hypothesis: str, reference: str) -> tuple[Text, Text]:

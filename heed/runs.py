@@ -14,6 +14,7 @@ figures/            curves and maps
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -162,13 +163,14 @@ def _from_anywhere(recipe: Recipe) -> Recipe:
     def whole(names: list[str]) -> list[str]:
         return [str(Path(name).absolute()) if Path(name).exists() else name for name in names]
 
-    data, tokenizer = recipe.data, recipe.tokenizer
+    data, tokenizer, init = recipe.data, recipe.tokenizer, recipe.init
     files = {key: whole(getattr(data, key)) for key in ("train", "dev", "test")}
     sets = {name: whole(names) for name, names in data.sets.items()}
     return replace(
         recipe,
         data=data.model_copy(update=files | {"sets": sets}),
         tokenizer=tokenizer.model_copy(update={"text": whole(tokenizer.text)}),
+        init=init if init.run is None else init.model_copy(update={"run": whole([init.run])[0]}),
     )
 
 
@@ -198,6 +200,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
 
 
+def worth(value: float, metric: str) -> tuple[bool, float]:
+    """What to compare scores by: the larger the better, and no number (NaN) is the worst."""
+    if math.isnan(value):
+        return False, 0.0
+    return True, -value if metric in FALLING else value
+
+
 def kept(lines: list[dict[str, Any]], best: str) -> dict[str, Any] | None:
     """The evaluation whose weights a run keeps: the first that is best by `train.best`, or that
     of the mean of the last weights where it was better. None before there is any."""
@@ -207,8 +216,7 @@ def kept(lines: list[dict[str, Any]], best: str) -> dict[str, Any] | None:
     evaluated = [line for line in scored if line["event"] == "evaluate"]
     if average or not evaluated:
         return average
-    first_best = min if metric in FALLING else max
-    return first_best(evaluated, key=lambda line: line[name][metric])
+    return max(evaluated, key=lambda line: worth(line[name][metric], metric))
 
 
 def index(folder: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from heed.config import ModelConfig, Recipe, position_names
 from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
 from heed.runs import Run
+from heed.train.setup import wants_bf16
 
 VOCAB, LENGTH, ROWS = 50, 24, 3
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -76,7 +77,8 @@ def equipment() -> Iterator[str]:
     else:
         yield "no C++ compiler: nothing is compiled; torch's own kernels serve"
     if not torch.cuda.is_available():
-        yield "no GPU: everything runs on the CPU, in float32"
+        precision = "bfloat16" if wants_bf16("auto", torch.device("cpu")) else "float32"
+        yield f"no GPU: everything runs on the CPU, training in {precision} unless told otherwise"
         return
     from torch.utils._triton import has_triton
 

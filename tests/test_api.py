@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from test_cli import ROOT
 
 import heed as package
 from heed import LanguageModel, Translator
-from heed.config import Recipe
+from heed.config import DecodeConfig, Recipe
 from heed.data import world
 from heed.errors import ConfigError, DataError, RunError
 from heed.train import engine
@@ -37,7 +38,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(place: Path, name: str, *, seed: int = 0, vocab_size: int = 300) -> Path:
+def trained(place: Path, name: str, *, seed: int = 0, **changes: Any) -> Path:
+    settings = {"vocab_size": 300, "max_length": 48} | SMALL | changes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(place / "cache"))
         translator = Translator.train(
@@ -46,9 +48,7 @@ def trained(place: Path, name: str, *, seed: int = 0, vocab_size: int = 300) -> 
             run=place / name,
             seed=seed,
             device="cpu",
-            vocab_size=vocab_size,
-            max_length=48,
-            **SMALL,
+            **settings,
         )
     assert translator.recipe.model.width == 32
     return place / name
@@ -147,6 +147,14 @@ def test_settings_change_how_it_writes(translator: Translator) -> None:
         translator.translate(lines, beam=0)
 
 
+def test_a_beam_needs_no_word_against_draws(translator: Translator) -> None:
+    """A run whose recipe samples searches where it is told to, by every door."""
+    recipe = replace(translator.recipe, decode=DecodeConfig(sample=True, seed=1))
+    drawing = Translator(translator.model, translator.tokenizer, recipe)
+    assert drawing.translate(LINES, beam=2) == translator.translate(LINES, beam=2)
+    assert drawing.translate(LINES, beam=1) == translator.translate(LINES)
+
+
 def test_a_long_text_is_said_to_be_long(translator: Translator) -> None:
     with pytest.warns(UserWarning, match="text 2: longer than this model reads at once"):
         found = translator.translate(["The cat.", "The cat sees the dog. " * 20])
@@ -172,6 +180,17 @@ def test_runs_write_together_if_they_share_pieces(run: Path, another: Path, stra
     assert len(both.translate(LINES)) == len(LINES)
     with pytest.raises(RunError, match="tokenizer is not that of"):
         Translator.load(run, stranger, device="cpu")
+
+
+def test_an_ensemble_reads_as_much_as_the_shortest_of_its_models(run: Path, place: Path) -> None:
+    """Whichever comes first: what one of them cannot read as one, is read in parts."""
+    few: dict[str, Any] = {"max_length": 8, "position": "learned", "max_positions": 8, "steps": 1}
+    short = trained(place, "short", **few)
+    text = ["The cat sees the dog."]
+    assert [one.parts for one in Translator.load(run, device="cpu").translations(text)] == [1]
+    for runs in ((run, short), (short, run)):
+        (found,) = Translator.load(*runs, device="cpu").translations(text)
+        assert found.parts > 1
 
 
 @settings(max_examples=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from heed.data import world
 from heed.data.batches import Batches
 from heed.data.corpus import open_corpus
 from heed.data.store import open_store
-from heed.data.tokenizer import BOS, EOS, MASK, PAD
-from heed.decode.labels import Calibration, Label, pump
+from heed.data.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from heed.decode.labels import Calibration, Classes, Label, pump
 from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import Settings, evaluate
+from heed.evaluate.classify import numbers
 from heed.runs import Run
 from heed.score.objective import loss
 from heed.score.report import evaluation
@@ -118,6 +119,33 @@ def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:
     finally:
         kept.write_text(text, encoding="utf-8")
         (place / "elsewhere.tsv").rename(train)
+
+
+def test_every_text_is_cut_into_pieces_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = Classifier.load(run, device="cpu")
+    encode, read = classifier.tokenizer.encode_batch, list[str]()
+
+    def counting(texts: Sequence[str]) -> list[list[int]]:
+        read.extend(texts)
+        return encode(texts)
+
+    monkeypatch.setattr(classifier.tokenizer, "encode_batch", counting)
+    classifier.classify(LINES)
+    assert read == [line for line in LINES if line.strip()]
+
+
+def test_a_label_that_no_class_has_is_refused_in_one_voice(tmp_path: Path) -> None:
+    """Where text is stored as where answers are scored: the label, its place and the nearest."""
+    (tmp_path / "test.tsv").write_text("text\tlabel\none\tAnsel\ntwo\tBrid\n")
+    corpus, classes = open_corpus([str(tmp_path / "test.tsv")], task="classify"), ("Ansel", "Brida")
+    tokenizer = Tokenizer.train(["one two"], kind="word")
+    with pytest.raises(DataError) as stored:
+        open_store(corpus, tokenizer, classes=classes)
+    with pytest.raises(DataError) as scored:
+        numbers(list(corpus.kept()), Classes(classes))
+    assert str(stored.value) == str(scored.value)
+    assert "test.tsv:3" in str(scored.value)
+    assert "Did you mean 'Brida'" in str(scored.value)
 
 
 def test_another_kind_of_run_is_refused(run: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from heed import __version__
+from heed.cli import app
+from heed.config import DecodeConfig
 from heed.recipes import names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,6 +50,17 @@ def test_help_loads_nothing_heavy() -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert "demo" in answer.stdout
+
+
+@pytest.mark.parametrize("command", ["translate", "generate", "evaluate"])
+def test_a_flag_for_a_key_of_a_recipe_has_its_help(command: str) -> None:
+    asked = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).stdout
+    shown = dict(re.findall(r"--([\w-]+) .*?<\w+> +(.*?) *│", asked))
+    keys = {flag: DecodeConfig.model_fields.get(flag.replace("-", "_")) for flag in shown}
+    known = {flag: key.description or "" for flag, key in keys.items() if key is not None}
+    assert "beam" in known or "top-k" in known
+    for flag, text in known.items():
+        assert shown[flag] == " ".join(text.split())
 
 
 def test_it_says_which_version_it_is() -> None:

@@ -9,12 +9,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from killing import asked_at
 from rich.console import Console
 from test_cli import heed
 from torch import Tensor
 
-from heed.demo import coloured, demo
+from heed.data import world
+from heed.demo import SHOWN, chosen, coloured, demo
 from heed.errors import RunError, StoppedError
 from heed.recipes import names
 from heed.train import checkpoint
@@ -151,6 +154,17 @@ def test_a_demo_that_is_stopped_leaves_the_earlier_one(
     assert stopped.value.code == 128 + number
     assert "resume" not in str(stopped.value)
     assert contents(folder) == before
+
+
+@given(right=st.lists(st.booleans(), max_size=20))
+def test_as_many_are_shown_as_there_is_room_for(right: list[bool]) -> None:
+    """Right ones first; and of the wrong ones two, where there are so many."""
+    test = list(world.sentences("test", len(right), seed=0))
+    said = [s.french if good else "" for s, good in zip(test, right, strict=True)]
+    shown = chosen(test, said)
+    assert len({*shown}) == len(shown) == min(SHOWN, len(test))
+    assert [right[i] for i in shown] == sorted((right[i] for i in shown), reverse=True)
+    assert sum(not right[i] for i in shown) >= min(2, right.count(False))
 
 
 def test_colours_tell_right_from_wrong() -> None:

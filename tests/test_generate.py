@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 import heed as package
 from heed import LanguageModel
 from heed.cli import app
-from heed.config import Recipe
+from heed.config import DecodeConfig, Recipe
 from heed.data import world
 from heed.data.tokenizer import EOS, SPECIALS
 from heed.decode import pipe, recite
@@ -225,6 +226,22 @@ def test_the_same_text_again_alone_or_among_others(run: Path, model: LanguageMod
     for one in facts:
         assert one["text"] == one["prompt"] + one["continuation"]
         assert one["tokens"] == 20 if one["ended"] == "length" else one["tokens"] < 20
+
+
+def test_the_recipe_s_beam_searches_unless_draws_are_asked_for(model: LanguageModel) -> None:
+    """And without one, tokens are drawn."""
+    recipe = replace(model.recipe, decode=DecodeConfig(beam=3, length_penalty=0.5))
+    other = LanguageModel(model.model, model.tokenizer, recipe)
+    assert model.author().settings.sample
+    assert other.author().settings == recipe.decode
+    assert other.generate(["Le"], length=5) == model.generate(
+        ["Le"], length=5, beam=3, length_penalty=0.5
+    )
+    for flags in ({"seed": 1}, {"top_p": 0.9}):
+        drawn = other.author(**pipe.chosen(flags)).settings
+        assert (drawn.sample, drawn.beam, drawn.length_penalty) == (True, 1, 0.5)
+    assert not model.author(beam=2).settings.sample
+    assert not model.author(sample=False).settings.sample
 
 
 def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:

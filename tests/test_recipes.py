@@ -10,6 +10,7 @@ from rich.console import Console
 from test_cli import heed
 
 from heed.config import Recipe
+from heed.errors import ConfigError
 from heed.recipes import about, find, names, show
 from heed.train import command, engine
 
@@ -60,3 +61,38 @@ def test_a_translation_recipe_trains(name: str, pairs: Path) -> None:
     assert recipe.data.train == [str(pairs / "train.en"), str(pairs / "train.fr")]
     run = engine.start(recipe, pairs / "run", device="cpu", console=Console(quiet=True))
     assert run.finished
+
+
+# ---------------------------------------------------------------------------- on files of one's own
+
+
+@pytest.mark.parametrize("name", names())
+def test_files_of_ones_own_leave_no_file_of_the_recipe(name: str, pairs: Path) -> None:
+    """Wherever it is started, a run names no text that its user did not."""
+    own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
+    told = ["train.evaluate_test=false"]
+    recipe, _ = command.recipe(name, None, own, None, told, None)
+    data = recipe.data
+    assert (data.train, data.dev, data.test, data.sets) == (own, [], [], {})
+    assert data.world is None
+    assert not recipe.tokenizer.text
+
+
+def test_files_that_a_folder_placed_stay(pairs: Path) -> None:
+    own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
+    recipe, _ = command.recipe("ted-en-fr/minute", None, own, None, None, None, pairs)
+    assert recipe.data.test == [str(pairs / "test.en"), str(pairs / "test.fr")]
+    recipe, _ = command.recipe("speeches/generate", None, own[:1], None, None, None, pairs)
+    assert recipe.data.sets["obama"] == [str(pairs / "test_LM_obama.txt")]
+
+
+def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
+    """Before training, not after it; a generated world has one."""
+    own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
+    test = [str(pairs / f"test.{side}") for side in ("en", "fr")]
+    with pytest.raises(ConfigError, match="evaluate_test"):
+        command.recipe("ted-en-fr/minute", None, own, None, None, None)
+    recipe, _ = command.recipe("ted-en-fr/minute", None, own, None, [f"data.test={test}"], None)
+    assert recipe.data.test == test
+    asked = ["train.evaluate_test=true"]
+    assert command.recipe("demo-translate", None, None, None, asked, None)[0].train.evaluate_test

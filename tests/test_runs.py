@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -40,24 +41,27 @@ def shown(found: list[dict[str, Any]], width: int) -> str:
     return screen.file.getvalue()
 
 
-scores = st.lists(st.tuples(*[st.integers(0, 9).map(float)] * 2), min_size=1, max_size=6)
+score = st.one_of(st.integers(0, 9).map(float), st.sampled_from([math.inf, math.nan]))
+scores = st.lists(st.tuples(score, score), min_size=1, max_size=6)
 
 
 @given(scores=scores, metric=st.sampled_from(["loss", "bleu"]))
 def test_the_scores_are_of_the_weights_that_were_kept(
     scores: list[tuple[float, float]], metric: str
 ) -> None:
-    """Training keeps an evaluation's weights where it is better than all before it."""
+    """Training keeps an evaluation's weights where it is better than all before it; what is no
+    number is better than nothing, and worse than all else."""
     lines = [evaluation(i, loss=loss, bleu=bleu) for i, (loss, bleu) in enumerate(scores, 1)]
     best, sign = lines[0], -1 if metric in FALLING else 1
     for line in lines:
-        if sign * line["dev"][metric] > sign * best["dev"][metric]:
+        value, before = line["dev"][metric], best["dev"][metric]
+        if sign * value > sign * before or (math.isnan(before) and not math.isnan(value)):
             best = line
     train = {"event": "train", "step": 0, "loss": 0.0}
-    assert kept([train, *lines], f"dev/{metric}") == best
+    assert kept([train, *lines], f"dev/{metric}") is best
     for better in (True, False):
         mean = evaluation(9, event="average", loss=4.0, bleu=4.0) | {"kept": better}
-        assert kept([train, *lines, mean], f"dev/{metric}") == (mean if better else best)
+        assert kept([train, *lines, mean], f"dev/{metric}") is (mean if better else best)
 
 
 def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:

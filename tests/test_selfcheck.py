@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+import torch
 from test_cli import heed
+
+from heed.selfcheck import equipment
+from heed.train.setup import wants_bf16
 
 
 def test_everything_holds_on_this_machine() -> None:
@@ -18,3 +23,14 @@ def test_everything_holds_on_this_machine() -> None:
         "two ranks = one",
     }
     assert all(check["holds"] and check["ran"] for check in checks)
+
+
+@pytest.mark.parametrize("able", [{}, {"amx_bf16": True}])
+def test_the_arithmetic_that_is_told_is_what_training_takes(
+    able: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = " ".join(equipment())
+    assert ("bfloat16" in told) == wants_bf16("auto", torch.device("cpu")) == bool(able)
+    assert ("float32" in told) != ("bfloat16" in told)

@@ -16,6 +16,7 @@ from heed.data.batches import Batch
 from heed.data.shapes import Shape
 from heed.data.tokenizer import MASK
 from heed.models import Model, build
+from heed.score.objective import Objective
 from heed.train.optim import CAPTURABLE, OptimizerSettings, build_optimizer, set_lr
 from heed.train.setup import wants_bf16
 from heed.train.speed import Ahead, build_step
@@ -164,7 +165,8 @@ def trainee(
     state = State(model, optimizer, device, ema_decay=train.ema)
     said: list[str] = []
     ahead = Ahead(train.steps or MANY, [setting.shape], batch)
-    step = build_step(recipe, model, state, ahead, bf16=bf16, say=said.append)
+    objective = Objective(model, label_smoothing=train.label_smoothing, rdrop=train.rdrop)
+    step = build_step(recipe, objective, state, ahead, bf16=bf16, say=said.append)
 
     def update(batches: list[Batch]) -> None:
         set_lr(optimizer, train.lr, 1.0)

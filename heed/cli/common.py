@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,22 @@ SentencesTo = Annotated[
 ]
 
 
+class Decoding(TyperCommand):
+    """A command some of whose flags are keys of `[decode]`: their help is that of the key.
+
+    It is looked up when someone asks for it: recipes load what no other help needs.
+    """
+
+    def format_help(self, *args: Any, **more: Any) -> None:
+        from heed.config import DecodeConfig
+
+        for option in self.params:
+            key = DecodeConfig.model_fields.get(option.name or "")
+            if key is not None and isinstance(option, TyperOption) and option.help is None:
+                option.help = " ".join((key.description or "").split())
+        super().format_help(*args, **more)
+
+
 def console(*, quiet: bool = False) -> Console:
     """Where a person reads: the terminal, or standard error where a program reads the answer."""
     from rich.console import Console
@@ -44,9 +61,9 @@ def console(*, quiet: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """An answer for a program, on one line."""
-    import json
+    from heed.decode.facts import to_json
 
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    typer.echo(to_json(value))
 
 
 def reader_left() -> NoReturn:

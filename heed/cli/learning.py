@@ -34,7 +34,9 @@ def train(
         str | None, typer.Argument(help="A recipe file, or a shipped name (see `heed recipes`).")
     ] = None,
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
-    train: Annotated[list[str] | None, typer.Option(help="A file to learn from; repeat.")] = None,
+    train: Annotated[
+        list[str] | None, typer.Option(help="A file to learn from, not the recipe's; repeat.")
+    ] = None,
     dev: Annotated[list[str] | None, typer.Option(help="A file to choose by; repeat.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="The folder in which the recipe's files are.")
@@ -98,9 +100,9 @@ def _score_test(run: Path, device: str) -> None:
     if (recipe := opened.recipe()).train.evaluate_test:
         from heed.cli import scoring
         from heed.evaluate import checkpoint
-        from heed.evaluate.keeping import kept
+        from heed.evaluate.keeping import results
 
-        before = kept(run).get("test")
+        before = results(run).get("test")
         if before is None or before["checkpoint"] != checkpoint(opened, recipe):
             scoring.evaluate(run, split="test", metric="bleu,chrf", device=device)
 

@@ -10,6 +10,7 @@ import typer
 from heed.cli.common import (
     AsJson,
     Bootstrap,
+    Decoding,
     Device,
     Metric,
     RunFolder,
@@ -20,7 +21,7 @@ from heed.cli.common import (
 )
 
 
-@app.command(rich_help_panel="Score")
+@app.command(rich_help_panel="Score", cls=Decoding)
 def evaluate(
     run: RunFolder,
     test: Annotated[list[str] | None, typer.Option(help="A file to score on; repeat.")] = None,
@@ -28,7 +29,7 @@ def evaluate(
         str | None, typer.Option(help="dev, test or a named set; unset, test, or else dev.")
     ] = None,
     sentences: SentencesTo = None,
-    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side; 1 is greedy.")] = None,
+    beam: int | None = None,
     metric: Metric = "bleu,chrf,ter",
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Beside a classifier, simple ones on the same text.")

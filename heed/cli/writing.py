@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import Device, RunFolder, app, reader_left
+from heed.cli.common import Decoding, Device, RunFolder, app, reader_left
 
 
-@app.command(rich_help_panel="Use a model")
+@app.command(rich_help_panel="Use a model", cls=Decoding)
 def translate(
     context: typer.Context,
     run: RunFolder,
@@ -22,23 +22,21 @@ def translate(
     others: Annotated[
         list[Path] | None, typer.Option("--with", help="Another run to write with this; repeat.")
     ] = None,
-    beam: Annotated[int | None, typer.Option(help="Hypotheses side by side; 1: greedy.")] = None,
+    beam: int | None = None,
     nbest: Annotated[int, typer.Option(help="Translations of each line, tabs between.")] = 1,
-    length_penalty: Annotated[float | None, typer.Option(help="0: the likeliest.")] = None,
-    coverage_penalty: Annotated[float | None, typer.Option(help="Against words left out.")] = None,
-    early_stop: Annotated[bool | None, typer.Option(help="Take what ended first.")] = None,
-    sample: Annotated[bool | None, typer.Option("--sample", help="Draw tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of the draws.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from so much probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Draw what has such a share of it.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
-    copy_unknown: Annotated[
-        bool | None, typer.Option("--copy-unknown", help="Copy words that have no translation.")
-    ] = None,
-    max_ratio: Annotated[float | None, typer.Option(help="Longest output by source…")] = None,
-    max_extra: Annotated[int | None, typer.Option(help="…plus so many tokens.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sentences side by side.")] = None,
+    length_penalty: float | None = None,
+    coverage_penalty: float | None = None,
+    early_stop: bool | None = None,
+    sample: Annotated[bool | None, typer.Option("--sample")] = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    copy_unknown: Annotated[bool | None, typer.Option("--copy-unknown")] = None,
+    max_ratio: float | None = None,
+    max_extra: int | None = None,
+    batch_size: int | None = None,
     scores: Annotated[bool, typer.Option("--scores", help="A score after each.")] = False,
     alignments: Annotated[
         bool, typer.Option("--alignments", help="Source-target word pairs after each.")
@@ -55,7 +53,8 @@ def translate(
 ) -> None:
     """Translate sentences, a file or a pipe, one line out for each line in.
 
-    What is not said here, is as the decode section of the run's recipe has it.
+    What is not said here, is as the decode section of the run's recipe has it. A flag about draws,
+    from --temperature to --seed, asks for draws; --beam for none.
 
     heed translate runs/demo "The old woman sees the cat."
 
@@ -118,7 +117,7 @@ def classify(
         reader_left()
 
 
-@app.command(rich_help_panel="Use a model")
+@app.command(rich_help_panel="Use a model", cls=Decoding)
 def generate(
     context: typer.Context,
     run: RunFolder,
@@ -128,18 +127,16 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="Go on from each line of this file.")] = None,
     length: Annotated[int, typer.Option(help="New tokens at most.")] = 100,
     samples: Annotated[int, typer.Option(help="Texts for each prompt.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(help="Below 1 the likely gets likelier.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from so much probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Draw what has such a share of it.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeat.")] = None,
     cut_prompt: Annotated[
         bool, typer.Option("--cut-prompt", help="Leave out the oldest tokens of one too long.")
     ] = False,
-    batch_size: Annotated[int | None, typer.Option(help="Texts side by side.")] = None,
+    batch_size: int | None = None,
     stream: Annotated[
         bool | None, typer.Option(help="Write while it is made; unset, on a terminal.")
     ] = None,
@@ -149,7 +146,8 @@ def generate(
 ) -> None:
     """Write on from prompts, lines of a file or of a pipe; from nothing where there are none.
 
-    What is not said here, is as the decode section of the run's recipe has it.
+    What is not said here, is as the decode section of the run's recipe has it. Tokens are drawn,
+    unless it has a beam and no flag is about draws.
 
     heed generate runs/mine --prompt "My fellow Americans" --length 50 --top-p 0.9
 

@@ -112,6 +112,12 @@ def _one_budget(t: Any) -> str | None:
     return "batch_size and batch_tokens both say how large a batch is: set one of them."
 
 
+def _two_betas(t: Any) -> str | None:
+    if t.betas is None or len(t.betas) == 2:
+        return None
+    return f"betas are two, as [0.9, 0.98], not {len(t.betas)}."
+
+
 class TrainConfig(Section):
     """How the model learns."""
 
@@ -205,7 +211,7 @@ class TrainConfig(Section):
     track: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
     """Where else to send metrics, as they are written."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (_one_budget,)
+    rules: ClassVar[tuple[Rule, ...]] = (_one_budget, _two_betas)
 
 
 FROZEN = ("embeddings", "body")

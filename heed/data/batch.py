@@ -163,12 +163,12 @@ def hidden(
 
     Of a translation that is its source (Gal and Ghahramani 2016, Sennrich et al. 2016).
     """
-    name, ids, real = "ids", batch.ids, batch.mask
+    name, ids, real, key = "ids", batch.ids, batch.mask, "train.token_dropout"
     if batch.source is not None and batch.source_mask is not None:
-        name, ids, real = "source", batch.source, batch.source_mask
+        name, ids, real, key = "source", batch.source, batch.source_mask, "train.hide_source"
     drawn = torch.from_numpy(random.random(tuple(ids.shape)) < share)
     words = real & (ids != specials.bos) & (ids != specials.eos)
-    return batch.with_tensors({name: ids.masked_fill(drawn & words, specials.masking())})
+    return batch.with_tensors({name: ids.masked_fill(drawn & words, specials.masking(key))})
 
 
 def to_unmask(
@@ -185,7 +185,7 @@ def to_unmask(
     drawn = np.where(words, random.random(mask.shape), 1.0)
     asked = (drawn < share) | (drawn == drawn.min(axis=1, keepdims=True))
     asked &= words
-    shown, least = texts.specials.masking(), texts.specials.ordinary
+    shown, least = texts.specials.masking("train.objective = 'masked'"), texts.specials.ordinary
     how, other = (
         random.random(mask.shape),
         random.integers(least, max(least + 1, vocab), mask.shape),

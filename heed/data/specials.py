@@ -19,12 +19,12 @@ class Specials:
     """What a text ends with: in BERT [SEP]."""
     mask: int | None = 4
 
-    def masking(self) -> int:
-        """The mask, which not every tokenizer has."""
+    def masking(self, key: str) -> int:
+        """The mask, which not every tokenizer has; `key` of a recipe asks for it."""
         if self.mask is None:
             raise DataError(
                 "this tokenizer has no mask token, so no token can be hidden.",
-                todo="Learn to predict the next token: train.objective = 'next'.",
+                todo=f"Leave {key} out.",
             )
         return self.mask
 

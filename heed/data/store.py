@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -209,7 +209,8 @@ def _write(
             several = [[_texts(record, i, sides) for record in chunk] for i in range(sides)]
             list(pool.map(_SideWriter.add, writers, several))
             if classes:
-                labels.write(np.array([_number(r, numbers) for r in chunk], np.int32).tobytes())
+                own = [class_number(record, numbers) for record in chunk]
+                labels.write(np.array(own, np.int32).tobytes())
     facts = {"sides": sides, "dtype": dtype.name, "classes": classes, "dropped": dict(dropped)}
     facts |= {"vocab": tokenizer.vocab_size, "draws": DRAWS if drawn else 0}
     facts["specials"] = asdict(tokenizer.specials)
@@ -227,7 +228,8 @@ def joined(parts: Sequence[list[int]], specials: Specials = OWN) -> list[int]:
     return list(chain(first, *([specials.eos, *other] for other in others)))
 
 
-def _number(record: Record, numbers: dict[str, int]) -> int:
+def class_number(record: Record, numbers: Mapping[str, int]) -> int:
+    """The number of a text's class; a label that no class has is refused."""
     label = record.label or ""
     if label not in numbers:
         known = list(numbers)

@@ -3,7 +3,7 @@
 The weights are those of a second pass over the finished text, the mean over layers and heads. On
 the generated world that mean agrees better with the true alignment than any one layer does.
 
-Shapes: n target pieces, m source pieces; N target words, M source words.
+Shapes: b pairs, h heads, n target pieces, m source pieces; N target words, M source words.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from heed.data.batches import padded
 from heed.data.specials import OWN, Specials
@@ -27,18 +28,20 @@ from heed.models import Translator
 
 Floats = NDArray[np.float64]
 Links = list[tuple[int, int]]
+Pair = tuple[Sequence[int], Sequence[int]]
+"""The ids of a source and of its target, without marks."""
 CELLS, TOGETHER = 1 << 20, 64
 """Weights of a head held at a time, and texts."""
 
 
 def soft_alignments(
     models: Sequence[Translator],
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[Pair],
     *,
     begin: int | None = None,
     specials: Specials = OWN,
 ) -> list[Floats]:
-    """For each pair of source and target ids (no marks), weights [n, m]: a row a target piece.
+    """For each pair, weights [n, m]: a row a target piece.
 
     The row of a piece is the one that predicted it. What went to the end mark is left out. `begin`
     is what was read before the first piece, unset the begin mark.
@@ -59,15 +62,11 @@ def soft_alignments(
 
 def _together(
     models: Sequence[Translator],
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[Pair],
     begin: int,
     specials: Specials,
 ) -> list[Floats]:
-    device = models[0].embedding.table.weight.device
-    sources = [[*source, specials.eos] for source, _ in pairs]
-    read, real = (x.to(device) for x in _side(sources, specials.pad))
-    written, _ = _side([[begin, *target] for _, target in pairs], specials.pad)
-    looks = [mean_look(model.trace(read, written.to(device), mask=real).cross) for model in models]
+    looks = [mean_look(cross_weights(model, pairs, begin, specials)) for model in models]
     weights_bnm = torch.stack(looks).mean(dim=0).double().cpu().numpy()
     return [
         weights[: len(target), : len(source)]
@@ -75,7 +74,21 @@ def _together(
     ]
 
 
-def _side(texts: list[list[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_weights(
+    model: Translator, pairs: Sequence[Pair], begin: int, specials: Specials
+) -> list[Tensor]:
+    """What a model looks at while it writes each target from its source: [b, h, n, m] a layer.
+
+    The row of a target piece is the one that predicted it. Beyond a text's own pieces stand marks.
+    """
+    device = model.embedding.table.weight.device
+    sources = [[*source, specials.eos] for source, _ in pairs]
+    read, real = (x.to(device) for x in _side(sources, specials.pad))
+    written, _ = _side([[begin, *target] for _, target in pairs], specials.pad)
+    return model.trace(read, written.to(device), mask=real).cross
+
+
+def _side(texts: list[list[int]], fill: int) -> tuple[Tensor, Tensor]:
     return padded([np.array(ids) for ids in texts], max(map(len, texts)), fill)
 
 

@@ -18,6 +18,7 @@ from heed.data.batch import padded
 from heed.data.corpus.files import escaped
 from heed.data.store import joined
 from heed.data.tokenizer import Tokenizer
+from heed.decode.facts import to_json
 from heed.decode.pipe import Lines
 from heed.errors import DataError, RunError
 from heed.models import Classifier
@@ -119,7 +120,10 @@ class Labeller:
 
     def logits(self, texts: Sequence[Text]) -> NDArray[np.float64]:
         """[n, k] what the model makes of each text; none of them may be blank."""
-        ids = [self._read(one) for one in self._encoded(texts)]
+        return self._logits(self._encoded(texts))
+
+    def _logits(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
+        ids = [self._read(one) for one in encoded]
         out = np.empty((len(ids), len(self.classes.names)))
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # little padding
         device = next(self.model.parameters()).device
@@ -145,8 +149,9 @@ class Labeller:
         """One label a text; `lines` are the texts as they came in."""
         told = [" ⇥ ".join(_parts(text)) for text in texts] if lines is None else lines
         asked = [i for i, text in enumerate(texts) if all(map(str.strip, _parts(text)))]
-        chances = dict(zip(asked, self._chances([texts[i] for i in asked]), strict=True))
-        cut = dict(zip(asked, self._too_long([texts[i] for i in asked]), strict=True))
+        ids = self._encoded([texts[i] for i in asked])
+        chances = dict(zip(asked, self._chances(ids), strict=True))
+        cut = dict(zip(asked, (len(one) + 2 > self.longest for one in ids), strict=True))
         found = []
         for i, line in enumerate(told):
             if i not in chances:
@@ -157,9 +162,9 @@ class Labeller:
             found.append(Label(line, names[int(chances[i].argmax())], by_name, cut[i]))
         return found
 
-    def _chances(self, texts: Sequence[Text]) -> NDArray[np.float64]:
+    def _chances(self, ids: Sequence[list[int]]) -> NDArray[np.float64]:
         """[n, k] probabilities: the softmax of the logits over the temperature."""
-        scaled = self.logits(texts) / self.temperature
+        scaled = self._logits(ids) / self.temperature
         odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         return odds / odds.sum(axis=1, keepdims=True)
 
@@ -168,9 +173,6 @@ class Labeller:
         flat = iter(self.tokenizer.encode_batch([part for several in parts for part in several]))
         marks = self.tokenizer.specials
         return [joined([next(flat) for _ in several], marks) for several in parts]
-
-    def _too_long(self, texts: Sequence[Text]) -> list[bool]:
-        return [len(ids) + 2 > self.longest for ids in self._encoded(texts)]
 
     def _read(self, ids: list[int]) -> list[int]:
         """A text as training shows it: between BOS and EOS, which stand even where it is cut."""
@@ -221,7 +223,7 @@ def pump(
             count += 1
             cut += label.cut
             if as_json:
-                told = json.dumps(label.facts(probabilities=probabilities), ensure_ascii=False)
+                told = to_json(label.facts(probabilities=probabilities))
             else:
                 told = label.line(probabilities=probabilities)
             out.write(told.encode("utf-8", "replace") + b"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from heed.config import DecodeConfig
+from heed.decode.facts import to_json
 from heed.decode.texts import Translation
 from heed.errors import DataError
 
@@ -18,7 +18,7 @@ FEW, MOST = 16, 1024
 """Lines translated side by side: few at first, for the sake of who waits, then more and more."""
 READ = 1 << 16
 STANDARD_INPUT = 0
-SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p")
+SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p", "seed")
 
 Lines = Iterable[list[str]]
 """Lines in groups: those of a group are there at the same time."""
@@ -87,7 +87,7 @@ class Shown:
         """One line, whatever was asked for."""
         if self.json:
             facts = translation.facts(nbest=self.nbest, alignments=self.alignments)
-            return json.dumps(facts, ensure_ascii=False)
+            return to_json(facts)
         return translation.line(scores=self.scores, alignments=self.alignments)
 
 
@@ -124,9 +124,9 @@ def too_long(translation: Translation) -> str:
 
 
 def chosen(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that flags name. One about sampling asks for sampling, and for no beam."""
+    """The settings that flags name. One about sampling asks for sampling."""
     known = DecodeConfig.keys()
     settings = {name: flags[name] for name in known if flags.get(name) is not None}
     if any(name in settings for name in SAMPLING):
-        settings = {"sample": True, "beam": 1} | settings
+        settings = {"sample": True} | settings
     return settings

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from heed.decode.author import Author, Continuation
+from heed.decode.facts import to_json
 from heed.decode.pipe import Lines
 
 
@@ -60,7 +60,7 @@ def _together(
     )
     for number, several in enumerate(found, first + 1):
         for sample, one in enumerate(several):
-            line = json.dumps(one.facts(sample), ensure_ascii=False) if asked.json else one.whole
+            line = to_json(one.facts(sample)) if asked.json else one.whole
             out.write(_bytes(line) + b"\n")
         _warn(number, several, say)
     out.flush()

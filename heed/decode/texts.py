@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -99,6 +99,16 @@ def several(texts: Iterable[T]) -> Iterable[T]:
         kind = "one string" if isinstance(texts, str) else repr(texts)
         raise DataError(f"there is {kind} where texts belong.", todo='Give a list: ["…"].')
     return texts
+
+
+def decoding(recipe: DecodeConfig, settings: Mapping[str, Any]) -> DecodeConfig:
+    """Settings over those of a recipe. A beam asks for no draws, and draws for no beam."""
+    implied: dict[str, Any] = {}
+    if "beam" in settings:
+        implied = {"sample": False}
+    elif settings.get("sample"):
+        implied = {"beam": 1}
+    return DecodeConfig(**(recipe.model_dump() | implied | dict(settings)))
 
 
 def strategy(settings: DecodeConfig, nbest: int, drawing: type[Sample] = Sample) -> Strategy:

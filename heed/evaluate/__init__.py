@@ -78,7 +78,7 @@ def _found(
         head = {"run": str(folder), "task": recipe.task, "checkpoint": checkpoint(run, recipe)}
         return head | generate.sentences(model, tokenizer, recipe, settings), []
     train = training_text(run, recipe)
-    before = keeping.kept(folder)
+    before = keeping.results(folder)
     held_out = _named(find_set(recipe, train, settings), before, others(recipe, settings), say)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)

@@ -18,8 +18,9 @@ import numpy as np
 from heed import draw
 from heed.data.corpus import Record
 from heed.data.corpus.files import escaped
+from heed.data.store import class_number
 from heed.decode.labels import Calibration, Classes, Labeller, Text
-from heed.errors import DataError, RunError, nearest
+from heed.errors import RunError
 from heed.evaluate.sets import Facts, HeldOut, Job, Settings, find_set
 from heed.models import Classifier
 from heed.runs import write_whole
@@ -70,15 +71,7 @@ def answers_to(labeller: Labeller, records: Sequence[Record]) -> Answers:
 def numbers(records: Sequence[Record], classes: Classes) -> classification.Whole:
     """[n] the class of each text; a label that no class has is refused."""
     places = {name: i for i, name in enumerate(classes.names)}
-    for record in records:
-        if record.label not in places:
-            label, known = record.label or "", list(classes.names)
-            raise DataError(
-                f"label {label!r} is not one of {', '.join(known)}.{nearest(label, known)}",
-                where=str(record.place),
-                todo="Mend the label, or train on a file that has it.",
-            )
-    return np.array([places[record.label or ""] for record in records], np.int64)
+    return np.array([class_number(record, places) for record in records], np.int64)
 
 
 def _cooled(answers: Answers, calibration: Calibration) -> Answers:

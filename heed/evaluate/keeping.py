@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from heed.decode.facts import to_json
 from heed.errors import RunError
 from heed.evaluate.sets import Facts
 from heed.runs import write_whole
@@ -23,7 +24,7 @@ NEWEST = ("run", "system", "files")
 """What is said as it is now, though the figures are older."""
 
 
-def kept(folder: Path) -> dict[str, Facts]:
+def results(folder: Path) -> dict[str, Facts]:
     """Every result so far, by the name of its set."""
     path = folder / RESULTS
     if not path.exists():
@@ -64,10 +65,9 @@ def _names(name: str, files: Sequence[str], known: Sequence[str]) -> Iterator[st
 
 def keep(folder: Path, name: str, facts: Facts, before: dict[str, Facts]) -> None:
     """Write a result beside those on other sets; fuller figures of the same are not lost."""
-    new: Facts = json.loads(json.dumps(facts))  # as it will be read: no tuples
+    new: Facts = json.loads(to_json(facts))  # as it will be read: no tuples
     whole = before | {name: joined(before.get(name, {}), new)}
-    text = json.dumps(whole, indent=1, ensure_ascii=False)
-    write_whole(folder / RESULTS, text + "\n")
+    write_whole(folder / RESULTS, to_json(whole, indent=1) + "\n")
 
 
 def joined(old: Facts, new: Facts) -> Facts:

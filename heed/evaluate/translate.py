@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
+from heed import models
 from heed.api import Translator
-from heed.decode.texts import Translation
+from heed.decode.texts import Translation, decoding
 from heed.evaluate.sets import Facts, Job
-from heed.models import Translator as Model
 from heed.runs import write_whole
 from heed.score.assess import Assessment, assess
 from heed.score.systems import TABLES
@@ -18,7 +18,7 @@ from heed.score.systems import TABLES
 def facts(job: Job) -> list[Facts]:
     """Of each part of the set, how good the translations are; they are kept in the run folder."""
     job.say(f"Translating {len(job.records):,} texts…")
-    translator = Translator(cast("Model", job.model), job.tokenizer, job.recipe)
+    translator = Translator(cast("models.Translator", job.model), job.tokenizer, job.recipe)
     sources = [record.texts[0] for record in job.records]
     written = translator.translations(sources, **job.settings.decode)
     found = [_assess(job, written, rows) for rows in job.parts]
@@ -27,7 +27,7 @@ def facts(job: Job) -> list[Facts]:
         part.facts() | {"hit_limit": sum(written[i].cut for i in rows) / len(rows)}
         for part, rows in zip(found, job.parts, strict=True)
     ]
-    told[0]["decode"] = job.recipe.decode.model_dump() | dict(job.settings.decode)
+    told[0]["decode"] = decoding(job.recipe.decode, job.settings.decode).model_dump()
     return told
 
 

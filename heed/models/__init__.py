@@ -34,6 +34,10 @@ def build(
 
     `source_vocab` is for translation with a vocabulary of its own on the source side; without it
     both sides share one. `causal=False` is for `generate` by masked language modelling.
+
+    Every stack begins as one of two branches a layer, self-attention and feed-forward. The third of
+    a translator's decoder, cross-attention, is not counted, nor is a depth of its own: its branches
+    are no smaller for it.
     """
     model = _built(task, config, vocab, classes, source_vocab, causal)
     initialise(model, branches=2 * config.layers)

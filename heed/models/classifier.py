@@ -91,8 +91,7 @@ class Classifier(Base):
     ) -> Trace:
         """The same logits, with every attention weight and every layer's vectors."""
         out = self.states(ids, mask=mask, types=types, weights=True)
-        logits = self._classify(ids, out.x_bnw, mask)
-        return Trace(logits, encoder=out.self_weights, hidden={"encoder": out.hidden})
+        return Trace.of_one(self._classify(ids, out.x_bnw, mask), out, causal=False)
 
     def states(
         self,

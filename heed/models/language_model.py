@@ -52,8 +52,7 @@ class LanguageModel(Base):
         out = self.states(
             ids, mask=mask, positions=positions, segments=segments, types=types, weights=True
         )
-        hidden = {"decoder": out.hidden}
-        return Trace(self.head(out.x_bnw), decoder=out.self_weights, hidden=hidden)
+        return Trace.of_one(self.head(out.x_bnw), out, causal=self.causal)
 
     def states(
         self,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
+from heed.nn.flow import StackOutput
 from heed.nn.layers import TokenEmbedding, build_norm, token_power
 from heed.nn.lstm import LSTMStack
 from heed.nn.maps import ACTIVATIONS
@@ -98,3 +99,10 @@ class Trace:
     """Attention of the decoder to the source, [b, h, n, m] a layer."""
     hidden: dict[str, list[Tensor]] = field(default_factory=dict)
     """Vectors [b, n, w] after each layer, by stack ("encoder", "decoder")."""
+
+    @classmethod
+    def of_one(cls, logits: Tensor, out: StackOutput, *, causal: bool) -> Trace:
+        """That of a model of one stack: a decoder if it is causal, else an encoder."""
+        if causal:
+            return cls(logits, decoder=out.self_weights, hidden={"decoder": out.hidden})
+        return cls(logits, encoder=out.self_weights, hidden={"encoder": out.hidden})

@@ -48,9 +48,7 @@ class Reader(Base):
     ) -> Trace:
         """The same vectors in the place of logits, with every attention weight on the way."""
         out = self.states(ids, mask=mask, types=types, weights=True)
-        if self.causal:
-            return Trace(out.x_bnw, decoder=out.self_weights, hidden={"decoder": out.hidden})
-        return Trace(out.x_bnw, encoder=out.self_weights, hidden={"encoder": out.hidden})
+        return Trace.of_one(out.x_bnw, out, causal=self.causal)
 
     def states(
         self,

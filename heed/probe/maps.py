@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heed.data.batches import padded
 from heed.data.tokenizer import Tokenizer
-from heed.decode.align import by_word
+from heed.decode.align import by_word, cross_weights, links
 from heed.models import Translator
 from heed.score.evaluation import evaluating
 from heed.score.translation import Links, alignment_error
@@ -39,7 +38,7 @@ class CrossMap:
 
     def links(self, layer: int) -> set[tuple[int, int]]:
         """(source word, target word): where each target word looked most."""
-        return {(int(row.argmax()), i) for i, row in enumerate(self.averaged(layer))}
+        return set(links(self.averaged(layer)))
 
 
 def cross_maps(
@@ -65,25 +64,17 @@ def cross_map(model: Translator, tokenizer: Tokenizer, source: str, target: str)
 def _together(
     model: Translator, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[CrossMap]:
-    device = model.embedding.table.weight.device
     sources = tokenizer.encode_batch([source for source, _ in pairs])
     targets = tokenizer.encode_batch([target for _, target in pairs])
-    marks = tokenizer.specials
-    ended, begun = ([*ids, marks.eos] for ids in sources), ([marks.bos, *ids] for ids in targets)
-    read, mask = padded([np.array(ids) for ids in ended], _longest(sources), marks.pad)
-    written, _ = padded([np.array(ids) for ids in begun], _longest(targets), marks.pad)
-    trace = model.trace(read.to(device), written.to(device), mask=mask.to(device))
-    weights_blhnm = torch.stack(trace.cross, dim=1).double().cpu().numpy()
+    ids, marks = list(zip(sources, targets, strict=True)), tokenizer.specials
+    layers = cross_weights(model, ids, marks.bos, marks)
+    weights_blhnm = torch.stack(layers, dim=1).double().cpu().numpy()
     for (source, target), weights, s, t in zip(pairs, weights_blhnm, sources, targets, strict=True):
         source_words, target_words = source.split(), target.split()
         rows = tokenizer.words(target), len(target_words)
         columns = tokenizer.words(source), len(source_words)
         weights_lhnm = by_word(weights[:, :, : len(t), : len(s)], rows, columns)
         yield CrossMap(source_words, target_words, weights_lhnm)
-
-
-def _longest(texts: Sequence[Sequence[int]]) -> int:
-    return max(map(len, texts)) + 1
 
 
 def best_layer(maps: Sequence[CrossMap], gold: Sequence[Links]) -> int:

@@ -30,8 +30,8 @@ from heed.data.tokenizer import Tokenizer
 from heed.decode.limits import positions_of
 from heed.errors import ConfigError
 from heed.models import LanguageModel
+from heed.score.classification import RESAMPLES, SEED
 from heed.score.evaluation import evaluating
-from heed.score.translation import RESAMPLES
 
 Floats = NDArray[np.float64]
 CELLS = 1 << 13
@@ -40,7 +40,7 @@ LOGITS = 1 << 22
 """Logits held at once: what a CPU's cache takes."""
 DRAWS = 1 << 22
 """Documents drawn at once for an interval."""
-SEED, LN2 = 12345, math.log(2)
+LN2 = math.log(2)
 MEASURES = ("perplexity", "word_perplexity", "bits_per_byte")
 """What an interval is given for."""
 

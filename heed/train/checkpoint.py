@@ -3,7 +3,7 @@
 A checkpoint is a folder `step-N` with `tensors.safetensors` (weights, optimizer, generators) and
 `state.json` (plain numbers, and the checksum of the tensors). It is written under another name,
 flushed to the disk and renamed, so it is there whole or not at all; one that was damaged later
-is recognised, and the one before it serves.
+is recognised and put aside as `damaged-N`, and the one before it serves.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from heed.errors import RunError
 from heed.models.weights import read_weights, write_weights
 from heed.train.sharding import placed_like
 
-DRAFT = ".draft-"
+DRAFT, WHOLE, DAMAGED = ".draft-", "step-", "damaged-"
+"""How the names of folders begin: of one being written, of one written, of one put aside."""
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
     """Write checkpoint `step-N`; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     clear_drafts(folder)
-    draft, final = folder / f"{DRAFT}{step:09d}", folder / f"step-{step:09d}"
+    draft, final = folder / f"{DRAFT}{step:09d}", folder / f"{WHOLE}{step:09d}"
     draft.mkdir()
     try:
         write_tensors(draft / "tensors.safetensors", tensors)
@@ -51,7 +52,7 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, A
 
 def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The newest checkpoint that is whole; nothing at all where there is none."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    for path in sorted(folder.glob(f"{WHOLE}*"), reverse=True):
         try:
             facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
             if checksum(path / "tensors.safetensors") != facts["checksum"]:
@@ -62,9 +63,26 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Tensor]
     return {}, {}
 
 
+def any_in(folder: Path) -> bool:
+    """Whether a checkpoint was ever written here, be it damaged by now."""
+    return any(any(folder.glob(f"{kind}*")) for kind in (WHOLE, DAMAGED))
+
+
+def put_aside(folder: Path, after: int) -> None:
+    """Rename the checkpoints after this step, from which a run goes on: they were found damaged.
+
+    Else `prune` would count them as the newest, and remove those that are whole.
+    """
+    for path in folder.glob(f"{WHOLE}*"):
+        if path.name > f"{WHOLE}{after:09d}":
+            aside = folder / path.name.replace(WHOLE, DAMAGED)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
-    for path in sorted(folder.glob("step-*"))[:-keep]:
+    for path in sorted(folder.glob(f"{WHOLE}*"))[:-keep]:
         shutil.rmtree(path)
 
 

@@ -47,6 +47,18 @@ def weights_of(recipe: Recipe, classes: Classes, train: Batches) -> tuple[float,
         return None
     if told == "balanced":
         return tuple((counts.sum() / (len(counts) * counts)).tolist())
+    _refuse_others(told, classes)
+    return tuple(told.get(name, 1.0) for name in classes.names)
+
+
+def refuse_unknown(recipe: Recipe, train: Corpus) -> None:
+    """Weights for classes that the training text does not name. Without any, it is not read."""
+    told = recipe.train.class_weights
+    if isinstance(told, dict):
+        _refuse_others(told, classes_of(train))
+
+
+def _refuse_others(told: dict[str, float], classes: Classes) -> None:
     unknown = [name for name in told if name not in classes.names]
     if unknown:
         known = list(classes.names)
@@ -56,7 +68,6 @@ def weights_of(recipe: Recipe, classes: Classes, train: Batches) -> tuple[float,
                 f"{', '.join(known)}.{nearest(unknown[0], known)}"
             ]
         )
-    return tuple(told.get(name, 1.0) for name in classes.names)
 
 
 def _counts(classes: Classes, train: Batches) -> NDArray[np.int64]:

@@ -28,6 +28,11 @@ SMALL = 2**21
 TRIED = 5
 """Updates timed for an estimate, after one to warm up."""
 
+NO_TEST = (
+    "[train] evaluate_test scores the test set, and there is none: name its files with "
+    "--set 'data.test=[\"FILE\", …]', or leave it out with --set train.evaluate_test=false."
+)
+
 
 @one_voice()
 def recipe(
@@ -39,7 +44,11 @@ def recipe(
     precision: str | None,
     folder: Path | None = None,
 ) -> tuple[Recipe, str]:
-    """The recipe named, or an empty one, as the command line changes it; and its name."""
+    """The recipe named, or an empty one, as the command line changes it; and its name.
+
+    Files to learn from take the place of all text that the recipe names, but for what is in
+    `folder`: a test set of another text would be in another language, or not there.
+    """
     tables: dict[str, Any] = {}
     where = None
     if name is not None:
@@ -52,6 +61,10 @@ def recipe(
         data = _inside(folder, data)
         if pieces := tables.get("tokenizer", {}).get("text"):
             tables["tokenizer"] = tables["tokenizer"] | {"text": _placed(folder, pieces)}
+    elif train:
+        data = {key: value for key, value in data.items() if key not in ("test", "sets")}
+        if pieces := tables.get("tokenizer"):
+            tables["tokenizer"] = {key: v for key, v in pieces.items() if key != "text"}
     if train:
         data.pop("world", None)
         data |= {"train": list(train), "dev": list(dev or ())}
@@ -62,6 +75,8 @@ def recipe(
     tables["data"] = data
     extra = [f"train.precision={precision}"] if precision else []
     resolved = Recipe.of(changed(tables, [*(changes or ()), *extra]), where=where)
+    if resolved.train.evaluate_test and not resolved.data.test and resolved.data.world is None:
+        raise ConfigError([NO_TEST])
     return resolved, Path(name).stem if name else resolved.task
 
 

@@ -16,7 +16,7 @@ from heed import draw
 from heed.config import Recipe
 from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
-from heed.errors import DataError, HeedError, HeedWarning, RunError
+from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError
 from heed.models import Model, holding
 from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
@@ -26,7 +26,7 @@ from heed.train import checkpoint
 from heed.train.distributed import World, joined, refuse
 from heed.train.feed import Feed
 from heed.train.loop import Loop
-from heed.train.optim import CAPTURABLE, OptimizerSettings, build_optimizer
+from heed.train.optim import CAPTURABLE, build_optimizer, settings_of
 from heed.train.origin import Origin, settled
 from heed.train.schedules import schedule
 from heed.train.setup import Parts, Say, choose_device, prepare, refuse_nonsense
@@ -51,7 +51,7 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
         try:
             _train(run, recipe, chosen, world, console, origin)
-        except (DataError, OSError):  # text that cannot be read, a disk that cannot be written to
+        except (ConfigError, DataError, OSError):  # nothing learnt is in the way of a second try
             if world.first:
                 run.forget()
             raise
@@ -94,7 +94,8 @@ def _train(
             _keep_lines(run, loop.state.lines)
             facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
             run.write_environment({"data": parts.data_hashes, **facts})
-        with View(console, total=loop.steps, start=loop.state.step) as view:
+        shown = View(console, total=loop.steps, start=loop.state.step)
+        with shown as view, loop.ledger.tracked():
             with memory_guard(recipe):
                 loop.train(view)
             weights = loop.ledger.choose(view) if world.first else {}
@@ -135,18 +136,18 @@ def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:
         refuse_misfit(parts.model.state_dict(), found, where=where)
         state.restore(tensors, facts)
         say(f"Going on from step {state.step}.")
-    elif parts.begun and parts.recipe.init.run is not None:
+    elif parts.begun:
         raise RunError(
-            "none of its checkpoints is whole, and this run did not begin with random weights.",
+            "none of its checkpoints is whole, so there is nothing to go on from.",
             where=str(run.folder),
-            todo="Remove its checkpoints folder to begin anew.",
+            todo="Put one back from a copy, or remove its checkpoints folder to begin anew.",
         )
     _refuse_different_steps(state, run)
+    if world.first:
+        checkpoint.put_aside(run.checkpoints, after=state.step)
     parts.model.train()
     ahead = Ahead(steps - state.step, parts.train.shapes(), feed.example())
-    step = build_step(
-        parts.recipe, parts.model, state, ahead, bf16=parts.bf16, say=say, objective=shared
-    )
+    step = build_step(parts.recipe, shared, state, ahead, bf16=parts.bf16, say=say)
     warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
     factor = schedule(settings.schedule, warmup=warmup, steps=steps, floor=settings.lr_floor)
     return Loop(parts, step, run, feed, factor, steps)
@@ -157,15 +158,7 @@ def _optimizer(parts: Parts) -> Optimizer:
     captured = parts.device.type == "cuda" and not parts.world.several
     return build_optimizer(
         parts.model,
-        OptimizerSettings(
-            name=settings.optimizer,
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            betas=(settings.betas[0], settings.betas[1]) if settings.betas else None,
-            momentum=settings.momentum,
-            muon_lr=settings.muon_lr,
-            layer_decay=settings.layer_decay,
-        ),
+        settings_of(settings),
         lr_tensor=captured and settings.optimizer in CAPTURABLE,
     )
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from heed.errors import ConfigError, nearest
+from heed.errors import ConfigError
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
-from heed.runs import FALLING, Run
+from heed.runs import Run, worth
 from heed.score.dev import dev_bleu
 from heed.score.evaluation import evaluate
 from heed.train import checkpoint
 from heed.train.feed import Feed
+from heed.train.sense import unknown_best
 from heed.train.setup import Parts
 from heed.train.state import EPOCH, RECENT, State
-from heed.train.track import flat, open_trackers
+from heed.train.track import Tracker, flat, open_trackers
 from heed.train.view import View
-
-METRICS = ("loss", "perplexity", "accuracy")
 
 
 class Ledger:
@@ -30,14 +31,20 @@ class Ledger:
     def __init__(self, parts: Parts, state: State, run: Run, feed: Feed) -> None:
         self.parts, self.state, self.run, self.feed = parts, state, run, feed
         self.settings, self.world = parts.recipe.train, state.world
-        known = [f"{name}/{metric}" for name in parts.sets for metric in METRICS]
-        known += [f"{name}/bleu" for name in parts.pairs]
-        if self.settings.best not in known:
-            hint = nearest(self.settings.best, known)
-            options = ", ".join(known)
-            message = f"best cannot be {self.settings.best!r}: it is one of {options}.{hint}"
-            raise ConfigError([f"[train] {message}"])
-        self.trackers = open_trackers(self.settings.track if self.world.first else (), run)
+        self.trackers: list[Tracker] = []
+        complaints = list(unknown_best(self.settings.best, parts.sets, parts.pairs))
+        if complaints:
+            raise ConfigError(complaints)
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """While this lasts, metrics go to the trackers as well, which are closed however it ends.
+
+        Only training asks for it: what merely tries a recipe leaves nothing elsewhere.
+        """
+        with open_trackers(self.settings.track if self.world.first else (), self.run) as opened:
+            self.trackers = opened
+            yield
 
     def log(self, lr: float, view: View) -> None:
         """A line of metrics: the training loss since the last one."""
@@ -91,7 +98,7 @@ class Ledger:
         state = self.state
         name, _, metric = self.settings.best.partition("/")
         value, best = sets[name][metric], state.best
-        better = best is None or (value < best if metric in FALLING else value > best)
+        better = best is None or worth(value, metric) > worth(best, metric)
         if better:
             state.best = value
         return better
@@ -110,8 +117,6 @@ class Ledger:
             self._line("average", {"kept": better, **sets}, view)
             view.say(f"The mean of the last weights is {'' if better else 'not '}better.")
             best = mean if better else best
-        for tracker in self.trackers:
-            tracker.close()
         return best
 
     def save(self) -> None:

@@ -33,6 +33,8 @@ class Loop:
         evaluate_every = settings.evaluate_every or self.feed.steps_per_epoch
         checkpoint_every = settings.checkpoint_every or evaluate_every
         state.model.train()
+        if self._gives_up(view):  # a run that stopped early, and died before its last weights
+            return
         with Interrupt() as interrupt:
             for batches in self.feed.walk(state.step, self.steps):
                 self.update(batches)
@@ -53,9 +55,16 @@ class Loop:
                         todo=f"Go on with: {self.world.command} resume {self.run.folder}",
                         code=STOPPED if self.world.several else interrupt.code,
                     )
-                if settings.patience is not None and state.worse >= settings.patience:
-                    view.say(f"No better for {state.worse} evaluations: stopping early.")
+                if self._gives_up(view):
                     break
+
+    def _gives_up(self, view: View) -> bool:
+        """Whether nothing got better for too long; says so."""
+        worse, patience = self.state.worse, self.settings.patience
+        if patience is None or worse < patience:
+            return False
+        view.say(f"No better for {worse} evaluations: stopping early.")
+        return True
 
     def _due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self.steps

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
+from heed.config import TrainConfig
 from heed.errors import ConfigError, HeedError, nearest
 from heed.models.depth import heights
 from heed.train.rules import Adagrad, Group, Lion, Muon
@@ -22,6 +23,9 @@ OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
 CAPTURABLE = frozenset(OPTIMIZERS) - {"adafactor"}
 """Those whose step a CUDA graph can hold, built with `lr_tensor=True`; Adafactor asks the host."""
 
+EPS = 1e-8
+"""Added to what Adam, AdamW and Adagrad divide by."""
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
@@ -29,14 +33,14 @@ class OptimizerSettings:
 
     | rule        | reads                     | weight decay                                   |
     |-------------|---------------------------|------------------------------------------------|
-    | `adamw`     | betas (0.9, 0.98), eps    | decoupled, Loshchilov and Hutter (2019)        |
-    | `adam`      | betas (0.9, 0.98), eps    | in the gradient (L2), Kingma and Ba (2015)     |
-    | `sgd`       | momentum 0.9, nesterov no | in the gradient                                |
-    | `adagrad`   | eps                       | in the gradient, Duchi et al. (2011)           |
+    | `adamw`     | betas (0.9, 0.98)         | decoupled, Loshchilov and Hutter (2019)        |
+    | `adam`      | betas (0.9, 0.98)         | in the gradient (L2), Kingma and Ba (2015)     |
+    | `sgd`       | momentum 0.9              | in the gradient                                |
+    | `adagrad`   |                           | in the gradient, Duchi et al. (2011)           |
     | `adafactor` | lr caps its relative step | decoupled, Shazeer and Stern (2018)            |
     | `lion`      | betas (0.9, 0.99)         | decoupled, Chen et al. (2023)                  |
-    | `muon`      | momentum 0.95, nesterov   | decoupled, Jordan et al. (2024); `adamw` for   |
-    |             | yes, muon_lr              | all that is not a hidden matrix                |
+    | `muon`      | momentum 0.95 (Nesterov), | decoupled, Jordan et al. (2024); `adamw` for   |
+    |             | muon_lr                   | all that is not a hidden matrix                |
 
     Adam's betas are those of Vaswani et al. (2017). `muon_lr` is the rate of the hidden matrices;
     None gives them `lr`, for Muon's update is scaled to be as large as AdamW's (see `Muon`).
@@ -46,9 +50,7 @@ class OptimizerSettings:
     lr: float = 1e-3
     weight_decay: float = 0.0
     betas: tuple[float, float] | None = None
-    eps: float = 1e-8
     momentum: float | None = None
-    nesterov: bool | None = None
     muon_lr: float | None = None
     layer_decay: float = 1.0
     """The rate of layer l of L is lr · layer_decay^(L + 1 - l): a head, as layer L + 1, learns at
@@ -69,15 +71,25 @@ class OptimizerSettings:
                 yield f"{key} must be a number above 0, not {rate}."
         if not 0.0 < self.layer_decay <= 1.0:
             yield f"layer_decay must be above 0 and at most 1, not {self.layer_decay}."
-        for key, value in (("weight_decay", self.weight_decay), ("eps", self.eps)):
-            if not 0.0 <= value < math.inf:
-                yield f"{key} must be 0 or more, not {value}."
+        if not 0.0 <= self.weight_decay < math.inf:
+            yield f"weight_decay must be 0 or more, not {self.weight_decay}."
         if self.betas is not None and not all(0.0 <= beta < 1.0 for beta in self.betas):
             yield f"betas must each be at least 0 and below 1, not {self.betas}."
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             yield f"momentum must be at least 0 and below 1, not {self.momentum}."
-        if self.nesterov and self.momentum == 0.0:
-            yield "nesterov looks ahead along the momentum, so momentum must be above 0."
+
+
+def settings_of(train: TrainConfig) -> OptimizerSettings:
+    """What a recipe says of its optimizer."""
+    return OptimizerSettings(
+        name=train.optimizer,
+        lr=train.lr,
+        weight_decay=train.weight_decay,
+        betas=None if train.betas is None else (train.betas[0], train.betas[1]),
+        momentum=train.momentum,
+        muon_lr=train.muon_lr,
+        layer_decay=train.layer_decay,
+    )
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
@@ -230,21 +242,19 @@ def rates(optimizer: Optimizer, base_lr: float) -> str:
 def _rule(settings: OptimizerSettings) -> tuple[Callable[..., Optimizer], dict[str, Any]]:
     """The class behind a name, with the settings it reads."""
     betas = None if settings.betas is None else tuple(map(float, settings.betas))
-    adam = {"betas": betas or (0.9, 0.98), "eps": settings.eps}
+    adam = {"betas": betas or (0.9, 0.98), "eps": EPS}
     lion = {"betas": betas or (0.9, 0.99)}
     momentum = 0.9 if settings.name == "sgd" else 0.95
     if settings.momentum is not None:
         momentum = settings.momentum
-    sgd = {"momentum": momentum, "nesterov": settings.nesterov is True}
-    muon = adam | {"momentum": momentum, "nesterov": settings.nesterov is not False}
     rules: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
         "adamw": (AdamW, adam),
         "adam": (Adam, adam),
-        "sgd": (SGD, sgd),
-        "adagrad": (Adagrad, {"eps": settings.eps}),
+        "sgd": (SGD, {"momentum": momentum}),
+        "adagrad": (Adagrad, {"eps": EPS}),
         "adafactor": (Adafactor, {}),
         "lion": (Lion, lion),
-        "muon": (Muon, muon),
+        "muon": (Muon, adam | {"momentum": momentum}),
     }
     return rules[settings.name]
 

@@ -22,7 +22,7 @@ from heed.models import LanguageModel, Model, Translator, pretrained
 from heed.models.depth import Height, heights
 from heed.models.pretrained.architecture import KINDS, AnyModel
 from heed.models.pretrained.facts import CONFIG
-from heed.models.pretrained.forms import OF_CLASSES, meaning
+from heed.models.pretrained.forms import OF_CLASSES, OF_GRAMS, meaning
 from heed.models.weights import read_weights
 from heed.nn import lora
 from heed.runs import Run
@@ -107,9 +107,15 @@ def settled(recipe: Recipe) -> tuple[Recipe, Origin | None]:
         wrong.append(f"[tokenizer] text is of no use: the tokenizer comes from {origin.name}.")
     if wrong:
         raise ConfigError(wrong)
-    model = ModelConfig(**(origin.model.model_dump() | _told(recipe.model)))
+    model = ModelConfig(**(origin.model.model_dump() | _dropped(recipe) | _told(recipe.model)))
     tokenizer = TokenizerConfig(**pieces, dropout=recipe.tokenizer.dropout)
     return replace(recipe, model=model, tokenizer=tokenizer), origin
+
+
+def _dropped(recipe: Recipe) -> dict[str, Any]:
+    """Keys of an origin that are as if it had never set them: of runs of tokens, where none are."""
+    none = recipe.task != "classify" or _told(recipe.model).get("ngrams") == 1
+    return ModelConfig().model_dump(include=OF_GRAMS) if none else {}
 
 
 def _told(section: Section) -> dict[str, Any]:
@@ -129,6 +135,8 @@ def _contradictions(
 def complaints(recipe: Recipe) -> list[str]:
     """What `[init]` asks of this recipe's model that it cannot do."""
     init, model, found = recipe.init, recipe.model, []
+    if init.run is not None and recipe.task != "classify" and model.ngrams > 1:
+        found.append(f"[model] ngrams is for task 'classify', not {recipe.task!r}.")
     if isinstance(init.freeze, int) and init.freeze > model.layers:
         found.append(f"[init] freeze cannot be {init.freeze}: the model has {model.layers} layers.")
     bare = model.tie_embeddings and not (model.head_map or model.head_bias)
@@ -160,7 +168,7 @@ def begin(model: Model, task: str, origin: Origin, say: Say, classes: Sequence[s
         found = origin.weights.get(there)
         if found is not None and (len(found), len(weight)) == vocabularies:
             found = found[: len(weight)]  # rows that no id of the tokenizer stands for
-        body = name not in places or places[name].is_body
+        body = _part(name) != "grams" and (name not in places or places[name].is_body)
         fits = found is not None and found.shape == weight.shape
         if found is not None and fits and (_part(name) != "head" or same):
             taken[name] = found

@@ -150,13 +150,12 @@ class Muon(Guarded):
         params: list[Group],
         *,
         momentum: float = 0.95,
-        nesterov: bool = True,
         **adamw: Any,
     ) -> None:
         # AdamW holds no parameters of its own: at each step it is lent this one's groups and
         # state, so that there is one state to save.
         self._adamw = AdamW([{"params": []}], **adamw)
-        defaults = self._adamw.defaults | {"momentum": momentum, "nesterov": nesterov}
+        defaults = self._adamw.defaults | {"momentum": momentum}
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -179,14 +178,13 @@ class Muon(Guarded):
             return
         _blend_(momenta, grads, self.share(1.0 - group["momentum"]))
         lr = group["lr"] * self.share(1.0)
-        ahead = group["momentum"] if group["nesterov"] else 1.0
         same_shape: dict[torch.Size, list[int]] = defaultdict(list)
         for index, parameter in enumerate(params):
             same_shape[parameter.shape].append(index)
         # Layers repeat, so a model has few shapes: one batched product serves all of one shape.
         for shape, chosen in same_shape.items():
             u = torch.stack([grads[i] for i in chosen])
-            u = u.lerp(torch.stack([momenta[i] for i in chosen]), ahead)
+            u = u.lerp(torch.stack([momenta[i] for i in chosen]), group["momentum"])
             updates = orthogonalise(u) * (lr * (0.2 * math.sqrt(max(shape))))
             _decay_and_subtract([params[i] for i in chosen], updates.unbind(), lr, group)
 

@@ -23,10 +23,10 @@ from heed.models import Classifier, Model, build
 from heed.nn.positions import ENCODINGS
 from heed.runs import Run
 from heed.score.dev import Pair, pairs_of
-from heed.train import contrast, small
+from heed.train import checkpoint, contrast, sense, small
 from heed.train import origin as origins
 from heed.train.aside import DEV_SHARE, set_aside
-from heed.train.classes import classes_of, weights_of
+from heed.train.classes import classes_of, refuse_unknown, weights_of
 from heed.train.distributed import ALONE, World
 from heed.train.kindle import kindled
 from heed.train.origin import Origin
@@ -59,7 +59,7 @@ class Parts:
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
     """Source and reference of the sets whose BLEU is asked for at every evaluation."""
     begun: bool = False
-    """Whether there are checkpoints, from which the weights are to come."""
+    """Whether there are checkpoints, from which the weights are to come; whole or not."""
     class_weights: tuple[float, ...] | None = None
     """What a text of each class counts for; None, all alike."""
 
@@ -78,7 +78,7 @@ def prepare(
     Among several ranks the first goes ahead where files are written; the others find them.
     `origin` is what the recipe begins from, where it is open already.
     """
-    begun = any(run.checkpoints.glob("step-*"))
+    begun = checkpoint.any_in(run.checkpoints)
     if origin is None and recipe.init.run is not None and not begun:
         with world.in_turn():
             origin = origins.open_origin(recipe.init.run)
@@ -156,34 +156,24 @@ def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, li
 
 def refuse_nonsense(recipe: Recipe) -> None:
     """Before anything is written: keys that make no sense together, files that are not there."""
-    masked = recipe.train.objective == "masked"
     complaints = []
     if not recipe.data.train and recipe.data.world is None:
         complaints.append(
             "There is no text to learn from: name files (--train FILE, data.train), or data.world."
         )
-    if (recipe.data.pack or recipe.data.blocks) and (recipe.task != "generate" or masked):
-        key = "pack" if recipe.data.pack else "blocks"
-        complaints.append(f"[data] {key} is for language models that predict the next token.")
-    if masked and recipe.task != "generate":
-        complaints.append(
-            f"[train] objective 'masked' is for task 'generate', not {recipe.task!r}."
-        )
-    if recipe.train.evaluate_bleu and recipe.task != "translate":
-        complaints.append("[train] evaluate_bleu is for task 'translate'.")
     limit = ENCODINGS[recipe.model.position].limit(recipe.model)
     if limit is not None and recipe.data.max_length > limit:
         complaints.append(
             f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
             f"{recipe.model.position!r}: raise model.max_positions or lower data.max_length."
         )
-    complaints += [*origins.complaints(recipe), *small.complaints(recipe)]
-    complaints += contrast.complaints(recipe)
+    for part in (sense, origins, small, contrast):
+        complaints += part.complaints(recipe)
     if complaints:
         raise ConfigError(complaints)
     tokenizer_text(recipe)
     if recipe.data.world is None:
-        open_corpora(recipe)
+        refuse_unknown(recipe, open_corpora(recipe)["train"])
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:

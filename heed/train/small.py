@@ -10,16 +10,11 @@ from heed.config import Recipe
 def complaints(recipe: Recipe) -> Iterator[str]:
     """What makes no sense, a sentence each."""
     data = recipe.data
-    for key in ("both", "denoise"):
-        if getattr(data, key) and recipe.task != "translate":
-            yield f"[data] {key} is for task 'translate', not {recipe.task!r}."
     if data.both and not recipe.model.tie_embeddings:
         yield (
             "[data] both reads and writes either language, so it needs one table for both: set "
             "model.tie_embeddings = true."
         )
-    if recipe.train.hide_source and recipe.task != "translate":
-        yield f"[train] hide_source is for task 'translate', not {recipe.task!r}."
     model = recipe.model
     shares = (model.dropout, model.attention_dropout, model.feed_forward_dropout)
     if recipe.train.rdrop and not any(shares):

@@ -21,9 +21,7 @@ from heed.config import Recipe
 from heed.data.batches import Batch
 from heed.data.shapes import Shape
 from heed.errors import ConfigError
-from heed.models import Model
 from heed.nn.stack import Block
-from heed.score.objective import Objective
 from heed.train.graphs import GraphStep, blank
 from heed.train.optim import CAPTURABLE
 from heed.train.state import State
@@ -48,23 +46,19 @@ class Ahead:
 
 def build_step(
     recipe: Recipe,
-    model: Model,
+    objective: nn.Module,
     state: State,
     ahead: Ahead,
     *,
     bf16: bool,
     say: Say,
-    objective: nn.Module | None = None,
 ) -> Step:
     """The step a recipe names; by `auto`, the one that will be done first.
 
-    `objective` is the model's as several ranks share it.
+    `objective` is the model's, where several ranks share it as they do.
     """
     if state.device.type == "cpu":
         keep_memory()
-    objective = objective or Objective(
-        model, label_smoothing=recipe.train.label_smoothing, rdrop=recipe.train.rdrop
-    )
     make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.speed
     if speed == "graphs" and state.world.several:
         speed = "auto"

@@ -5,8 +5,10 @@ None of them is needed; each is imported only when a recipe asks for it (`train.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from heed.errors import ConfigError
@@ -79,9 +81,16 @@ TRACKERS: dict[str, type[TensorBoard | WandB | MLflow]] = {
 }
 
 
-def open_trackers(names: Sequence[str], run: Run) -> list[Tracker]:
-    """The trackers a recipe asks for."""
-    return [TRACKERS[name](run) for name in names]
+def complaints(names: Sequence[str]) -> Iterator[str]:
+    """Which of these are not installed, a sentence each."""
+    return (_missing(name) for name in names if find_spec(name) is None)
+
+
+@contextmanager
+def open_trackers(names: Sequence[str], run: Run) -> Iterator[list[Tracker]]:
+    """The trackers a recipe asks for, closed at the end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(TRACKERS[name](run))) for name in names]
 
 
 def flat(event: str, values: Mapping[str, Any]) -> dict[str, float]:
@@ -99,6 +108,8 @@ def _module(package: str, name: str | None = None) -> Any:
     try:
         return import_module(name or package)
     except ImportError:
-        raise ConfigError(
-            [f"[train] track asks for {package}, which is not installed: pip install {package}."]
-        ) from None
+        raise ConfigError([_missing(package)]) from None
+
+
+def _missing(package: str) -> str:
+    return f"[train] track asks for {package}, which is not installed: pip install {package}."

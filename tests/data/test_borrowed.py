@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from heed.data.batch import Stretch, to_classify, to_continue, to_translate, to_unmask
+from heed.data.batch import (
+    Batch,
+    Stretch,
+    hidden,
+    to_classify,
+    to_continue,
+    to_translate,
+    to_unmask,
+)
 from heed.data.borrowed import Borrowed
 from heed.data.corpus import open_corpus
-from heed.data.specials import OWN, Specials
+from heed.data.noise import spoiled
+from heed.data.specials import OWN
 from heed.data.store import Store, open_store
 from heed.data.tokenizer import SPECIALS, Tokenizer
 from heed.errors import DataError
@@ -232,5 +242,23 @@ def test_what_is_hidden_shows_their_mask(tmp_path: Path) -> None:
     batch = to_unmask(stretch(store, 0, 0), 40, share=0.9, vocab=store.vocab, random=random)
     mask = loaded(tmp_path, "wordpiece").specials.mask
     assert batch.ids.flatten().tolist().count(mask or 0) > 10
-    with pytest.raises(DataError, match="no mask token"):
-        Specials(mask=None).masking()
+
+
+def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> None:
+    """Whoever tunes such a model is told what to leave out."""
+    store = store_of(tmp_path, "translate", "unigram", [f"{line}\t{line}" for line in LINES])
+    (sources, texts), random = (stretch(store, i, 0) for i in range(2)), np.random.default_rng(0)
+    marks = texts.specials
+    assert marks.mask is None
+    pairs = to_translate(sources, texts, 40, 40)
+    asking: dict[str, Callable[[], Batch]] = {
+        "train.hide_source": lambda: hidden(pairs, 0.5, random, marks),
+        "train.token_dropout": lambda: hidden(to_classify(texts, 40, None), 0.5, random, marks),
+        "data.denoise": lambda: spoiled(pairs, random, marks),
+        "train.objective = 'masked'": lambda: to_unmask(
+            texts, 40, share=0.5, vocab=store.vocab, random=random
+        ),
+    }
+    for key, ask in asking.items():
+        with pytest.raises(DataError, match=f"no mask token.* Leave {key} out"):
+            ask()

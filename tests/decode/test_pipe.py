@@ -132,5 +132,6 @@ def test_texts_a_file_or_a_pipe(tmp_path: Path) -> None:
 
 def test_a_flag_about_sampling_asks_for_it() -> None:
     assert pipe.chosen({"beam": 4, "top_k": None, "device": "cpu"}) == {"beam": 4}
-    assert pipe.chosen({"top_k": 5}) == {"sample": True, "beam": 1, "top_k": 5}
+    for flag in ({"top_k": 5}, {"temperature": 0.5}, {"seed": 3}):
+        assert pipe.chosen(flag) == {"sample": True} | flag
     assert pipe.chosen({"beam": 4, "sample": True})["beam"] == 4

@@ -15,7 +15,7 @@ from heed.config import DecodeConfig
 from heed.data.tokenizer import UNK, Tokenizer
 from heed.decode import align
 from heed.decode.split import parts
-from heed.decode.texts import Scribe, Translation, listed, several, strategy
+from heed.decode.texts import Scribe, Translation, decoding, listed, several, strategy
 from heed.errors import ConfigError, DataError
 from heed.models import Translator, build
 
@@ -45,6 +45,30 @@ def scribe(kind: str = "bpe", longest: int = 20, **settings: Any) -> Scribe:
     return Scribe(
         [model.eval()], tokenizer, told, longest=longest, nbest=nbest, alignments=bool(aligned)
     )
+
+
+# ----------------------------------------------------------------------------- what is asked for
+
+a_way = st.fixed_dictionaries(
+    {}, optional={"sample": st.booleans(), "beam": st.integers(1, 5), "seed": st.integers(0, 9)}
+)
+
+
+@given(recipe=a_way, told=a_way)
+def test_what_is_told_goes_over_the_recipe(recipe: dict[str, Any], told: dict[str, Any]) -> None:
+    """All of it, whatever the recipe's way is; only who tells of both ways is refused."""
+    if recipe.get("sample"):
+        recipe["beam"] = 1
+    before = DecodeConfig(**recipe)
+    if told.get("sample") and told.get("beam", 1) > 1:
+        with pytest.raises(ConfigError, match="two ways"):
+            decoding(before, told)
+        return
+    after = decoding(before, told).model_dump()
+    assert after | told == after
+    ways = {"sample", "beam"}
+    if not ways & told.keys():
+        assert after == before.model_dump() | told
 
 
 # ---------------------------------------------------------------------------------- one for each

@@ -212,6 +212,17 @@ def test_a_reader_is_what_stands_below_a_head() -> None:
         Reader(tiny(), vocab=VOCAB).summary(ids)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_trace_lies_under_what_its_stack_is(causal: bool) -> None:
+    """Alike with a head and without: what reads both ways is an encoder."""
+    config, (ids,) = tiny(), texts([5])
+    headed = cast(LanguageModel, build("generate", config, vocab=VOCAB, causal=causal))
+    for model in (headed, Reader(config, vocab=VOCAB, causal=causal)):
+        trace = model.eval().trace(ids[None])
+        assert [len(trace.decoder), len(trace.encoder)] == ([2, 0] if causal else [0, 2])
+        assert list(trace.hidden) == ["decoder" if causal else "encoder"]
+
+
 # ------------------------------------------------------------------------------------ refused
 
 

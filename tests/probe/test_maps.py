@@ -9,6 +9,7 @@ import torch
 from heed.config import ModelConfig
 from heed.data import world
 from heed.data.tokenizer import BOS, EOS, Tokenizer
+from heed.decode.align import links
 from heed.models import Translator, build
 from heed.probe.maps import best_layer, cross_map, cross_maps
 
@@ -60,6 +61,15 @@ def test_rows_sum_to_one_less_what_the_end_mark_got(
         sums = found.weights_lhnm.sum(axis=-1)
         assert (sums <= 1 + 1e-9).all()
         assert (sums > 0).all()
+
+
+@pytest.mark.parametrize("pair", [("", "le chat"), ("  ", ""), ("the cat", "")])
+def test_what_is_blank_is_linked_to_nothing(
+    model: Translator, tokenizer: Tokenizer, pair: tuple[str, str]
+) -> None:
+    """As in the alignments of `heed translate`."""
+    for found in cross_maps(model, tokenizer, [pair, PAIRS[0]])[:1]:
+        assert found.links(0) == {*links(found.averaged(0))} == set()
 
 
 def test_the_best_layer_agrees_best(model: Translator, tokenizer: Tokenizer) -> None:

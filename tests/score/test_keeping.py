@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def results(run: Path) -> dict[str, Any]:
-    return keeping.kept(run)
+    return keeping.results(run)
 
 
 def another(text: Path, folder: str) -> list[str]:

@@ -20,6 +20,7 @@ from heed.config import Recipe
 from heed.errors import RunError, StoppedError
 from heed.runs import Run
 from heed.train import checkpoint, engine
+from heed.train.ledger import Ledger
 from heed.train.optim import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,63 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_pat
     assert newest.name in said[0]
     engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between writing a checkpoint and removing the one before; then stopped on the way."""
+    told = recipe(corpus, keep=1)
+    engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    with monkeypatch.context() as patch, dies_at(8):
+        patch.setattr(checkpoint, "prune", lambda folder, keep: None)
+        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    run = Run(tmp_path / "broken")
+    (run.checkpoints / "step-000000006" / "tensors.safetensors").write_bytes(b"")
+    with asked_at(4, signal.SIGINT), pytest.raises(StoppedError):
+        engine.resume(run.folder, device="cpu", console=QUIET)
+    assert checkpoint.newest(run.checkpoints, print)[1]["step"] == 5
+    engine.resume(run.folder, device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(run)
+
+
+def test_without_a_whole_checkpoint_a_run_does_not_begin_anew_unasked(
+    corpus: Path, tmp_path: Path
+) -> None:
+    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    with dies_at(8):
+        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    run = Run(tmp_path / "broken")
+    for tensors in run.checkpoints.rglob("tensors.safetensors"):
+        tensors.write_bytes(b"")
+    before = outcome_so_far(run.folder)
+    for _ in range(2):
+        with pytest.raises(RunError, match="none of its checkpoints is whole"):
+            engine.resume(run.folder, device="cpu", console=QUIET)
+        assert outcome_so_far(run.folder) == before
+    shutil.rmtree(run.checkpoints)  # as it says
+    engine.resume(run.folder, device="cpu", console=QUIET)
+    assert outcome(tmp_path / "whole") == outcome(run)
+
+
+def test_a_run_that_stopped_early_makes_no_update_more(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when its last checkpoint was written, and its chosen weights were not."""
+    every = {"evaluate_every": 1, "checkpoint_every": 1, "log_every": 1}
+    told = recipe(corpus, steps=60, lr=1.0, patience=2, **every)
+    whole = engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    assert whole.metrics()[-1]["step"] < 60
+
+    def dies(self: Ledger, view: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "choose", dies)
+        with pytest.raises(Killed):
+            engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert outcome(whole) == outcome(broken)
 
 
 @pytest.mark.parametrize("left", [0, 1, 30, -1])

@@ -95,6 +95,10 @@ ORIGINS: dict[str, dict[str, Any]] = {
     "next": {"task": "generate", "model": {"tie_embeddings": False}},
     "classify": {"task": "classify"},
     "translate": {"task": "translate", "model": {"tie_embeddings": False}},
+    "grams": {
+        "task": "classify",
+        "model": {"ngrams": 2, "ngram_buckets": 60, "ngram_contrast": 1.0},
+    },
     "lstm": {"task": "generate", "model": {"family": "lstm", "feed_forward": None}},
 }
 
@@ -283,6 +287,28 @@ def test_what_says_the_same_in_other_words_is_not(text: Path, origins: Path) -> 
     assert whole.model.pooling == "first"
 
 
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("grams", [{}, {"ngrams": 1}])
+def test_only_a_classifier_takes_over_runs_of_tokens(
+    text: Path, origins: Path, task: str, grams: dict[str, Any]
+) -> None:
+    """Unset or set to none, they hinder no other task; and a classifier may do without."""
+    init = {"from": str(origins / "grams")}
+    whole, _ = settled(told(text, task, init=init, model=grams))
+    assert whole.model.ngrams == (2 if task == "classify" and not grams else 1)
+    assert (whole.model.ngram_contrast > 0) == (whole.model.ngrams > 1)
+
+
+def test_a_classifier_may_have_runs_that_its_origin_had_not(
+    text: Path, origins: Path, tmp_path: Path
+) -> None:
+    grams = {"ngrams": 3, "ngram_buckets": 40, "ngram_contrast": 1.0}
+    recipe = told(text, "classify", init={"from": str(origins / "masked")}, model=grams)
+    after, (line, *_) = begun(recipe, tmp_path / "run")
+    assert line.endswith("new: grams, head.")
+    assert len(after["grams.table.weight"]) == 40
+
+
 @pytest.mark.parametrize(
     ("origin", "task", "tables", "said"),
     [
@@ -293,6 +319,7 @@ def test_what_says_the_same_in_other_words_is_not(text: Path, origins: Path) -> 
         ("masked", "classify", {"init": {"freeze": 3}}, "freeze cannot be 3: .* has 2 layers"),
         ("masked", "generate", {"init": {"freeze": "body"}}, "leaves nothing to learn"),
         ("masked", "generate", {"init": {"freeze": 2}}, "leaves nothing to learn"),
+        ("grams", "generate", {"model": {"ngrams": 3}}, "ngrams is for task 'classify'"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(
@@ -300,7 +327,7 @@ def test_what_cannot_be_is_one_sentence(
 ) -> None:
     init = {"from": str(origins / origin)} | tables.get("init", {})
     with pytest.raises(HeedError, match=said) as caught:
-        trained(told(text, task, init=init), tmp_path / "run")
+        trained(told(text, task, **tables | {"init": init}), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 
@@ -553,6 +580,20 @@ def test_killed_before_its_first_checkpoint_it_begins_from_there_again(
     with dies_at(1):
         trained(recipe, tmp_path / "broken")
     broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert outcome(whole) == outcome(broken)
+
+
+def test_its_origin_is_found_from_whatever_folder_one_stands_in(
+    text: Path, origins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(origins)
+    with dies_at(1):
+        trained(told(text, "classify", init={"from": "masked"}), tmp_path / "broken")
+    monkeypatch.chdir(tmp_path)
+    broken = engine.resume(Path("broken"), device="cpu", console=QUIET)
+    whole = trained(
+        told(text, "classify", init={"from": str(origins / "masked")}), tmp_path / "whole"
+    )
     assert outcome(whole) == outcome(broken)
 
 

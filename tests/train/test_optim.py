@@ -385,10 +385,8 @@ def test_an_unknown_name_brings_the_nearest() -> None:
         ({"lr": float("nan")}, "lr must be"),
         ({"muon_lr": -1.0}, "muon_lr must be"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
-        ({"eps": float("inf")}, "eps must be"),
         ({"betas": (0.9, 1.0)}, "betas must each be"),
         ({"momentum": 1.0}, "momentum must be"),
-        ({"nesterov": True, "momentum": 0.0}, "nesterov looks ahead"),
     ],
 )
 def test_each_bad_number_gets_one_sentence(wrong: dict[str, Any], complaint: str) -> None:

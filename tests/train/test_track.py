@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
+from killing import dies_at
 from rich.console import Console
 
 from heed.config import Recipe
 from heed.errors import ConfigError
 from heed.runs import Run
-from heed.train import engine
+from heed.train import command, engine, setup
 from heed.train.track import flat
 
 
-def trained(folder: Path, tracker: str) -> Run:
-    recipe = Recipe.of(
+def recipe(tracker: str) -> Recipe:
+    return Recipe.of(
         {
             "task": "classify",
             "data": {"world": 60, "world_test": 10},
@@ -23,7 +29,10 @@ def trained(folder: Path, tracker: str) -> Run:
             "train": {"steps": 4, "log_every": 2, "batch_size": 8, "track": [tracker]},
         }
     )
-    return engine.start(recipe, folder / "run", device="cpu", console=Console(quiet=True))
+
+
+def trained(folder: Path, tracker: str) -> Run:
+    return engine.start(recipe(tracker), folder / "run", device="cpu", console=Console(quiet=True))
 
 
 def written(run: Run, event: str, path: str) -> list[tuple[int, float]]:
@@ -74,6 +83,48 @@ def test_a_tracker_that_is_not_there_is_named(tmp_path: Path) -> None:
         pytest.skip("all trackers are installed")
     with pytest.raises(ConfigError, match=f"pip install {missing[0]}"):
         trained(tmp_path, missing[0])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A tracker that only keeps what it is told to do."""
+    (tmp_path / "wandb.py").write_text(
+        "told = []\n"
+        "def init(**facts): told.append('open'); return Run()\n"
+        "class Run:\n"
+        "    def log(self, values, step): told.append('log')\n"
+        "    def finish(self): told.append('close')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = sys.modules.pop("wandb", None)
+    yield import_module("wandb").told
+    del sys.modules["wandb"]
+    if theirs is not None:
+        sys.modules["wandb"] = theirs
+
+
+@pytest.mark.parametrize("step", [None, 0, 3])
+def test_a_tracker_is_closed_however_training_ends(
+    told: list[str], tmp_path: Path, step: int | None
+) -> None:
+    with nullcontext() if step is None else dies_at(step):
+        trained(tmp_path, "wandb")
+    lines = len(Run(tmp_path / "run").metrics())
+    assert told == ["open", *["log"] * lines, "close"]
+
+
+def test_what_only_tries_a_recipe_opens_no_tracker(told: list[str]) -> None:
+    command.dry_run(recipe("wandb"), device="cpu", console=Console(quiet=True))
+    bench(recipe("wandb"))
+    assert told == []
+
+
+def bench(recipe: Recipe) -> None:
+    """What `heed bench` times of a recipe, made."""
+    run = Run.create(Path("bench"), recipe)
+    parts = setup.prepare(recipe, run, device=torch.device("cpu"), say=print)
+    engine.build_loop(parts, run, say=print)
 
 
 def _installed(name: str) -> bool:

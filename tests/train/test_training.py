@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from heed.config import Recipe
 from heed.data.batches import Batch
 from heed.errors import ConfigError, DataError, HeedError
-from heed.runs import Run
+from heed.runs import Run, kept
 from heed.score import evaluation
 from heed.score.objective import Objective
 from heed.train import checkpoint, engine
@@ -170,6 +171,26 @@ def test_early_stopping_stops(text: Path) -> None:
     assert run.finished
 
 
+def test_a_score_that_is_no_number_is_the_worst(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first evaluation is the best yet; not for ever, if it is NaN."""
+    true, scored = evaluation.evaluate, list[float]()
+
+    def first_none(*arguments: Any, **named: Any) -> dict[str, float]:
+        found = true(*arguments, **named)
+        scored.append(found["loss"])
+        return found | ({"loss": math.nan} if len(scored) == 1 else {})
+
+    monkeypatch.setattr("heed.train.ledger.evaluate", first_none)
+    told = recipe(text, train={"evaluate_every": 2, "patience": 2, "lr": 1e-2})
+    run = trained(told, text / "run")
+    best = kept(run.metrics(), "dev/loss")
+    _, facts = checkpoint.newest(run.checkpoints, print)
+    assert best is not None
+    assert best["dev"]["loss"] == facts["best"] == min(scored[1:])
+
+
 def test_the_mean_of_the_last_weights_is_kept_only_if_better(text: Path) -> None:
     told = recipe(text, train={"steps": 12, "evaluate_every": 3, "average": 3})
     run = trained(told, text / "run")
@@ -209,11 +230,28 @@ def test_packed_training_runs(text: Path) -> None:
         ({"train": {"best": "dev/los"}}, "Did you mean 'dev/loss'"),
         ({"train": {"optimizer": "adamx"}}, "Did you mean 'adam"),
         ({"train": {"schedule": "cosin"}}, "Did you mean 'cosine'"),
+        ({"train": {"class_weights": {"witout": 2.0}}}, "Did you mean 'without'"),
+        ({"train": {"betas": [0.9]}}, "betas are two"),
+        ({"train": {"betas": [0.9, 0.98, 0.999]}}, "betas are two"),
+        ({"train": {"betas": [0.9, 1.0]}}, r"betas\.1 cannot be 1\.0"),
     ],
 )
 def test_nonsense_is_refused(text: Path, tables: dict[str, Any], said: str) -> None:
-    with pytest.raises((ConfigError, HeedError), match=said):
+    """Before a tokenizer is learnt, and with nothing in the way of a second try."""
+    with pytest.raises(ConfigError, match=said):
         trained(recipe(text, **tables), text / "run")
+    assert not (text / "run").exists()
+    assert not (text / "cache").exists()
+
+
+def test_nonsense_found_late_leaves_no_folder(text: Path) -> None:
+    """That dev has a part which is in train, too, is known when both were read."""
+    apart = text / "apart.tsv"
+    apart.write_text("with\ta a a a a a a a a a a\nwithout\tb b b b b b b b b b b\n")
+    told = recipe(text, data={"dev": [str(apart)]}, train={"best": "dev-clean/loss"})
+    with pytest.raises(ConfigError, match="best cannot be 'dev-clean/loss'"):
+        trained(told, text / "run")
+    assert not (text / "run").exists()
 
 
 def test_a_missing_file_leaves_no_folder(text: Path) -> None:

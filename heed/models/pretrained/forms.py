@@ -133,6 +133,7 @@ def _last_norm(draft: Draft) -> list[str]:
 # ------------------------------------------------------------------------ what a shape comes to
 
 APART = {"dropout", "attention_dropout", "feed_forward_dropout", "merge_when", "leaky"}
+APART |= {"ngram_dropout"}
 """Keys that no trained model's answer hangs on, by themselves."""
 OF_POSITION = {
     "max_positions": "learned",
@@ -144,7 +145,8 @@ OF_POSITION = {
     "t5_buckets": "t5",
     "t5_distance": "t5",
 }
-OF_CLASSES = {"pooling", "pooler", "classifier_hidden", "classifier_activation"}
+OF_GRAMS = {"ngrams", "ngram_buckets", "ngram_dropout", "ngram_contrast", "word_ngrams"}
+OF_CLASSES = {"pooling", "pooler", "classifier_hidden", "classifier_activation"} | OF_GRAMS
 OF_TOKENS = {"head_map", "head_bias", "head_scale", "tie_embeddings"}
 ACROSS = {"decoder_layers", "cross_position"}
 
@@ -175,4 +177,5 @@ def meaning(task: str | None, config: ModelConfig) -> dict[str, Any]:
     idle |= {"cross_position"} if config.position in ("learned", "sinusoidal", "none") else set()
     idle |= {"over"} if found["merge"] != "reweight" else set()
     idle |= {"classifier_activation"} if config.classifier_hidden is None else set()
+    idle |= OF_GRAMS - {"ngrams"} if config.ngrams == 1 else set()
     return {key: value for key, value in found.items() if key not in idle}

@@ -1,0 +1,54 @@
+"""Whatever was damaged of a run's checkpoints: the newest whole one serves, and outlives the rest.
+
+And where none is whole, nothing that was learnt is lost without a word.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.train import checkpoint
+
+
+def ignored(text: str) -> None:
+    """What is said of damage."""
+
+
+@given(
+    steps=st.dictionaries(st.integers(1, 99), st.booleans(), min_size=1, max_size=6),
+    further=st.integers(1, 99),
+    keep=st.integers(1, 3),
+)
+def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep: int) -> None:
+    """`steps` says of each checkpoint whether it is whole; a run goes on, saves, and goes on."""
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        assert not checkpoint.any_in(folder)
+        for step, whole in steps.items():
+            path = checkpoint.save(folder, step, {"a": torch.ones(2)}, {})
+            if not whole:
+                (path / "tensors.safetensors").write_bytes(b"")
+        _, facts = checkpoint.newest(folder, ignored)
+        assert checkpoint.any_in(folder)
+        last = max((step for step, whole in steps.items() if whole), default=0)
+        assert facts.get("step", 0) == last
+        checkpoint.put_aside(folder, after=last)
+        checkpoint.save(folder, last + further, {"a": torch.ones(2)}, {})
+        checkpoint.prune(folder, keep)
+        assert checkpoint.newest(folder, ignored)[1]["step"] == last + further
+        assert len(list(folder.glob("step-*"))) <= keep
+        aside = {int(path.name.removeprefix("damaged-")) for path in folder.glob("damaged-*")}
+        assert aside == {step for step in steps if step > last}
+
+
+def test_one_put_aside_twice_is_there_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        checkpoint.save(tmp_path, 7, {"a": torch.ones(2)}, {})
+        checkpoint.put_aside(tmp_path, after=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged-000000007"]
+    assert checkpoint.any_in(tmp_path)
