@@ -20,10 +20,11 @@ from heed import draw
 from heed.api import Translator
 from heed.config import Recipe
 from heed.data import world
+from heed.disk import write_whole
 from heed.errors import RunError, StoppedError
 from heed.probe.maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
-from heed.runs import Run, write_whole
+from heed.runs import Run
 from heed.score.translation import alignment_error, bleu, exact_match
 from heed.train import engine
 from heed.train.checkpoint import checksum

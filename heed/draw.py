@@ -7,7 +7,7 @@ importing this module costs nothing. Sizes are in inches, of type in points.
 
 from __future__ import annotations
 
-import os
+import io
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import category
 
+from heed.disk import write_whole
 from heed.errors import HeedError, nearest
 
 if TYPE_CHECKING:
@@ -189,10 +190,10 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     written = []
     for kind, empty in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         path = stem.with_name(f"{stem.name}.{kind}")
-        part = stem.with_name(f".{stem.name}.{os.getpid()}.part.{kind}")
+        drawn = io.BytesIO()
         with _style():
-            figure.savefig(part, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=empty)
-        part.replace(path)
+            figure.savefig(drawn, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=empty)
+        write_whole(path, drawn.getvalue())
         written.append(path)
     return written[0], written[1]
 

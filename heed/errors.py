@@ -6,11 +6,8 @@ and what to do. The command line prints it and exits with code 2; a library user
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 
 STOPPED = 130
 """The exit code of work that was stopped by Ctrl-C: 128 and the number of the signal."""
@@ -53,53 +50,6 @@ class RunError(HeedError):
 
 class HeedWarning(UserWarning):
     """What a person should know, though the work goes on."""
-
-
-# ------------------------------------------------------------------------- files and folders
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-TROUBLE = {
-    errno.EACCES: "this may not be opened or written by you.",
-    errno.EPERM: "this may not be opened or written by you.",
-    errno.EROFS: "the disk here can only be read.",
-    errno.ENOENT: "there is no such file or folder.",
-    errno.ENOTDIR: "a part of this path is a file, not a folder.",
-    errno.EISDIR: "this is a folder, not a file.",
-    errno.EEXIST: "there is something else here already.",
-} | dict.fromkeys(FULL, "the disk is full.")
-"""What a person reads for an error of the operating system."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """An error of the disk in here tells of `path`, where it would name a draft beside it (a name
-    with a dot before it), or nothing at all, as that of a full disk does."""
-    try:
-        yield
-    except OSError as problem:
-        named = path if problem.filename is None else Path(str(problem.filename))
-        beside = named.is_relative_to(path.parent) and named != path.parent
-        draft = beside and named.relative_to(path.parent).parts[0].startswith(".")
-        if problem.errno is None or not (draft or problem.filename is None):
-            raise
-        raise OSError(problem.errno, problem.strerror, str(path)) from problem
-
-
-def of_the_disk(
-    problem: OSError, *, where: str | None = None, todo: str | None = None
-) -> HeedError | None:
-    """A sentence about a file or folder that cannot be used; None for any other error.
-
-    `where` is for one that names no file, `todo` for who knows better what to do.
-    """
-    where = where if problem.filename is None else str(problem.filename)
-    if where is None:
-        return None
-    what = TROUBLE.get(problem.errno or 0, f"{problem.strerror or problem}.")
-    usual = "Name another place, or see that you may use this one."
-    if problem.errno in FULL:
-        usual = "Free some space, or name another place; then do this again."
-    return HeedError(what, where=where, todo=todo or usual)
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

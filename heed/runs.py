@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import shutil
 import subprocess
@@ -25,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -33,7 +31,8 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.config import Recipe
-from heed.errors import HeedError, RunError, writing
+from heed.disk import write_whole
+from heed.errors import HeedError, RunError
 
 FORMAT = 2
 """Of a run's folder. In the first, tokens were scaled alike whatever their positions, and nothing
@@ -179,25 +178,6 @@ def _of_the_first_format(recipe: Recipe) -> Recipe:
     scale = model.embedding_scale or (model.embedding_width or model.width) ** 0.75
     before = model.model_copy(update={"embedding_scale": scale, "position_scale": 1.0})
     return replace(recipe, model=before)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut.
-
-    Who may read it is as for any new file: the draft is opened as such, under a name of its own.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    draft = path.with_name(f".{path.name}-{token_hex(6)}")
-    with writing(path):
-        try:
-            with draft.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
 
 
 def worth(value: float, metric: str) -> tuple[bool, float]:

@@ -15,6 +15,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 ORDER = (
     "errors",
+    "disk",
     "config",
     "nn",
     "models",
@@ -38,8 +39,8 @@ ORDER = (
 DATA_FROM = ORDER.index("runs")
 """From here on, a part may read data and shipped recipes."""
 ASIDE = {
-    "draw": {"errors"},
-    "data": {"errors", "config", "draw"},
+    "draw": {"errors", "disk"},
+    "data": {"errors", "disk", "config", "draw"},
     "recipes": {"errors", "config", "draw"},
 }
 """Parts that stand beside the order, and all that each may see."""

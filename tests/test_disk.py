@@ -22,9 +22,9 @@ from rich.console import Console
 from heed.cli import main
 from heed.config import Recipe
 from heed.data.store import cache_root
-from heed.errors import TROUBLE, of_the_disk, writing
+from heed.disk import TROUBLE, of_the_disk, write_whole, writing
 from heed.export import export
-from heed.runs import Run, write_whole
+from heed.runs import Run
 from heed.train import engine
 
 ROOT = Path(__file__).resolve().parents[1]

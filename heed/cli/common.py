@@ -74,7 +74,7 @@ def reader_left() -> NoReturn:
 
 def sentence(problem: OSError) -> HeedError | None:
     """What to tell of a file or folder that cannot be used; None for what is another's fault."""
-    from heed.errors import FULL, of_the_disk
+    from heed.disk import FULL, of_the_disk
 
     where = todo = None
     if problem.errno in FULL:

@@ -18,6 +18,7 @@ import tokenizers
 from heed.data.specials import Specials
 from heed.data.spelling import spelled, visible
 from heed.data.tokenizer import Tokenizer
+from heed.disk import write_whole
 
 CONFIG, OLDER_CONFIG = "tokenizer_config.json", "special_tokens_map.json"
 ROLES = {
@@ -67,7 +68,7 @@ class Borrowed(Tokenizer):
         """Write tokenizer.json, and which token is what beside it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config, indent=2, ensure_ascii=False)
-        path.with_name(CONFIG).write_text(text + "\n", encoding="utf-8")
+        write_whole(path.with_name(CONFIG), text + "\n")
         super().save(path)
 
     def fingerprint(self) -> str:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
@@ -32,7 +31,8 @@ from heed.data.dropout import Cutter
 from heed.data.specials import OWN, Specials
 from heed.data.tokenizer import Tokenizer
 from heed.data.wordwise import Wordwise
-from heed.errors import DataError, nearest, writing
+from heed.disk import drafted
+from heed.errors import DataError, nearest
 
 FORMAT = 2
 CHUNK, DRAWN_CHUNK = 1 << 13, 1 << 15
@@ -89,19 +89,6 @@ class Store:
     def plain(self) -> Store:
         """The same without draws."""
         return replace(self, draws=())
-
-
-@contextmanager
-def drafted(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill and then rename to `folder`; what is left of it goes away.
-
-    A temporary folder is its owner's alone, so what others may read is made inside one.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with writing(folder), tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
-        draft = Path(own) / folder.name
-        draft.mkdir()
-        yield draft
 
 
 def cache_root() -> Path:

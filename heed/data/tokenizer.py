@@ -24,7 +24,6 @@ pipeline of its own, and `load` tells the kind by it.
 from __future__ import annotations
 
 import json
-import os
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -41,7 +40,8 @@ from heed.data import treebank
 from heed.data.forks import quiet_forks
 from heed.data.specials import OWN
 from heed.data.spelling import BYTES, spelled, visible
-from heed.errors import DataError, nearest, writing
+from heed.disk import write_whole
+from heed.errors import DataError, nearest
 
 PAD, UNK, BOS, EOS, MASK = 0, 1, 2, 3, 4
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
@@ -154,10 +154,7 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the one JSON file. A reader sees the old file or the new one, never a part."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with writing(path):
-            part.write_text(self.core.to_str(), encoding="utf-8")
-            part.replace(path)
+        write_whole(path, self.core.to_str())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

@@ -18,10 +18,11 @@ import ctranslate2
 import torch
 
 from heed.config import DecodeConfig
-from heed.data.store import cache_root, drafted
+from heed.data.store import cache_root
 from heed.data.tokenizer import Tokenizer
 from heed.decode import limits as allowed
 from heed.decode.strategy import Written
+from heed.disk import drafted
 from heed.errors import ConfigError
 from heed.models import Translator
 from heed.models import ctranslate2 as layout

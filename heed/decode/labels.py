@@ -20,9 +20,10 @@ from heed.data.store import joined
 from heed.data.tokenizer import Tokenizer
 from heed.decode.facts import to_json
 from heed.decode.pipe import Lines
+from heed.disk import write_whole
 from heed.errors import DataError, RunError
 from heed.models import Classifier
-from heed.runs import Run, write_whole
+from heed.runs import Run
 
 BATCH = 128
 """Texts read side by side."""

@@ -20,10 +20,10 @@ from heed.data.corpus import Record
 from heed.data.corpus.files import escaped
 from heed.data.store import class_number
 from heed.decode.labels import Calibration, Classes, Labeller, Text
+from heed.disk import write_whole
 from heed.errors import RunError
 from heed.evaluate.sets import Facts, HeldOut, Job, Settings, find_set
 from heed.models import Classifier
-from heed.runs import write_whole
 from heed.score import baselines, classification, reliability
 from heed.score.baselines import Baseline, Labelled
 from heed.score.classification import Answers, Real

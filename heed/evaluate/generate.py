@@ -14,10 +14,10 @@ from heed.data.corpus import Record
 from heed.data.corpus.files import escaped
 from heed.data.tokenizer import Tokenizer
 from heed.data.wordwise import Wordwise
+from heed.disk import write_whole
 from heed.errors import HeedError
 from heed.evaluate.sets import Facts, Job, Settings, find_set, seen_in_train
 from heed.models import LanguageModel, Model
-from heed.runs import write_whole
 from heed.score.language import Counts, Judged, count, judge, told
 
 DOCUMENTS = "documents"

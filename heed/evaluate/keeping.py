@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from heed.decode.facts import to_json
+from heed.disk import write_whole
 from heed.errors import RunError
 from heed.evaluate.sets import Facts
-from heed.runs import write_whole
 from heed.score.translation import RESAMPLES
 
 RESULTS = "evaluation.json"

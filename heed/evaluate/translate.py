@@ -9,8 +9,8 @@ from typing import cast
 from heed import models
 from heed.api import Translator
 from heed.decode.texts import Translation, decoding
+from heed.disk import write_whole
 from heed.evaluate.sets import Facts, Job
-from heed.runs import write_whole
 from heed.score.assess import Assessment, assess
 from heed.score.systems import TABLES
 

@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from heed.data.store import drafted
+from heed.disk import drafted
 from heed.errors import ConfigError, RunError, nearest
 from heed.runs import Run
 

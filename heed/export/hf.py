@@ -11,11 +11,12 @@ from typing import Any
 from heed.config import Recipe
 from heed.data.tokenizer import Tokenizer
 from heed.decode.labels import Classes
+from heed.disk import write_whole
 from heed.errors import HeedError
 from heed.export import onnx
 from heed.models import Classifier, LanguageModel, Model, Reader, Translator, holding, pretrained
 from heed.models.weights import read_weights
-from heed.runs import Run, write_whole
+from heed.runs import Run
 from heed.train import checkpoint
 
 BESIDE = "pretrained.json"

@@ -16,11 +16,12 @@ from heed import draw
 from heed.config import Recipe
 from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
+from heed.disk import write_whole
 from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError
 from heed.models import Model, holding
 from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
-from heed.runs import Run, write_whole
+from heed.runs import Run
 from heed.score.objective import Objective
 from heed.train import checkpoint
 from heed.train.distributed import World, joined, refuse

@@ -18,7 +18,8 @@ from heed.data.packing import PackedBatches
 from heed.data.store import Store, cache_root, open_store
 from heed.data.tokenizer import Tokenizer
 from heed.decode.labels import Classes
-from heed.errors import ConfigError, DataError, writing
+from heed.disk import writing
+from heed.errors import ConfigError, DataError
 from heed.models import Classifier, Model, build
 from heed.nn.positions import ENCODINGS
 from heed.runs import Run
