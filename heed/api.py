@@ -17,7 +17,8 @@ from heed.config import SECTIONS, Recipe
 from heed.data.tokenizer import Tokenizer
 from heed.decode import engines
 from heed.decode.author import Author, Tell
-from heed.decode.labels import Calibration, Classes, Label, Labeller, Text, check_kind
+from heed.decode.classes import Calibration, Classes
+from heed.decode.labels import Label, Labeller, Text, check_kind
 from heed.decode.pipe import too_long
 from heed.decode.texts import Scribe, Translation, decoding, listed, several
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest

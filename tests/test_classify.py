@@ -26,7 +26,8 @@ from heed.data.batches import Batches
 from heed.data.corpus import open_corpus
 from heed.data.store import open_store
 from heed.data.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
-from heed.decode.labels import Calibration, Classes, Label, pump
+from heed.decode.classes import Calibration, Classes
+from heed.decode.labels import Label, pump
 from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import Settings, evaluate
 from heed.evaluate.classify import numbers

@@ -19,7 +19,8 @@ from heed import draw
 from heed.data.corpus import Record
 from heed.data.corpus.files import escaped
 from heed.data.store import class_number
-from heed.decode.labels import Calibration, Classes, Labeller, Text
+from heed.decode.classes import Calibration, Classes
+from heed.decode.labels import Labeller, Text
 from heed.disk import write_whole
 from heed.errors import RunError
 from heed.evaluate.sets import Facts, HeldOut, Job, Settings, find_set

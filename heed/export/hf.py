@@ -10,7 +10,7 @@ from typing import Any
 
 from heed.config import Recipe
 from heed.data.tokenizer import Tokenizer
-from heed.decode.labels import Classes
+from heed.decode.classes import Classes
 from heed.disk import write_whole
 from heed.errors import HeedError
 from heed.export import onnx

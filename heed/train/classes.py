@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from heed.config import Recipe
 from heed.data.batches import Batches, at
 from heed.data.corpus import Corpus
-from heed.decode.labels import Classes
+from heed.decode.classes import Classes
 from heed.errors import ConfigError, DataError, RunError, nearest
 from heed.runs import Run
 

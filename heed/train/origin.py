@@ -16,7 +16,7 @@ from torch import Tensor
 
 from heed.config import InitConfig, ModelConfig, Recipe, Section, TokenizerConfig
 from heed.data.tokenizer import Tokenizer
-from heed.decode.labels import Classes
+from heed.decode.classes import Classes
 from heed.errors import ConfigError, RunError
 from heed.models import LanguageModel, Model, Translator, pretrained
 from heed.models.depth import Height, heights

@@ -17,7 +17,7 @@ from heed.data.doctor import examine
 from heed.data.packing import PackedBatches
 from heed.data.store import Store, cache_root, open_store
 from heed.data.tokenizer import Tokenizer
-from heed.decode.labels import Classes
+from heed.decode.classes import Classes
 from heed.disk import writing
 from heed.errors import ConfigError, DataError
 from heed.models import Classifier, Model, build
