@@ -41,6 +41,10 @@ BEYOND_AXES = 1e100
 """A perplexity that is not drawn. A run whose rate was too high has such, and infinite ones."""
 
 
+class OutOfRoomError(HeedError):
+    """A batch does not fit into memory."""
+
+
 def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
     """Make a run folder and train in it to the end."""
     with joined() as world:
@@ -52,7 +56,8 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
         try:
             _train(run, recipe, chosen, world, console, origin)
-        except (ConfigError, DataError, OSError):  # nothing learnt is in the way of a second try
+        except (ConfigError, DataError, OutOfRoomError, OSError):
+            # Nothing learnt is in the way of a second try.
             if world.first:
                 run.forget()
             raise
@@ -211,7 +216,7 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
         )
         if size == 1:
             smaller = "a smaller model, or shorter texts (data.max_length)."
-        raise HeedError(
+        raise OutOfRoomError(
             f"memory ran out with train.{name} = {size}.", todo=f"Use {smaller}"
         ) from error
 

@@ -326,6 +326,7 @@ def test_running_out_of_memory_names_the_setting(
     monkeypatch.setattr(Objective, "forward", room_for(0, Objective.forward))
     with pytest.raises(HeedError, match=r"train\.batch_size=8 --set train\.accumulate=2"):
         trained(recipe(text), text / "run")
+    assert not (text / "run").exists()  # nothing is in the way of a second try
 
 
 def test_a_full_disk_says_what_to_do(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
