@@ -8,7 +8,6 @@ check says what it ran and the largest deviation it saw.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
 from heed.runs import Run
 from heed.train.setup import wants_bf16
+from heed.train.speed import cpp_compiler
 
 VOCAB, LENGTH, ROWS = 50, 24, 3
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -68,11 +68,8 @@ def selfcheck(say: Callable[[str], None]) -> list[Check]:
 
 def equipment() -> Iterator[str]:
     """What this machine has to run fast with, and what happens without it."""
-    compiler = os.environ.get("CXX") or next(
-        (name for name in ("c++", "g++", "clang++") if shutil.which(name)), None
-    )
     yield f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
-    if compiler:
+    if compiler := cpp_compiler():
         yield f"C++ compiler: {compiler}"
     else:
         yield "no C++ compiler: nothing is compiled; torch's own kernels serve"

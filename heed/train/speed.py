@@ -106,8 +106,13 @@ def _has_compiler(device: torch.device) -> bool:
         from torch.utils._triton import has_triton
 
         return has_triton()
+    return cpp_compiler() is not None
+
+
+def cpp_compiler() -> str | None:
+    """What compiles for a CPU here; None where nothing does."""
     named = os.environ.get("CXX")
-    return any(shutil.which(name) for name in ([named] if named else ["c++", "g++", "clang++"]))
+    return next(filter(shutil.which, [named] if named else ["c++", "g++", "clang++"]), None)
 
 
 def _choose(
