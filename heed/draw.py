@@ -70,6 +70,7 @@ def curves(
     with _style():
         figure = _figure(7.6, 4.0)
         axes = _place(figure, 0.8, 0.7, 5.0, 2.8)
+        lines = []
         for number, (name, points) in enumerate(series.items()):
             xs, ys = zip(*points, strict=True)
             colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
@@ -79,6 +80,7 @@ def curves(
                 label += f"\nbest {ys[dot[0]]:.4g} at {xs[dot[0]]:,.10g}"
             (line,) = axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.6, label=label)
             line.set(marker="o" if dot else "", markevery=dot, markeredgecolor="white")
+            lines.append(line)
             if name in (bands or {}):
                 low, high = zip(*(bands or {})[name], strict=True)
                 axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -92,8 +94,12 @@ def curves(
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         if len(series) > 1 or marked:
-            legend = axes.legend(
-                loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, labelspacing=0.8
+            legend = axes.legend(  # told its lines, it has those that begin with "_", too
+                handles=lines,
+                loc="upper left",
+                bbox_to_anchor=(1.01, 1.02),
+                frameon=False,
+                labelspacing=0.8,
             )
             for text in legend.get_texts():
                 text.set_linespacing(1.35)

@@ -110,6 +110,13 @@ def test_curves_name_their_lines_and_tell_the_best(tmp_path: Path) -> None:
     assert "best 0.25 at 19" in found
 
 
+def test_names_that_begin_with_an_underscore_are_in_the_legend() -> None:
+    points = [(1.0, 2.0), (2.0, 1.0)]
+    legend = draw.curves({"_a": points, "b": points}, title="", x="", y="").axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["_a", "b"]
+
+
 def test_the_dot_is_at_the_best_point_and_on_that_line_alone() -> None:
     lines = {str(line.get_label()): line for line in some_curves().axes[0].lines}
     (label,) = (label for label in lines if label.startswith("rope"))

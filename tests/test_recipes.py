@@ -96,3 +96,16 @@ def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
     assert recipe.data.test == test
     asked = ["train.evaluate_test=true"]
     assert command.recipe("demo-translate", None, None, None, asked, None)[0].train.evaluate_test
+
+
+@pytest.mark.parametrize("name", [None, "ted-en-fr/minute", "ted-en-fr/lstm"])
+@pytest.mark.parametrize("key", ["batch_size", "batch_tokens"])
+def test_a_batch_is_as_large_as_the_command_line_says(
+    name: str | None, key: str, pairs: Path
+) -> None:
+    """However the recipe says it, or what is sensible for a small text."""
+    own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
+    changes = [f"train.{key}=24", "train.evaluate_test=false"]
+    found, _ = command.recipe(name, None, own, None, changes, precision=None)
+    sizes = {"batch_size": found.train.batch_size, "batch_tokens": found.train.batch_tokens}
+    assert sizes == dict.fromkeys(sizes) | {key: 24}

@@ -35,7 +35,8 @@ class RandomBlocks(PackedBatches):
         batches = -(-tokens // (self.max_length * self.size))
         random = np.random.Generator(np.random.PCG64([self.seed, epoch]))
         last = tokens - min(self.max_length, tokens)
-        starts = random.integers(0, last, batches * self.size, np.uint32, endpoint=True)
+        dtype = np.uint32 if last < 1 << 32 else np.uint64
+        starts = random.integers(0, last, batches * self.size, dtype, endpoint=True)
         stops = np.arange(1, batches + 1) * self.size
         shapes = np.zeros(batches, np.int8)
         return PackedPlan(starts, stops - self.size, stops, shapes, epoch, texts, ends)

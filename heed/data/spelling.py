@@ -5,12 +5,25 @@ Byte-level pieces write a byte as one character: itself if printable, else one f
 
 from __future__ import annotations
 
+import re
+
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _PLAIN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = iter(range(0x100, 0x200))
 BYTES = [chr(byte if byte in _PLAIN else next(_OTHERS)) for byte in range(256)]
 """The character of each byte."""
 _BYTE_OF = {character: byte for byte, character in enumerate(BYTES)}
+
+
+_LONG = re.compile(r"\S{5000}")
+
+
+def broken(line: str) -> str:
+    """The line with a space wherever none has stood for long, to learn pieces from.
+
+    The time to learn BPE grows with the square of a word's length; what is so long is no word.
+    """
+    return _LONG.sub(r"\g<0> ", line)
 
 
 def spelled(piece: str) -> str:

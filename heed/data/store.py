@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +38,8 @@ FORMAT = 2
 CHUNK, DRAWN_CHUNK = 1 << 13, 1 << 15
 """Texts tokenized at once: enough to keep every core busy, few enough to hold. With dropout more,
 for each word is cut anew for every chunk."""
+LETTERS = 512
+"""Characters a text, on average, of a full chunk: of longer texts, documents say, it has fewer."""
 DRAWS = 16
 """How often a store with dropout holds every text; then they come round again."""
 
@@ -56,6 +58,10 @@ class Side:
 
     def __getitem__(self, row: int) -> NDArray[np.unsignedinteger[Any]]:
         return self.ids[int(self.starts[row]) : int(self.starts[row + 1])]
+
+    def holds(self, texts: int) -> bool:
+        """Whether all ids of so many texts are there."""
+        return len(self) == texts and self.starts[-1:].tolist() == [len(self.ids)]
 
     def lengths(self, rows: NDArray[Any]) -> NDArray[np.int64]:
         """How many tokens each of these texts has."""
@@ -93,8 +99,8 @@ class Store:
 
 def cache_root() -> Path:
     """Where stores are kept: $HEED_CACHE, else the user's cache folder."""
-    if "HEED_CACHE" in os.environ:
-        return Path(os.environ["HEED_CACHE"])
+    if told := os.environ.get("HEED_CACHE"):
+        return Path(told)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "heed"
 
@@ -129,12 +135,30 @@ def store_key(
 ) -> str:
     """What a store's content hangs on, as a name."""
     facts = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), corpus.task, list(classes)]
-    facts += [corpus.unit, repr(corpus.layout), corpus.drop]
+    facts += [corpus.unit, corpus.form, repr(corpus.layout), corpus.drop]
     facts += [] if drawn is None else [DRAWS, *drawn]
     return blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def _open(folder: Path) -> Store:
+    """A store, unless something has cut its files short: ids would be read that no text has."""
+    try:
+        store = _mapped(folder)
+        sides = chain(store.sides, *store.draws)
+        whole = all(side.holds(len(store)) for side in sides)
+        whole &= store.labels is None or len(store.labels) == len(store)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise DataError(
+            "this store of tokenized text is damaged.",
+            where=str(folder),
+            todo="Delete this folder; it will be made again.",
+        )
+    return store
+
+
+def _mapped(folder: Path) -> Store:
     facts = json.loads((folder / "store.json").read_text(encoding="utf-8"))
 
     def sides(draw: int | None) -> tuple[Side, ...]:
@@ -171,6 +195,7 @@ def _build(
     """Write to a folder beside, then rename: a store is there whole or not at all."""
     with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, classes, drawn)
+        corpus.refuse_changes()  # or other text would stand under this name for good
         try:
             draft.rename(folder)
         except OSError:  # another process was faster; what it made is the same
@@ -229,8 +254,15 @@ def class_number(record: Record, numbers: Mapping[str, int]) -> int:
 
 
 def _chunks(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
-    records = iter(records)
-    while chunk := list(islice(records, size)):
+    chunk: list[Record] = []
+    letters = 0
+    for record in records:
+        chunk.append(record)
+        letters += sum(map(len, record.texts))
+        if len(chunk) == size or letters >= size * LETTERS:
+            yield chunk
+            chunk, letters = [], 0
+    if chunk:
         yield chunk
 
 

@@ -39,7 +39,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from heed.data import treebank
 from heed.data.forks import quiet_forks
 from heed.data.specials import OWN
-from heed.data.spelling import BYTES, spelled, visible
+from heed.data.spelling import BYTES, broken, spelled, visible
 from heed.disk import write_whole
 from heed.errors import DataError, nearest
 
@@ -99,7 +99,7 @@ class Tokenizer:
         else:
             room = (vocab_size or DEFAULT_VOCAB_SIZE) - len(SPECIALS)
             learn = _learn_bpe if kind == "bpe" else _learn_unigram
-            core.model = learn(core, _readable(lines), room, min_count)
+            core.model = learn(core, map(broken, _readable(lines)), room, min_count)
         return cls(kind, lowercase, core, split)
 
     def encode(self, text: str) -> list[int]:

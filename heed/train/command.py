@@ -28,6 +28,7 @@ SMALL = 2**21
 TRIED = 5
 """Updates timed for an estimate, after one to warm up."""
 
+RIVALS = {"batch_size": "batch_tokens", "batch_tokens": "batch_size"}
 NO_TEST = (
     "[train] evaluate_test scores the test set, and there is none: name its files with "
     "--set 'data.test=[\"FILE\", …]', or leave it out with --set train.evaluate_test=false."
@@ -55,7 +56,7 @@ def recipe(
         path = find(name)
         tables, where = read_tables(path), str(path)
     elif train:
-        tables = _sensible(train, begins=_begins(changes))
+        tables = _sensible(train, begins="init.from" in _keys(changes))
     data = dict(tables.get("data", {}))
     if folder is not None:
         data = _inside(folder, data)
@@ -72,7 +73,7 @@ def recipe(
         data |= {"dev": list(dev)}
     if task or (train and "task" not in tables):
         tables["task"] = task or infer_task(list(train or ()))
-    tables["data"] = data
+    tables |= {"data": data, "train": _without_rivals(tables.get("train", {}), _keys(changes))}
     extra = [f"train.precision={precision}"] if precision else []
     resolved = Recipe.of(changed(tables, [*(changes or ()), *extra]), where=where)
     if resolved.train.evaluate_test and not resolved.data.test and resolved.data.world is None:
@@ -80,9 +81,15 @@ def recipe(
     return resolved, Path(name).stem if name else resolved.task
 
 
-def _begins(changes: Sequence[str] | None) -> bool:
-    """Whether the command line says where the weights begin."""
-    return any(change.partition("=")[0].strip() == "init.from" for change in changes or ())
+def _keys(changes: Sequence[str] | None) -> set[str]:
+    """What the command line changes."""
+    return {change.partition("=")[0].strip() for change in changes or ()}
+
+
+def _without_rivals(train: dict[str, Any], changed_keys: set[str]) -> dict[str, Any]:
+    """Settings without the other way to say how large a batch is, where one is told."""
+    told = {rival for key, rival in RIVALS.items() if f"train.{key}" in changed_keys}
+    return {key: value for key, value in train.items() if key not in told}
 
 
 def _sensible(files: Sequence[str], *, begins: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from heed.data.batches import Batch
 from heed.data.blocks import RandomBlocks
 from heed.data.corpus import open_corpus
-from heed.data.store import Store, open_store
+from heed.data.store import Side, Store, open_store
 from heed.data.tokenizer import BOS, EOS, Tokenizer
 from heed.errors import DataError
 
@@ -114,3 +114,11 @@ def test_a_single_line_cannot_be_parted(tmp_path: Path) -> None:
     corpus = open_corpus([tmp_path / "a.txt"], task="generate", unit="file")
     with pytest.raises(DataError, match="a single line"):
         list(corpus.parted(0.95)[0])
+
+
+def test_a_stream_may_be_longer_than_32_bits_can_count() -> None:
+    ends = np.array([0, 3 << 30, 6 << 30], np.uint64)
+    store = Store(Path(), (Side(np.full(10, 7, np.uint16), ends),), None, (), {}, vocab=8)
+    plan = RandomBlocks(store, max_length=1 << 20, batch_size=1).plan(0)
+    assert plan.order.max() > 1 << 32
+    assert plan.order.max() < 6 << 30

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from heed.data.spelling import broken
 from heed.data.tokenizer import BOS, EOS, KINDS, MASK, PAD, SPECIALS, UNK, Tokenizer
 from heed.errors import DataError
 
@@ -364,3 +365,14 @@ def test_files_that_are_no_tokenizer_are_refused_by_name(tmp_path: Path) -> None
         tokenizers.Tokenizer(model).save(str(path))
         with pytest.raises(DataError, match=r"tokenizer\.json: .* not one that heed trained"):
             Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_long_line_without_spaces_is_learnt_from_in_parts(kind: str) -> None:
+    line = "the gene " + "acgtta" * 50_000
+    assert max(map(len, broken(line).split())) < len(line) / 10
+    assert broken(line).replace(" ", "") == line.replace(" ", "")
+    assert broken(line[:1000]) == line[:1000]
+    tokenizer = Tokenizer.train([line], kind=kind, vocab_size=300)
+    assert tokenizer.decode(tokenizer.encode(line)) == line
+    assert len(tokenizer.encode(line)) < len(line) / 3

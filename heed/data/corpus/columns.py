@@ -67,7 +67,10 @@ def sample(head: Sequence[Row], form: str, where: str) -> Sample:
         raise DataError("no row of this can be read.", where=where, todo="Run `heed check` on it.")
     if isinstance(good[0].cells, Mapping):
         objects = [row.cells for row in good if isinstance(row.cells, Mapping)]
-        names = tuple(objects[0])
+        # A row may lack what the others have: its label, say, and the first row as well as any.
+        times = Counter(name for one in objects for name in one)
+        usual = [name for name, count in times.items() if 2 * count >= len(objects)]
+        names = tuple(dict.fromkeys([*objects[0], *usual]))
         columns: dict[Key, list[str]]
         columns = {name: [str(one.get(name, "")) for one in objects] for name in names}
         return Sample(names, names, columns, header=False, width=0)
@@ -212,6 +215,8 @@ def _find(columns: Sample, key: Key, where: str) -> Key:
         key = int(key)
     if isinstance(key, int) and 1 <= key <= columns.width:
         return key - 1
+    if key in columns.names:
+        return columns.keys[columns.names.index(str(key))]
     found = _by_name(columns, (str(key).lower(),))
     if found is None:
         known = ", ".join(columns.names) or f"1 to {columns.width}"

@@ -131,8 +131,20 @@ class Corpus:
         """A hash of the raw bytes of all its files, the same wherever they lie; read once."""
         return self._hash
 
+    def refuse_changes(self) -> None:
+        """An error if files are no longer as they were when their hash was taken."""
+        if self.form != "hf" and self._hashed() != self._hash:
+            raise DataError(
+                "this text has changed while it was read.",
+                where=", ".join(map(printable, self.paths)),
+                todo="Wait until it is written, then start again.",
+            )
+
     @cached_property
     def _hash(self) -> str:
+        return self._hashed()
+
+    def _hashed(self) -> str:
         if self.form == "hf":
             return ":".join(hub.hashed(path) for path in self.paths)
         part = "" if self.span is None else "[{}:{}]".format(*self.span)
@@ -223,6 +235,12 @@ def _check_path(name: str) -> None:
             "this is a folder, but not one that `save_to_disk` of `datasets` wrote.",
             where=printable(name),
             todo="Name the files in it.",
+        )
+    if path.exists():
+        raise DataError(
+            "this is a pipe or a device, and text is read more than once.",
+            where=printable(name),
+            todo="Write it to a file first.",
         )
     raise DataError("there is no such file.", where=printable(name), todo="Check its name.")
 

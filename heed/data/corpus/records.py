@@ -112,6 +112,9 @@ def table(path: str, form: str, layout: Layout) -> Iterator[Record]:
     found = rows(path, form)
     if layout.header:
         first = next((row for row in found if row.cells or row.fault), None)
+        if first is not None and first.fault is not None:
+            yield Record((), None, Place(path, first.line), first.fault)
+            return
         layout = _headed(first, path, layout)
     empty = ("",) * len(layout.texts)
     unlabelled = None if layout.label is None else ""
@@ -127,14 +130,13 @@ def table(path: str, form: str, layout: Layout) -> Iterator[Record]:
 
 def _headed(first: Row | None, path: str, layout: Layout) -> Layout:
     """The layout with its columns where this file's header has them."""
-    if first is not None and first.fault is not None:
-        where = str(Place(path, first.line))
-        raise DataError(first.fault.message, where=where, todo=first.fault.todo)
     names = [] if first is None or not isinstance(first.cells, list) else first.cells
     places = {name.strip(): index for index, name in reversed(list(enumerate(names)))}
 
     def moved(key: Key) -> int:
-        name = layout.names[int(key)]
+        name, own = layout.names[int(key)], names[int(key) : int(key) + 1]
+        if [name] == [cell.strip() for cell in own]:  # two columns may have one name
+            return int(key)
         if name not in places:
             raise DataError(
                 f"the header has no column {name!r}.",

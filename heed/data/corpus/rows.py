@@ -69,8 +69,9 @@ class _Feed:
 
 
 def _csv(path: str) -> Iterator[Row]:
-    """By the csv module, strictly; `,` `;` or a tab, whichever the first line holds most of."""
-    delimiter = max(",;\t", key=next(lines(path), "").count)
+    """By the csv module, strictly; `,` `;` or a tab: what its first line, blank ones aside, holds
+    most of."""
+    delimiter = max(",;\t", key=next(filter(str.strip, lines(path)), "").count)
     feed = _Feed(lines(path))
     reader = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:

@@ -69,7 +69,7 @@ def _sides(plain: Sequence[str]) -> list[list[str]]:
     groups: dict[str, list[str]] = {}
     for path in plain:
         name = _bare(path)
-        groups.setdefault(str(name.with_suffix("")), []).append(path)
+        groups.setdefault(str(name.parent / name.stem), []).append(path)
     pairs = all(
         len(group) == 2 and _bare(group[0]).suffix != _bare(group[1]).suffix
         for group in groups.values()

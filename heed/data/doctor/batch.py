@@ -9,11 +9,13 @@ from pathlib import Path
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from heed.config import DataConfig, TokenizerConfig
 from heed.data.batches import IGNORED, Batch, Batches
 from heed.data.corpus import Corpus, infer_task, open_corpus, splits
+from heed.data.corpus.files import printable
 from heed.data.store import open_store
 from heed.data.tokenizer import Tokenizer
 
@@ -58,12 +60,13 @@ def _tensors(batch: Batch) -> Table:
 
 
 def _texts(batch: Batch, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> Table:
-    table = Table(title=f"its first texts, as pieces ({corpus.decided})")
+    title = f"its first texts, as pieces ({printable(corpus.decided)})"
+    table = Table(title=Text(title, style="table.title"))
     for name in ("text", "tensor", "pieces"):
         table.add_column(name, overflow="fold")
     for i, row in enumerate(batch.rows[:SHOWN]):
         for name, shown in _pieces(batch, i, tokenizer, classes):
-            table.add_row(str(row + 1), name, shown)
+            table.add_row(str(row + 1), name, Text(shown))  # brackets are no markup
     return table
 
 

@@ -185,11 +185,11 @@ def _repeats(chart: Chart, repeating: Digests) -> Iterator[Record]:
 
 def _contradicted(chart: Chart, repeating: Digests) -> tuple[Digests, int]:
     """Texts that have more than one label, and how many records have such a text."""
-    numbers = {label: number for number, label in enumerate(chart.labels)}
+    numbers: dict[str, int] = {}
     last, times = np.full(len(repeating), -1), np.zeros(len(repeating), np.int64)
     mixed = np.zeros(len(repeating), np.bool_)
     for record, which in among(_sound(chart), repeating):
-        label = numbers[record.label or ""]
+        label = numbers.setdefault(record.label or "", len(numbers))
         mixed[which] |= last[which] not in (-1, label)
         last[which] = label
         times[which] += 1
@@ -209,7 +209,9 @@ def _leaks(
         message += f", {second:,} with the same label"
     if summary.source_in_train is not None:
         message += f"; by source alone {second:,}"
-    places = _first((one for one, here in zip(_sound(chart), flags, strict=True) if here), limits)
+    # The file may have grown since it was read.
+    again = zip(_sound(chart), flags, strict=False)
+    places = _first((one for one, here in again if here), limits)
     message += ". Report the clean part beside the whole"
     yield Finding("warning", "overlap", chart.name, message, count, places)
 

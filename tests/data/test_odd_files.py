@@ -1,0 +1,103 @@
+"""Files as people have them: columns of one name, rows that lack a key, folders, brackets."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from heed.data.corpus import infer_task, open_corpus
+from heed.data.doctor import charts, check, examine
+from heed.data.doctor.batch import show_batch
+from heed.errors import DataError
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_of_columns_with_one_name_the_chosen_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "a,a,label\nx,a long text,1\ny,another one,0\n")
+    wanted = [("a long text",), ("another one",)]
+    for columns in (None, [2, 3]):
+        corpus = open_corpus([path], task="classify", columns=columns)
+        assert [record.texts for record in corpus] == wanted
+    moved = write(tmp_path / "b.csv", "label,a\n1,a long text\n0,another one\n")
+    assert [r.texts for r in open_corpus([moved], task="classify", like=corpus)] == wanted
+
+
+def test_a_name_as_it_is_written_comes_before_one_in_another_case(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "Text,text,label\nA,a,1\nB,b,0\n")
+    for name, wanted in (("Text", "AB"), ("text", "ab")):
+        corpus = open_corpus([path], task="classify", columns=[name, "label"])
+        assert "".join(record.texts[0] for record in corpus) == wanted
+
+
+def test_blank_lines_before_a_header_hide_no_separator(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "\n \ntext;label\na b;1\nc d;0\n")
+    corpus = open_corpus([path], task="classify")
+    assert [record.texts[0] for record in corpus.kept()] == ["a b", "c d"]
+
+
+def test_any_row_may_lack_its_label_the_first_too(tmp_path: Path) -> None:
+    rows = ['{"text": "a b"}', '{"text": "c d", "label": "x"}', '{"text": "e", "label": "y"}']
+    for turn in range(len(rows)):
+        turned = rows[turn:] + rows[:turn]
+        path = write(tmp_path / f"{turn}.jsonl", "\n".join(turned))
+        assert infer_task([path]) == "classify"
+        assert open_corpus([path], task="classify").labels() == ["x", "y"]
+
+
+def test_a_bad_header_is_a_fault_at_its_place(tmp_path: Path) -> None:
+    train = open_corpus([write(tmp_path / "a.tsv", "text\tlabel\na\t1\nb\t0\n")], task="classify")
+    path = write(tmp_path / "b.tsv", b"te\xffxt\tlabel\na\t1\n")
+    dev = open_corpus([path], task="classify", like=train)
+    [fault] = [one for one in examine({"train": train, "dev": dev}).errors if one.places]
+    assert (fault.code, fault.places) == ("invalid-utf8", ((str(path), 1),))
+    with pytest.raises(DataError, match=r"b\.tsv:1:3: "):
+        list(dev)
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_any_folder_is_told_to_be_one(name: str) -> None:
+    for task in (None, "translate", "classify", "generate"):
+        [finding] = check([name], task=task).errors
+        assert "folder" in finding.message
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_pipe_is_told_to_be_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    [finding] = check([tmp_path / "pipe.txt"]).errors
+    assert "pipe" in finding.message
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    files = {"a.txt": "[/b] a\n[bold] :smile:\n", "a.tsv": "a b\t[/x]\nc d\t[/y]\ne f\t[/x]\n"}
+    for name, content in files.items():
+        page = io.StringIO()
+        Console(file=page, width=200).print(show_batch([write(tmp_path / name, content)]))
+        assert "[/" in page.getvalue()
+
+
+def test_a_file_may_grow_while_the_doctor_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = write(tmp_path / "train.tsv", "a b\t1\nc d\t0\na b\t0\n")
+    test = write(tmp_path / "test.tsv", "a b\t1\ne f\t0\n")
+    first_reading = charts.read
+
+    def read_then_grow(chart: charts.Chart, *more: Any) -> None:
+        first_reading(chart, *more)
+        with Path(chart.corpus.paths[0]).open("a") as file:
+            file.write("a b\tnew\n")
+
+    monkeypatch.setattr(sys.modules[check.__module__], "read", read_then_grow)
+    report = check([train, test])
+    assert {one.code for one in report.findings} >= {"overlap", "contradiction"}
