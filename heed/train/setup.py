@@ -195,9 +195,14 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError([f"There is no device {name!r}: use auto, cpu or cuda."]) from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError([f"There is no device {name!r}: use auto, cpu or cuda."])
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["device cuda was asked for, and torch sees no GPU here: use cpu."])
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise ConfigError([f"There is no device {name!r}: GPUs are cuda:0 to cuda:{there - 1}."])
     return device
 
 
