@@ -135,8 +135,6 @@ def _contradictions(
 def complaints(recipe: Recipe) -> list[str]:
     """What `[init]` asks of this recipe's model that it cannot do."""
     init, model, found = recipe.init, recipe.model, []
-    if init.run is not None and recipe.task != "classify" and model.ngrams > 1:
-        found.append(f"[model] ngrams is for task 'classify', not {recipe.task!r}.")
     if isinstance(init.freeze, int) and init.freeze > model.layers:
         found.append(f"[init] freeze cannot be {init.freeze}: the model has {model.layers} layers.")
     bare = model.tie_embeddings and not (model.head_map or model.head_bias)

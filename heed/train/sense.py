@@ -32,7 +32,8 @@ def complaints(recipe: Recipe) -> Iterator[str]:
     train, data = recipe.train, recipe.data
     for key, task in FOR.items():
         name, _, field = key.partition(".")
-        given = name == "model" and recipe.init.run is not None  # by the model to begin from
+        # What it begins from may have given it this.
+        given = key == "model.decoder_layers" and recipe.init.run is not None
         if task != recipe.task and not given and _is_set(getattr(recipe, name), field):
             yield f"[{name}] {field} is for task {task!r}, not {recipe.task!r}."
     if train.objective == "next" and recipe.task == "generate" and _is_set(train, "mask_share"):

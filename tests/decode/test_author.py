@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -34,13 +35,13 @@ def tokenizer(kind: str, split: str = "space") -> Tokenizer:
 
 
 @cache
-def author(position: str = "alibi", *, kind: str = "byte", **settings: object) -> Author:
+def author(position: str = "alibi", *, kind: str = "byte", **settings: Any) -> Author:
     torch.manual_seed(0)
     pieces = tokenizer(kind)
     config = tiny(position=position, max_positions=24)
     model = build("generate", config, vocab=pieces.vocab_size)
     assert isinstance(model, LanguageModel)
-    told = DecodeConfig(**({"sample": True, "seed": 5} | settings))  # type: ignore[arg-type]
+    told = DecodeConfig(**({"sample": True, "seed": 5} | settings))
     return Author(model.eval(), pieces, told, context=20)
 
 
@@ -188,6 +189,6 @@ def test_learned_positions_end() -> None:
     ("asked", "said"),
     [({"length": 0}, "length"), ({"samples": 0}, "samples"), ({"stop": [""]}, "stop")],
 )
-def test_what_makes_no_sense_is_a_sentence(asked: dict[str, object], said: str) -> None:
+def test_what_makes_no_sense_is_a_sentence(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"{said} cannot be"):
-        author().write([""], **({"length": 3} | asked))  # type: ignore[arg-type]
+        author().write([""], **({"length": 3} | asked))

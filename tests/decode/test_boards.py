@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -41,8 +42,8 @@ by_name = pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how)._
 class Keeping(Search):
     """A search that keeps its boards as on a GPU, and leaves something on each of them."""
 
-    def __init__(self, *told: object, **more: object) -> None:
-        super().__init__(*told, **more, capture=False)  # type: ignore[arg-type]
+    def __init__(self, *told: Any, **more: Any) -> None:
+        super().__init__(*told, **more, capture=False)
         self.capture, self.sizes = True, Sizes(few=True)
 
     def _captured(self, board: Board) -> Step:
