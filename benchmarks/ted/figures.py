@@ -112,7 +112,8 @@ def _compared(runs: Runs) -> Iterator[tuple[str, list[Facts]]]:
     asked: dict[str, list[Pair]] = {
         "best": [("best", system.name) for system in (*SETS, *REPORTED)],
         "sets": [(well.name, told.name) for well, told in zip(SETS, REPORTED, strict=True)],
-        "fail": [(changed.name, REPORTED[-1].name) for changed in GROUPS["fail"]],
+        "fail": [(one.name, one.recipe.removeprefix("ted-en-fr/")) for one in GROUPS["fail"]],
+        "depth": [("fail-dropout", "set3-reported"), ("set4-reported", "fail-set3")],
         "smaller": [(REPORTED[-1].name, other.name) for other in REPORTED[:-1]],
         "lstm": [(GROUPS["lstm"][1].name, GROUPS["lstm"][0].name)],
         "positions": [(other.name, rope.name) for other in others],

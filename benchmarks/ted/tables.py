@@ -12,9 +12,6 @@ from ted.words import Labels, chance, number, says, span, spread, words
 NUMBER = re.compile(r"(\*\*)?[\d+\-–\[<]|$")
 """How a cell begins that is a figure, or is empty."""
 
-Tried = tuple[str, list[Facts], Facts | None]
-"""A system's label, its curve, and its score on test where it has one."""
-
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns of figures to the right, others to the left."""
@@ -113,22 +110,22 @@ def seen_and_longer(parts: Sequence[Facts], names: Sequence[str], labels: Labels
     return table(columns, rows)
 
 
-def mended(tried: Iterable[Tried]) -> str:
-    """How far each got, by its curve."""
-    columns = ["", "epochs", "train accuracy, last", "dev loss, best", "dev accuracy, best"]
-    columns += ["dev BLEU, best", "test BLEU"]
+def mended(systems: Mapping[str, Facts], curves: Facts, labels: Labels) -> str:
+    """How far each got, by the curve of its first seed."""
+    columns = ["", "train accuracy, last", "dev loss, best", "dev loss, last"]
+    columns += ["dev accuracy, best", "dev BLEU, best", "test BLEU"]
     rows = [
         [
-            label,
-            str(curve[-1]["epoch"]),
+            labels[name],
             f"{curve[-1]['train_accuracy']:.1%}",
             f"{min(point['dev_loss'] for point in curve):.3f}",
+            f"{curve[-1]['dev_loss']:.3f}",
             f"{max(point['dev_accuracy'] for point in curve):.1%}",
             f"{max(point['dev_bleu'] or 0 for point in curve):.1f}",
-            spread(score),
+            spread(own["bleu"]),
         ]
-        for label, curve, score in tried
-        if curve
+        for name, own in systems.items()
+        for curve in [curves[name]]
     ]
     return table(columns, rows)
 
