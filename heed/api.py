@@ -14,10 +14,12 @@ from rich.console import Console
 
 from heed import models
 from heed.config import SECTIONS, Recipe
+from heed.data.corpus import Files, names_of
 from heed.data.tokenizer import Tokenizer
 from heed.decode import engines
 from heed.decode.author import Author, Tell
 from heed.decode.classes import Calibration, Classes
+from heed.decode.few import kept
 from heed.decode.labels import Label, Labeller, Text, check_kind
 from heed.decode.pipe import too_long
 from heed.decode.texts import Scribe, Translation, decoding, listed, several
@@ -105,8 +107,8 @@ class Translator:
     def train(
         cls,
         *,
-        train: Sequence[str | Path],
-        dev: Sequence[str | Path] = (),
+        train: Files,
+        dev: Files = (),
         run: str | Path | None = None,
         seed: int = 0,
         device: str = "auto",
@@ -160,9 +162,10 @@ class Translator:
         if reverse and self.served is not None:
             raise ConfigError(["Only heed's own engine translates in reverse: leave --engine out."])
         decode = decoding(self.recipe.decode, settings)
-        key = f"{decode.model_dump_json()} {nbest} {alignments} {reverse}"
-        if key not in self._scribes:
-            self._scribes[key] = Scribe(
+        return kept(
+            self._scribes,
+            f"{decode.model_dump_json()} {nbest} {alignments} {reverse}",
+            lambda: Scribe(
                 self.models,
                 self.tokenizer,
                 decode,
@@ -171,8 +174,8 @@ class Translator:
                 alignments=alignments,
                 search=None if self.served is None else self.served.search(decode, nbest),
                 reverse=reverse,
-            )
-        return self._scribes[key]
+            ),
+        )
 
     def stream(self, lines: Iterable[str], **settings: Any) -> Iterator[str]:
         """Translations as the lines come, a few at a time, in constant memory."""
@@ -208,8 +211,8 @@ class LanguageModel:
     def train(
         cls,
         *,
-        train: Sequence[str | Path],
-        dev: Sequence[str | Path] = (),
+        train: Files,
+        dev: Files = (),
         run: str | Path | None = None,
         seed: int = 0,
         device: str = "auto",
@@ -253,11 +256,12 @@ class LanguageModel:
         searched = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
         told = settings if searched else {"sample": True} | settings
         decode = decoding(self.recipe.decode, told)
-        key = decode.model_dump_json()
-        if key not in self._authors:
-            longest = self.recipe.data.max_length
-            self._authors[key] = Author(self.model, self.tokenizer, decode, context=longest)
-        return self._authors[key]
+        longest = self.recipe.data.max_length
+        return kept(
+            self._authors,
+            decode.model_dump_json(),
+            lambda: Author(self.model, self.tokenizer, decode, context=longest),
+        )
 
     def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
         """The loss of every token of each text, its end mark last."""
@@ -294,16 +298,16 @@ class Classifier:
         """The classifier that a run trained, its probabilities as they were calibrated, if so."""
         model, tokenizer, recipe = _load(folder, models.Classifier, device, precision)
         run = Run.open(Path(folder))
-        kept = Calibration.read(run)
-        temperature = 1.0 if kept is None else kept.temperature
+        fitted = Calibration.read(run)
+        temperature = 1.0 if fitted is None else fitted.temperature
         return cls(model, tokenizer, recipe, _classes(run, recipe), temperature=temperature)
 
     @classmethod
     def train(
         cls,
         *,
-        train: Sequence[str | Path],
-        dev: Sequence[str | Path] = (),
+        train: Files,
+        dev: Files = (),
         run: str | Path | None = None,
         seed: int = 0,
         device: str = "auto",
@@ -350,18 +354,19 @@ def _classes(run: Run, recipe: Recipe) -> Classes:
 
 def trained(
     task: str,
-    train: Sequence[str | Path],
-    dev: Sequence[str | Path],
+    train: Files,
+    dev: Files,
     run: str | Path | None,
     seed: int,
     device: str,
     settings: Mapping[str, Any],
 ) -> Path:
     """The folder of a run trained on files, by a recipe's keys."""
-    files = {"train": [str(path) for path in train], "dev": [str(path) for path in dev]}
+    files = {"train": names_of(train), "dev": names_of(dev)}
     tables: dict[str, Any] = {"task": task, "seed": seed, "data": files}
     for key, value in settings.items():
-        tables.setdefault(_section_of(key), {})[key] = value
+        told = names_of(value) if key in ("test", "text") else value
+        tables.setdefault(_section_of(key), {})[key] = told
     folder = Path(run) if run is not None else free_folder(task)
     engine.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))
     return folder

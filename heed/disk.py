@@ -65,6 +65,9 @@ def drafted(folder: Path) -> Iterator[Path]:
 
     A temporary folder is its owner's alone, so what others may read is made inside one.
     """
+    if folder.name in ("", ".."):  # one that is being stood in cannot be put in place whole
+        todo = f"Name a new one, such as {folder / 'model'}."
+        raise HeedError("this folder cannot be written as a whole.", where=str(folder), todo=todo)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with writing(folder), tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as own:
         draft = Path(own) / folder.name

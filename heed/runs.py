@@ -66,12 +66,11 @@ class Run:
             raise RunError(
                 "there is a run here already.",
                 where=str(folder),
-                todo=f"Go on with it (heed resume {folder}), or name another folder with --run.",
+                todo=f"Go on with it (heed resume {folder}), or name another folder.",
             )
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(
-                "this is not an empty folder.", where=str(folder), todo="Name another with --run."
-            )
+            what = "this folder is not empty." if folder.is_dir() else "this is a file."
+            raise RunError(what, where=str(folder), todo="Name a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(run.recipe_path, _from_anywhere(recipe).toml())
         return run
@@ -101,8 +100,9 @@ class Run:
     def require_weights(self) -> Path:
         """The chosen weights, of a run that has them."""
         if not self.finished:
+            yet = "" if self.best_path.exists() else ", and it has no weights yet"
             raise RunError(
-                "this run has no weights yet: its training is not finished.",
+                f"the training of this run is not finished{yet}.",
                 where=str(self.folder),
                 todo=f"Go on with: heed resume {self.folder}",
             )

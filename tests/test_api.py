@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import heed as package
 from heed import LanguageModel, Translator
 from heed.config import DecodeConfig, Recipe
 from heed.data import world
+from heed.decode.few import MOST
 from heed.errors import ConfigError, DataError, RunError
 from heed.train import engine
 
@@ -122,6 +124,8 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
         engine.start(Recipe.of(told), place / "lm", device="cpu", console=Console(quiet=True))
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
+    authors = [weakref.ref(model.author(seed=seed)) for seed in range(9)]
+    assert sum(one() is not None for one in authors) == MOST
     prompts = ["The cat", "", "One day the old woman"]
     found = model.generate(prompts, length=7, samples=3, top_k=20)
     assert found == model.generate(prompts, length=7, samples=3, top_k=20)
@@ -131,6 +135,24 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
         assert alone == several
     with pytest.raises(RunError, match="not to translate"):
         Translator.load(place / "lm", device="cpu")
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_one_file_needs_no_list(
+    place: Path, kind: type[str] | type[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Recipe] = []
+    monkeypatch.setattr(engine, "start", lambda recipe, *_, **__: begun.append(recipe))
+    files = {split: kind(place / f"{split}.txt") for split in ("train", "dev", "test")}
+    package.api.trained(
+        "generate", files["train"], files["dev"], place / "one", 0, "cpu", {"test": files["test"]}
+    )
+    data = begun[0].data
+    assert {split: [str(file)] for split, file in files.items()} == {
+        "train": data.train,
+        "dev": data.dev,
+        "test": data.test,
+    }
 
 
 def test_a_key_that_no_section_has_is_refused(place: Path) -> None:
@@ -145,6 +167,13 @@ def test_settings_change_how_it_writes(translator: Translator) -> None:
     assert all(len(one.choices) <= 3 for one in several)
     with pytest.raises(ConfigError, match="beam"):
         translator.translate(lines, beam=0)
+
+
+def test_few_ways_to_write_are_kept(translator: Translator) -> None:
+    """Each may hold much of a GPU's memory, so the others are gone as soon as they are left."""
+    made = [weakref.ref(translator.scribe(sample=True, seed=seed)) for seed in range(9)]
+    assert [one() is not None for one in made] == [False] * (9 - MOST) + [True] * MOST
+    assert made[-1]() is translator.scribe(sample=True, seed=8)
 
 
 def test_a_beam_needs_no_word_against_draws(translator: Translator) -> None:
@@ -273,7 +302,7 @@ def test_samples_come_again(run: Path) -> None:
     [
         (["--beam", "0", "--top-p", "2"], "beam"),
         (["--precision", "int8"], "precision cannot be"),
-        (["--file", "nowhere"], "cannot be read"),
+        (["--file", "nowhere"], "no such file"),
     ],
 )
 def test_bad_flags_are_a_sentence(run: Path, flags: list[str], said: str) -> None:
@@ -281,6 +310,27 @@ def test_bad_flags_are_a_sentence(run: Path, flags: list[str], said: str) -> Non
     answer = translate(str(run), *words, *flags)
     assert answer.returncode == 2
     assert said in answer.stderr.decode()
+    assert b"Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, b"input is closed"), (1, b"output is closed")])
+def test_a_stream_that_is_closed_is_a_sentence(run: Path, number: int, said: bytes) -> None:
+    script = (
+        "import os, sys\n"
+        f"os.close({number})\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'heed', 'translate', *sys.argv[1:]])\n"
+    )
+    words = ["The cat."] if number else []
+    answer = subprocess.run(
+        [sys.executable, "-c", script, str(run), *words, "--device", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert answer.returncode == 2
+    assert said in answer.stderr
     assert b"Traceback" not in answer.stderr
 
 

@@ -370,6 +370,9 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
         again = told(run, test=[str(place / "test.tsv")])
         assert again["calibration"] == fitted
         assert "temperature" in shown(again)
+        quick = told(run, test=[str(place / "test.tsv")], resamples=0)
+        assert quick["uncalibrated"]["log_loss"] == again["uncalibrated"]["log_loss"]
+        assert "temperature" in shown(quick)
     finally:
         Run(run).calibration_path.unlink(missing_ok=True)
     assert Calibration.read(Run(run)) is None
@@ -456,8 +459,9 @@ def test_a_class_that_the_run_does_not_know(run: Path, tmp_path: Path) -> None:
 
 
 def test_flags_for_another_task_are_refused(place: Path, run: Path) -> None:
-    with pytest.raises(ConfigError, match="--sentences and --beam are for translations"):
-        told(run, decode={"beam": 2})
+    for asked in ({"decode": {"beam": 2}}, {"metrics": ["bleu"]}):
+        with pytest.raises(ConfigError, match="--beam and --metric are for translations"):
+            told(run, **asked)
 
 
 def test_a_head_of_two_maps_is_loaded(place: Path) -> None:

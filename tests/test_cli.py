@@ -74,6 +74,7 @@ def test_it_says_which_version_it_is() -> None:
     [
         (["train", "demo-translat"], "Did you mean 'demo-translate'?"),
         (["train", "demo-translate", "--set", "model.widht=3"], "Did you mean 'width'?"),
+        (["train", "demo-translate", "--set", "width=3"], "Did you mean model.width?"),
         (["train", "demo-translate", "--set", "model.heads=3"], "does not divide by heads 3"),
         (["train", "demo-translate", "--device", "gpu"], "There is no device 'gpu'"),
         (["train", "demo-translate", "--device", "mps"], "There is no device 'mps'"),
@@ -81,6 +82,7 @@ def test_it_says_which_version_it_is() -> None:
         (["resume", "nowhere"], "there is no run here"),
         (["translate", "nowhere", "Hello."], "there is no run here"),
         (["recipes", "nothing"], "There is no recipe 'nothing'"),
+        (["check", "README.md", "--task", "translat"], "Did you mean 'translate'?"),
     ],
 )
 def test_bad_input_is_a_sentence_and_code_2(
@@ -111,6 +113,27 @@ def test_every_shipped_recipe_can_be_shown() -> None:
         shown = heed("recipes", name)
         assert shown.returncode == 0
         assert "[model]" in shown.stdout
+
+
+@pytest.mark.parametrize("asked", [["recipes"], ["recipes", "demo-translate"], ["check", "--json"]])
+def test_a_reader_that_leaves_ends_any_command_alike(asked: list[str], tmp_path: Path) -> None:
+    """With the code of the signal, whoever prints: rich, typer or the command itself."""
+    (tmp_path / "train.tsv").write_text("a\tone\nb\ttwo\n")
+    files = [str(tmp_path / "train.tsv")] if asked[0] == "check" else []
+    read, write = os.pipe()
+    os.close(read)
+    answer = subprocess.run(
+        [sys.executable, "-m", "heed", *asked, *files],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=300,
+        check=False,
+    )
+    os.close(write)
+    assert answer.returncode == 141
+    assert not answer.stderr
 
 
 def test_check_speaks_to_programs(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_an_unknown_choice_names_the_nearest(key: str, word: str, meant: str) ->
         {"dropout": 1.0},
         {"dropout": -0.1},
         {"dropout": float("nan")},
+        {"rope_base": float("inf")},
         {"norm_eps": 0.0},
         {"rope_base": 1.0},
         {"scale": 0.0},

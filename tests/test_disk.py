@@ -237,6 +237,16 @@ def test_a_path_through_a_file_is_a_sentence(
     assert "/dev/null/x: a part of this path is a file" in told
 
 
+def test_no_export_takes_the_place_of_where_one_stands(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    told = refused(["export", run, ".", "--to", "hf"], monkeypatch, capsys)
+    assert "Name a new one, such as model." in told
+    assert not [*(tmp_path / "in").iterdir()]
+
+
 # -------------------------------------------------------------------------- disks that are full
 
 

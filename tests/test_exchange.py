@@ -153,6 +153,10 @@ def test_other_commands_read_such_a_run(tmp_path: Path, heed: Heed) -> None:
     assert json.loads(told.out)["texts"] == 2, told.err
     told = heed("evaluate", runs / "writes", "--test", tmp_path / "test.txt", *few)
     assert json.loads(told.out)["texts"] == 3, told.err
+    for name, flags in (("classes", []), ("writes", []), ("writes", ["--split", "test"])):
+        told = heed("evaluate", runs / name, *flags)
+        assert (told.code, told.err.count(".")) == (2, 2)
+        assert "this run names no text to evaluate on. Name files with --test." in told.err
     assert "finished" in heed("resume", runs / "writes").out
     assert len(json.loads(heed("runs", runs, "--json").out)) == 2
 

@@ -251,12 +251,14 @@ def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
     by_file = told(*asked, "--file", str(place / "prompts.txt"))
     flags = [part for prompt in prompts for part in ("--prompt", prompt)]
     assert told(*asked, *flags) == by_file
+    assert told("generate", str(run), *prompts[:2], *WRITE, "--prompt", prompts[2]) == by_file
     assert told(*asked, *flags, "--stream") == by_file
-    answer = heed(*asked, *CPU, stdin="".join(f"{prompt}\n" for prompt in prompts))
-    assert answer.stdout == by_file, answer.stderr
-    with pipe.opened(None, Path(os.devnull)) as nothing:
-        out, author = io.BytesIO(), model.author(seed=3, top_k=40)
-        recite.recite(nothing, author, recite.Asked(20), out=out, say=print)
+    for by_pipe in ([], ["--file", "-"]):
+        answer = heed(*asked, *CPU, *by_pipe, stdin="".join(f"{line}\n" for line in prompts))
+        assert answer.stdout == by_file, answer.stderr
+    out, author = io.BytesIO(), model.author(seed=3, top_k=40)
+    nothing = pipe.incoming(None, Path(os.devnull))
+    recite.recite(nothing, author, recite.Asked(20), out=out, say=print)
     assert out.getvalue().decode() == told(*asked, "--prompt", "")
 
 
@@ -317,7 +319,7 @@ def _read(terminal: int) -> bytes:
         (["--length", "0"], "length cannot be 0"),
         (["--temperature", "0"], "temperature cannot be 0"),
         (["--stop", ""], "stop cannot be empty"),
-        (["--file", "nowhere"], "cannot be read"),
+        (["--file", "nowhere"], "no such file"),
     ],
 )
 def test_bad_flags_are_a_sentence(run: Path, flags: list[str], said: str) -> None:

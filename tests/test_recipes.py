@@ -86,6 +86,35 @@ def test_files_that_a_folder_placed_stay(pairs: Path) -> None:
     assert recipe.data.sets["obama"] == [str(pairs / "test_LM_obama.txt")]
 
 
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("demo-")])
+def test_files_of_ones_own_replace_a_generated_world(name: str, pairs: Path) -> None:
+    own, dev = (
+        [str(pairs / f"{split}.{side}") for side in ("en", "fr")] for split in ("train", "dev")
+    )
+    recipe, _ = command.recipe(name, None, own, dev, None, None)
+    assert (recipe.data.train, recipe.data.dev, recipe.data.world) == (own, dev, None)
+    for train in (own, None):
+        with pytest.raises(ConfigError, match=r"--data is for .* makes its own text"):
+            command.recipe(name, None, train, None, None, None, pairs)
+
+
+def test_a_folder_is_of_no_use_without_a_recipe(pairs: Path) -> None:
+    with pytest.raises(ConfigError, match="leave --data out"):
+        command.recipe(None, None, [str(pairs / "train.en")], None, None, None, pairs)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if not name.startswith("demo-")])
+def test_a_recipe_whose_files_are_elsewhere_says_how_to_name_their_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="name the folder with --data DIR"):
+        command.recipe(name, None, None, None, None, None)
+    for file in Recipe.read(find(name)).data.train:
+        (tmp_path / file).touch()
+    command.recipe(name, None, None, None, None, None)
+
+
 def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
     """Before training, not after it; a generated world has one."""
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]

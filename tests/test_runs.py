@@ -129,6 +129,15 @@ def test_a_missing_folder_is_refused_and_an_empty_one_said_to_be_so(tmp_path: Pa
     assert json.loads(heed("runs", str(tmp_path), "--json").stdout) == []
 
 
+@pytest.mark.parametrize(("taken", "said"), [("file", "is a file"), ("folder", "not empty")])
+def test_what_is_in_the_way_of_a_run_is_named(taken: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file", tmp_path / "folder" / "file"):
+        path.touch()
+    with pytest.raises(RunError, match=said):
+        Run.create(tmp_path / taken, Recipe.of({}))
+
+
 # ------------------------------------------------------------ the end of one, and what may follow
 
 

@@ -13,7 +13,7 @@ from heed import __version__
 
 # Importing these adds their commands to the app, in the order that `heed --help` lists them.
 from heed.cli import learning, machine, scoring, writing
-from heed.cli.common import app, reader_left, sentence
+from heed.cli.common import app, sentence
 
 # isort: split
 from heed.cli import exchange
@@ -71,8 +71,6 @@ def _run() -> None:
     except StoppedError as stopped:
         typer.echo(str(stopped), err=True)
         raise SystemExit(stopped.code) from None
-    except BrokenPipeError:
-        reader_left()
     except (HeedError, OSError) as error:
         told = sentence(error) if isinstance(error, OSError) else error
         if told is None or os.environ.get("HEED_DEBUG"):

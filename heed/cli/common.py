@@ -5,18 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from heed.errors import HeedError
 
+
+class Commands(TyperGroup):
+    """All commands. One whose output nobody reads any more ends as by the signal of that."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            raise SystemExit(141) from None
+
+
 app = typer.Typer(
     name="heed",
+    cls=Commands,
     help="Train Transformers from scratch on your own text, see what they attend to, "
     "and know which change was real.",
     epilog="Begin with: heed demo",
@@ -29,7 +42,9 @@ app = typer.Typer(
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as `heed train` made it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Metric = Annotated[str, typer.Option(help="Any of bleu, chrf, ter, with commas between.")]
+Metric = Annotated[
+    str | None, typer.Option(help="Any of bleu, chrf, ter, with commas between; unset, all.")
+]
 Bootstrap = Annotated[int, typer.Option(help="Samples behind each interval and test; 0 is none.")]
 SentencesTo = Annotated[
     Path | None, typer.Option(help="Write every sentence with its BLEU to this TSV file.")
@@ -56,7 +71,11 @@ def console(*, quiet: bool = False) -> Console:
     """Where a person reads: the terminal, or standard error where a program reads the answer."""
     from rich.console import Console
 
-    return Console(stderr=quiet)
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # for the group of commands, not with a code of rich's own
+
+    return Screen(stderr=quiet)
 
 
 def print_json(value: object) -> None:
@@ -66,10 +85,15 @@ def print_json(value: object) -> None:
     typer.echo(to_json(value))
 
 
-def reader_left() -> NoReturn:
-    """The reader of our output has gone: there is no one to tell."""
-    _drop_output()
-    raise SystemExit(141) from None
+def output() -> BinaryIO:
+    """Where a command writes that answers line by line."""
+    from heed.errors import HeedError
+
+    if sys.stdout is None:
+        raise HeedError(
+            "there is nowhere to write: standard output is closed.", todo="Send it to a file."
+        )
+    return sys.stdout.buffer
 
 
 def sentence(problem: OSError) -> HeedError | None:

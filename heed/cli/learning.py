@@ -104,7 +104,8 @@ def _score_test(run: Path, device: str) -> None:
 
         before = results(run).get("test")
         if before is None or before["checkpoint"] != checkpoint(opened, recipe):
-            scoring.evaluate(run, split="test", metric="bleu,chrf", device=device)
+            metric = "bleu,chrf" if recipe.task == "translate" else None
+            scoring.evaluate(run, split="test", metric=metric, device=device)
 
 
 @app.command(rich_help_panel="Train")

@@ -26,11 +26,11 @@ def evaluate(
     run: RunFolder,
     test: Annotated[list[str] | None, typer.Option(help="A file to score on; repeat.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="dev, test or a named set; unset, test, or else dev.")
+        str | None, typer.Option(help="dev, test, train or a named set; unset, test, or dev.")
     ] = None,
     sentences: SentencesTo = None,
     beam: int | None = None,
-    metric: Metric = "bleu,chrf,ter",
+    metric: Metric = None,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Beside a classifier, simple ones on the same text.")
     ] = False,
@@ -64,7 +64,7 @@ def evaluate(
 
     command.check_resamples(bootstrap)
     command.check_folder(sentences)
-    metrics = command.parse_metrics(metric)
+    metrics = () if metric is None else command.parse_metrics(metric)
     decode = {} if beam is None else {"beam": beam}
     settings = Settings(
         split,
@@ -103,7 +103,7 @@ def score(
     ] = None,
     src: Annotated[Path | None, typer.Option(help="Sources, for BLEU by their length.")] = None,
     sentences: SentencesTo = None,
-    metric: Metric = "bleu,chrf,ter",
+    metric: Metric = None,
     bootstrap: Bootstrap = 1000,
     seed: Annotated[int | None, typer.Option(help="Of the resampling; unset, sacreBLEU's.")] = None,
     json: AsJson = False,

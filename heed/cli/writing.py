@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import Decoding, Device, RunFolder, app, reader_left
+from heed.cli.common import Decoding, Device, RunFolder, app, output
 
 
 @app.command(rich_help_panel="Use a model", cls=Decoding)
@@ -66,17 +66,13 @@ def translate(
     settings = pipe.chosen(context.params)  # all flags that [decode] has a key for
     told = {"device": device, "precision": precision, "engine": engine}
     translator = Translator.load(run, *(others or ()), **told)
-    try:
-        with pipe.opened(text, file) as lines:
-            pipe.pump(
-                lines,
-                translator.scribe(nbest, alignments, reverse, **settings),
-                pipe.Shown(scores, alignments, json, nbest > 1),
-                out=sys.stdout.buffer,
-                say=lambda word: typer.echo(word, err=True),
-            )
-    except BrokenPipeError:
-        reader_left()
+    pipe.pump(
+        pipe.incoming(text, file),
+        translator.scribe(nbest, alignments, reverse, **settings),
+        pipe.Shown(scores, alignments, json, nbest > 1),
+        out=output(),
+        say=lambda word: typer.echo(word, err=True),
+    )
 
 
 @app.command(rich_help_panel="Use a model")
@@ -103,24 +99,21 @@ def classify(
     from heed.decode import labels, pipe
 
     labeller = Classifier.load(run, device=device, precision=precision).labeller
-    try:
-        with pipe.opened(text, file) as lines:
-            labels.pump(
-                lines,
-                labeller,
-                probabilities=probabilities,
-                as_json=json,
-                out=sys.stdout.buffer,
-                say=lambda word: typer.echo(word, err=True),
-            )
-    except BrokenPipeError:
-        reader_left()
+    labels.pump(
+        pipe.incoming(text, file),
+        labeller,
+        probabilities=probabilities,
+        as_json=json,
+        out=output(),
+        say=lambda word: typer.echo(word, err=True),
+    )
 
 
 @app.command(rich_help_panel="Use a model", cls=Decoding)
 def generate(
     context: typer.Context,
     run: RunFolder,
+    text: Annotated[list[str] | None, typer.Argument(help="Prompts, as by --prompt.")] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="What to go on from; repeat. Without any, a pipe.")
     ] = None,
@@ -134,7 +127,7 @@ def generate(
     seed: int | None = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeat.")] = None,
     cut_prompt: Annotated[
-        bool, typer.Option("--cut-prompt", help="Leave out the oldest tokens of one too long.")
+        bool, typer.Option("--cut-prompt", help="Make room: leave out its oldest tokens.")
     ] = False,
     batch_size: int | None = None,
     stream: Annotated[
@@ -158,17 +151,15 @@ def generate(
 
     model = LanguageModel.load(run, device=device, precision=precision)
     author = model.author(**pipe.chosen(context.params))
-    streamed = sys.stdout.isatty() if stream is None else stream
+    out = output()
+    streamed = out.isatty() if stream is None else stream
     asked = recite.Asked(length, samples, stop or (), cut_prompt, json, streamed)
-    nothing = [""] if file is None and sys.stdin.isatty() else None
-    try:
-        with pipe.opened(prompt or nothing, file) as lines:
-            recite.recite(
-                lines,
-                author,
-                asked,
-                out=sys.stdout.buffer,
-                say=lambda word: typer.echo(word, err=True),
-            )
-    except BrokenPipeError:
-        reader_left()
+    prompts = [*(text or ()), *(prompt or ())]
+    alone = file is None and sys.stdin is not None and sys.stdin.isatty()
+    recite.recite(
+        pipe.incoming(prompts or ([""] if alone else None), file),
+        author,
+        asked,
+        out=out,
+        say=lambda word: typer.echo(word, err=True),
+    )

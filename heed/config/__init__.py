@@ -6,7 +6,7 @@ one, and all complaints about a recipe come at once.
 """
 
 from heed.config.model import MERGES, ModelConfig, position_names
-from heed.config.recipe import SECTIONS, TASKS, Recipe, changed, read_tables
+from heed.config.recipe import SECTIONS, TASKS, Recipe, blamed, changed, read_tables
 from heed.config.section import Section
 from heed.config.sections import (
     DataConfig,
@@ -28,6 +28,7 @@ __all__ = [
     "Section",
     "TokenizerConfig",
     "TrainConfig",
+    "blamed",
     "changed",
     "position_names",
     "read_tables",

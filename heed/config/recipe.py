@@ -50,7 +50,7 @@ class Recipe:
         """A recipe from tables as TOML gives them; `ConfigError` with every complaint about it."""
         known = ["task", "seed", *SECTIONS]
         complaints = [
-            f"There is no section or key {key!r}.{nearest(key, known)}"
+            f"There is no section or key {key!r}.{_within(key) or nearest(key, known)}"
             for key in tables
             if key not in known
         ]
@@ -80,7 +80,7 @@ class Recipe:
     @classmethod
     def read(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
         """The recipe in a TOML file, with `section.key=value` changes."""
-        return cls.of(changed(read_tables(path), changes), where=str(path))
+        return cls.of(changed(read_tables(path), changes), where=blamed(path, changes))
 
     def tables(self) -> dict[str, Any]:
         """Every key with its value, as `of` takes them; what is unset is left out.
@@ -105,6 +105,13 @@ class Recipe:
                 *(f"{key} = {toml_value(value)}" for key, value in values.items()),
             ]
         return "\n".join(lines) + "\n"
+
+
+def _within(key: str) -> str:
+    """' Did you mean ...?' for a key whose section was left out."""
+    known = {name: kind.keys() for name, kind in SECTIONS.items()}
+    whole = [f"{name}.{key}" for name, keys in known.items() if key in keys]
+    return f" Did you mean {' or '.join(whole)}?" if whole else ""
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -132,6 +139,11 @@ def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
         elif isinstance(fresh.setdefault(section, {}), dict):
             fresh[section][name] = value
     return fresh
+
+
+def blamed(path: Path, changes: Sequence[str]) -> str:
+    """What a complaint is about: a file, which may be right but for what it is changed to."""
+    return f"{path}, changed by {', '.join(changes)}" if changes else str(path)
 
 
 def toml_value(value: Any) -> str:

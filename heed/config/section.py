@@ -19,7 +19,11 @@ class Section(BaseModel):
     """One table of a recipe. Building one raises `ConfigError` with every complaint about it."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
 

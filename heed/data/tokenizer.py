@@ -163,6 +163,9 @@ class Tokenizer:
             text = path.read_text(encoding="utf-8")
             model = json.loads(text)["model"]["type"]
             core = tokenizers.Tokenizer.from_str(text)
+        except FileNotFoundError as problem:
+            what = "there is no tokenizer here, so there is no way to read or write text"
+            raise _unusable(path, what) from problem
         except OSError as problem:
             raise _unusable(path, f"the tokenizer cannot be read: {problem.strerror}") from problem
         except ValueError as problem:  # not UTF-8, or not JSON
@@ -241,7 +244,8 @@ def _around(core: tokenizers.Tokenizer) -> dict[str, object]:
 
 
 def _unusable(path: Path, what: str) -> DataError:
-    return DataError(f"{what}.", where=str(path), todo="Name the tokenizer.json of a run.")
+    todo = "Name the tokenizer.json of a run, or put it there."
+    return DataError(f"{what}.", where=str(path), todo=todo)
 
 
 def _check_settings(kind: str, vocab_size: int | None, min_count: int, split: str) -> None:

@@ -38,23 +38,29 @@ CUTS = (
     r"(?i:\b'|(?<!\w)')(?i:t)(?=(?i:is|was)\b)",
 )
 """What stands alone, wherever it is found."""
-OPENING_QUOTE = r'(?<![^\s\[({<])"'
+QUOTES = (
+    (r'(?<![^\s\[({<])"', "``"),
+    # Three single ones in a row could not be told apart.
+    ("(?<=')\"", " ''"),
+    ("\"(?=')", "'' "),
+    ('"', "''"),
+)
+"""Straight double ones, as what they are: opening or closing."""
 JOINS = (
-    (r" (?='')|(?<=``) ", ""),
-    (r"``|''", '"'),
-    (r" (?=(?i:n't|'ll|'re|'ve|'[smd]?)(?!\w))", ""),
+    (r"(?: |^)''(?!\S)|(?<!\S)`` ?", '"'),
     (r" (?=(?:[,;:?!%)\]}»”…’]|\.+)(?!\w))", ""),
     (r"(?<=[(\[{«“„‘$#]) ", ""),
     (r"(?<=\w’) (?=(?i:s|t|m|d|ll|re|ve)(?!\w))", ""),
     (r"(?i:(?<=\bcan) (?=not\b)|(?<=\bgon|\bwan) (?=na\b)|(?<=\bgot) (?=ta\b))", ""),
     (r"(?i:(?<=\bgim|\blem) (?=me\b)|(?<=\bd) (?='ye\b)|(?<='t) (?=(?:is|was)\b))", ""),
+    (r" (?=(?i:n't|'ll|'re|'ve|'[smd]?)(?!\w))", ""),
 )
 """How tokens with a space before each become text again."""
 
 
 def quotes() -> list[normalizers.Normalizer]:
     """Straight double quotes by their side."""
-    return [normalizers.Replace(Regex(OPENING_QUOTE), "``"), normalizers.Replace('"', "''")]
+    return [normalizers.Replace(Regex(pattern), text) for pattern, text in QUOTES]
 
 
 def cut() -> pre_tokenizers.PreTokenizer:

@@ -84,7 +84,8 @@ def cross_weights(
     device = model.embedding.table.weight.device
     sources = [[*source, specials.eos] for source, _ in pairs]
     read, real = (x.to(device) for x in _side(sources, specials.pad))
-    written, _ = _side([[begin, *target] for _, target in pairs], specials.pad)
+    # Its last piece predicts nothing here, and there may be no position left for it.
+    written, _ = _side([[begin, *target[:-1]] for _, target in pairs], specials.pad)
     return model.trace(read, written.to(device), mask=real).cross
 
 

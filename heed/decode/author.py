@@ -100,7 +100,8 @@ class Author:
         """For each prompt `samples` ways to go on, or as many as a beam found, of `length` tokens.
 
         `first` is the number of the first prompt. With `cut_prompt`, the oldest tokens of a prompt
-        are left out where there is no room for it and `length` more. `tell` is told the text of
+        are left out where there is no room for it and `length` more, but it keeps half of all
+        positions. `tell` is told the text of
         each sample while it is written.
         """
         _check(length, samples, stop)
@@ -173,7 +174,7 @@ class Author:
         if self.positions is None:
             return ids
         if cut:
-            return ids[-max(1, self.positions - length) :]
+            return ids[-max(self.positions - length, self.positions // 2) :]
         if len(ids) > self.positions:
             raise DataError(
                 f"this prompt has {len(ids) - 1} tokens, and the model has learnt positions for "

@@ -24,6 +24,11 @@ def check(engine: str, *, models: int = 1) -> None:
         return
     if models > 1:
         raise ConfigError([f"{engine} writes with one model: only heed's own engine joins more."])
+    check_installed(engine)
+
+
+def check_installed(engine: str) -> None:
+    """Refuse an engine that is not here."""
     if find_spec(engine) is None:
         raise RunError(f"{engine} is not installed.", todo="Install it: pip install heed[serve]")
 

@@ -19,7 +19,7 @@ from heed.data.store import joined
 from heed.data.tokenizer import Tokenizer
 from heed.decode.classes import Classes
 from heed.decode.facts import to_json
-from heed.decode.pipe import Lines
+from heed.decode.pipe import Lines, write_line
 from heed.errors import DataError, RunError
 from heed.models import Classifier
 
@@ -181,7 +181,7 @@ def pump(
                 told = to_json(label.facts(probabilities=probabilities))
             else:
                 told = label.line(probabilities=probabilities)
-            out.write(told.encode("utf-8", "replace") + b"\n")
+            write_line(out, told)
         out.flush()
     if cut:
         say(f"{cut:,} of {count:,} texts are longer than this model reads; the rest was left out.")

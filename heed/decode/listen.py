@@ -18,7 +18,7 @@ Hear = Callable[[int, list[int]], bool]
 
 
 class Listening(Search):
-    """Writes one hypothesis a text, aloud. The last tokens of a text may be in its result alone.
+    """Writes one hypothesis a text, aloud.
 
     Hearing waits for the device at every token, so it is slower than a search in silence.
     """
@@ -40,17 +40,11 @@ class Listening(Search):
         return super()._batch(reading, limits, numbers)
 
     def _move(self, board: Board, rows: list[int], room: int) -> tuple[Board, Step]:
-        """The same, with an ear to every step."""
+        """The same, and who sits where."""
         self._numbers = [self._numbers[row] for row in rows]
-        moved, step = super()._move(board, rows, room)
+        return super()._move(board, rows, room)
 
-        def heard() -> None:
-            step()
-            self._listen(moved)
-
-        return moved, heard
-
-    def _listen(self, board: Board) -> None:
+    def _told(self, board: Board) -> None:
         """Tell what is new of the texts that go on, and end those that are enough."""
         written = int(board.at)
         new_bl = board["tokens"][:, self._heard : written, 0].tolist()

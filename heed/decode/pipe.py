@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from heed.config import DecodeConfig
+from heed.data.corpus.files import chunks
 from heed.decode.facts import to_json
 from heed.decode.texts import Translation
 from heed.errors import DataError
@@ -24,32 +25,34 @@ Lines = Iterable[list[str]]
 """Lines in groups: those of a group are there at the same time."""
 
 
-@contextmanager
-def opened(texts: Sequence[str] | None, file: Path | None) -> Iterator[Lines]:
-    """The lines of a file, or some texts, or what comes in by the pipe."""
+def incoming(texts: Sequence[str] | None, file: Path | None) -> Lines:
+    """The lines of a file, compressed or not, or some texts, or what comes in by the pipe."""
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
-    if file is not None:
-        try:
-            opened_file = file.open("rb", buffering=0)
-        except OSError as problem:
-            what = f"the file cannot be read: {problem.strerror}."
-            raise DataError(what, where=str(file)) from problem
-        with opened_file:
-            yield read_lines(opened_file.fileno())
-    elif texts:
-        yield [[as_text(os.fsencode(text)) for text in texts]]
-    else:
-        yield read_lines(STANDARD_INPUT)
+    if file is not None and str(file) != "-":
+        return read_lines(chunks(str(file)))
+    if texts:
+        return [[as_text(os.fsencode(text)) for text in texts]]
+    if sys.stdin is None:  # its number may be that of another file by now
+        raise DataError(
+            "there is no text: standard input is closed.", todo="Give texts, --file or a pipe."
+        )
+    return read_lines(arriving(STANDARD_INPUT))
 
 
-def read_lines(descriptor: int) -> Iterator[list[str]]:
-    """The lines of an open file, in groups: what is there now, and never too much of it.
+def arriving(descriptor: int) -> Iterator[bytes]:
+    """What comes in by a pipe, as soon as it is there."""
+    while data := os.read(descriptor, READ):
+        yield data
+
+
+def read_lines(pieces: Iterable[bytes]) -> Iterator[list[str]]:
+    """The lines of a file that comes in pieces, in groups: what is there now, but never too much.
 
     Only a newline ends a line. What is not UTF-8 is read with replacement characters.
     """
     begun, most = list[bytes](), FEW
-    while data := os.read(descriptor, READ):
+    for data in pieces:
         first, *others = data.split(b"\n")
         begun.append(first)
         if not others:
@@ -65,6 +68,11 @@ def read_lines(descriptor: int) -> Iterator[list[str]]:
 def as_text(line: bytes) -> str:
     """A line, without a carriage return at its end or a byte order mark before it."""
     return line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r")
+
+
+def write_line(out: BinaryIO, text: str) -> None:
+    """One line; what is no character, half an emoji say, is a question mark."""
+    out.write(text.encode("utf-8", "replace") + b"\n")
 
 
 class Translating(Protocol):
@@ -111,7 +119,7 @@ def pump(
             full += bool(translation.choices)
             if translation.parts > 1:
                 say(f"line {count}: {too_long(translation)}")
-            out.write(shown.line(translation).encode("utf-8", "replace") + b"\n")
+            write_line(out, shown.line(translation))
         out.flush()
     if cut:
         share = f"{cut:,} of {full:,} translations ({cut / full:.1%})"

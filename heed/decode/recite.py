@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from heed.decode.author import Author, Continuation
 from heed.decode.facts import to_json
-from heed.decode.pipe import Lines
+from heed.decode.pipe import Lines, write_line
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,8 @@ def _together(
     )
     for number, several in enumerate(found, first + 1):
         for sample, one in enumerate(several):
-            line = to_json(one.facts(sample)) if asked.json else one.whole
-            out.write(_bytes(line) + b"\n")
-        _warn(number, several, say)
+            write_line(out, to_json(one.facts(sample)) if asked.json else one.whole)
+        _warn(number, several, asked, say)
     out.flush()
 
 
@@ -76,7 +75,7 @@ def _aloud(
     first: int,
 ) -> None:
     def tell(_: int, __: int, text: str) -> None:
-        out.write(_bytes(text))
+        out.write(text.encode("utf-8", "replace"))
         out.flush()
 
     tell(0, 0, prompt)
@@ -89,13 +88,12 @@ def _aloud(
         tell=tell,
     )
     tell(0, 0, "\n")
-    _warn(first + 1, several, say)
+    _warn(first + 1, several, asked, say)
 
 
-def _warn(number: int, several: Sequence[Continuation], say: Callable[[str], None]) -> None:
+def _warn(
+    number: int, several: Sequence[Continuation], asked: Asked, say: Callable[[str], None]
+) -> None:
     if any(one.ended == "positions" for one in several):
-        say(f"prompt {number}: ended where the model's positions end (--cut-prompt makes room).")
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
+        room = "" if asked.cut_prompt else " (--cut-prompt makes room)"
+        say(f"prompt {number}: ended where the model's positions end{room}.")

@@ -19,6 +19,8 @@ from heed.decode.limits import rung
 from heed.decode.strategy import Apart
 
 WORD = 1 << 32
+COLDEST, HOTTEST = 1e-30, 1e30
+"""Temperatures that a logit can be divided by and stay a number."""
 
 
 class Sample(Apart):
@@ -36,7 +38,7 @@ class Sample(Apart):
         length_penalty: float = 1.0,
     ) -> None:
         super().__init__(samples, length_penalty=length_penalty)
-        self.temperature, self.seed = temperature, seed
+        self.temperature, self.seed = min(max(temperature, COLDEST), HOTTEST), seed
         self.top_k, self.top_p, self.min_p = top_k, top_p, min_p
 
     def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:

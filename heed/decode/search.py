@@ -9,6 +9,7 @@ Shapes: b texts, k hypotheses a text, p prompt tokens, m source tokens, v pieces
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from heed.decode.crew import each
 from heed.decode.graphs import Step, captured
 from heed.decode.strategy import Strategy, Written
 from heed.decode.writers import Reading, Writer, Writing, together, writer
-from heed.errors import HeedWarning
+from heed.errors import HeedWarning, RunError
 from heed.nn.packed import packed
 
 LOOK = 4
@@ -169,6 +170,7 @@ class Search:
         board, step = self._move(first, places, self.sizes.room(0))
         looked = None if looked is None else self._seated(looked, board)
         self._choose(board, self._seated(logits, board), looked)
+        self._told(board)
         finished = board.finished()
         while written < longest:
             if written % LOOK == 0 or written == board.room:
@@ -184,9 +186,13 @@ class Search:
             if (written + 1) % LOOK == 0 or written + 1 == board.room:
                 finished = board.finished()
             step()
+            self._told(board)
             written += 1
         self._read(board, places, list(range(len(places))), out)
         return out
+
+    def _told(self, board: Board) -> None:
+        """A token was written: for one who listens."""
 
     def _begin(
         self, reading: Reading, limits: list[int], numbers: list[int]
@@ -277,6 +283,8 @@ class Search:
         """Put the results of these rows where their texts belong."""
         read = self.how.read(board, torch.tensor(rows, dtype=torch.long, device=self.device))
         for row, written in zip(rows, read, strict=True):
+            if not written or any(math.isnan(one.score) for one in written):
+                raise _no_number(self.models)
             out[places[row]] = written
 
     def _step(self, board: Board) -> None:
@@ -301,6 +309,17 @@ class Search:
             board.follow(parents)
             for one in self.writers:
                 one.follow(board, parents)
+
+
+def _no_number(models: Sequence[nn.Module]) -> RunError:
+    """What to say where no text can be told from another, with the first weight to blame."""
+    weights = (named for model in models for named in model.named_parameters())
+    broken = next((name for name, weight in weights if not weight.isfinite().all()), None)
+    return RunError(
+        "what the model says of a text is not a number (NaN), so there is nothing to write.",
+        where=broken and f"weight {broken}",
+        todo="Load it in float32; if that is the same, train it again with a lower train.lr.",
+    )
 
 
 def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-SENTENCE = re.compile(r"[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？]+")
+SENTENCE = re.compile(r"(?<![.!?…؟।])[.!?…؟।]++[\"'”’»)\]]*+\s+|[。！？]+")
+"""A run of signs is read once, from its beginning, so that long ones cost no more than others."""
 BREAKS = (re.compile(r"[,;:،、，；：—–]+\s*"), re.compile(r"\s+"))
 """Where to cut a sentence that is too long: at the best of these, nearest to its middle."""
 

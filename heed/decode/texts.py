@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -226,15 +226,15 @@ class Scribe:
     ) -> list[list[Choice]]:
         """From ids to text, with alignments where something asks for them."""
         flat = [(i, one) for i, several in enumerate(written) for one in several]
-        looked = dict.fromkeys(range(len(flat)), None) | self._look(ids, flat)
+        looked = self._look(ids, flat)
         out: list[list[Choice]] = [[] for _ in sources]
         for number, (i, one) in enumerate(flat):
-            out[i].append(self._choice(sources[i], one, looked[number]))
+            out[i].append(self._choice(sources[i], one, looked.get(number)))
         return out
 
     def _look(
         self, ids: Sequence[list[int]], flat: Sequence[tuple[int, Written]]
-    ) -> dict[int, align.Floats | None]:
+    ) -> dict[int, align.Floats]:
         """Soft alignments of those that need one."""
         copying, marks = self.settings.copy_unknown, self.tokenizer.specials
         asked = [
@@ -268,12 +268,10 @@ def _joined(
 
     Scores are averaged by length in words; alignments count words of the whole text.
     """
-    out = []
+    out, first_words = [], list(_first_words(text, [start for start, _ in spans]))
     for several in zip(*choices, strict=False):
         links, written = [], 0
-        for (start, _), one in zip(spans, several, strict=True):
-            inside_word = start > 0 and not (text[start - 1].isspace() or text[start].isspace())
-            read = len(text[:start].split()) - inside_word
+        for read, one in zip(first_words, several, strict=True):
             links += [(read + source, written + target) for source, target in one.links]
             written += len(one.text.split())
         sizes = [1 + len(one.text.split()) for one in several]
@@ -281,3 +279,13 @@ def _joined(
         whole = " ".join(one.text for one in several if one.text)
         out.append(Choice(whole, score, any(one.cut for one in several), links))
     return out
+
+
+def _first_words(text: str, starts: Sequence[int]) -> Iterator[int]:
+    """The number of the word that each part begins with, which may be inside of it."""
+    number = before = 0
+    for start in starts:
+        inside = start > 0 and not (text[start - 1].isspace() or text[start].isspace())
+        number += len(text[before:start].split()) - inside
+        before = start
+        yield number

@@ -67,8 +67,10 @@ def _found(
 ) -> tuple[Facts, list[Callable[[], None]]]:
     """The result, and what is to be written of it."""
     run = Run.open(folder)
-    if run.recipe().task != "translate" and (settings.sentences or settings.decode):
-        raise ConfigError([f"--sentences and --beam are for translations; {folder} makes none."])
+    asked = settings.sentences or settings.decode or settings.metrics
+    if run.recipe().task != "translate" and asked:
+        flags = "--sentences, --beam and --metric"
+        raise ConfigError([f"{flags} are for translations; {folder} makes none."])
     if run.recipe().task != "classify" and (settings.baseline or settings.calibrate):
         raise ConfigError([f"--baseline and --calibrate are for classifiers; {folder} is none."])
     if run.recipe().task != "generate" and (settings.text or settings.stride):
@@ -99,6 +101,7 @@ def _found(
         "task": recipe.task,
         "split": held_out.name,
         "files": list(held_out.corpus.paths),
+        "set_aside": held_out.set_aside,
         "hash": held_out.corpus.fingerprint(),
         "dropped": dict(dropped),
         "checkpoint": checkpoint(run, recipe),

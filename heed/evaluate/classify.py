@@ -27,12 +27,14 @@ from heed.evaluate.sets import Facts, HeldOut, Job, Settings, find_set
 from heed.models import Classifier
 from heed.score import baselines, classification, reliability
 from heed.score.baselines import Baseline, Labelled
-from heed.score.classification import Answers, Real
+from heed.score.bootstrap import Real, Whole
+from heed.score.classification import Answers
 from heed.train.aside import set_aside
 from heed.train.classes import classes_in
 
 PREDICTIONS = "predictions"
-PROBABLE = ("log_loss", "brier", "calibration_error")
+UNCALIBRATED = ("log_loss", "brier", "calibration_error", "interval")
+"""What is told of the probabilities as they were; the last only where it was asked for."""
 
 
 def facts(job: Job) -> list[Facts]:
@@ -50,7 +52,7 @@ def facts(job: Job) -> list[Facts]:
         told[0]["calibration"] = asdict(calibration)
         for part, rows in zip(told, job.parts, strict=True):
             before = reliability.describe(raw.only(rows), resamples=job.settings.resamples)
-            part["uncalibrated"] = {key: before[key] for key in (*PROBABLE, "interval")}
+            part["uncalibrated"] = {key: before[key] for key in UNCALIBRATED if key in before}
     if job.settings.baseline:
         found = list(_baselines(job, classes))
         for part, rows in zip(told, job.parts, strict=True):
@@ -69,7 +71,7 @@ def answers_to(labeller: Labeller, records: Sequence[Record]) -> Answers:
     return Answers.likeliest(numbers(records, labeller.classes), log_p)
 
 
-def numbers(records: Sequence[Record], classes: Classes) -> classification.Whole:
+def numbers(records: Sequence[Record], classes: Classes) -> Whole:
     """[n] the class of each text; a label that no class has is refused."""
     places = {name: i for i, name in enumerate(classes.names)}
     return np.array([class_number(record, places) for record in records], np.int64)
@@ -109,7 +111,7 @@ def _fitted(job: Job, labeller: Labeller) -> Calibration:
 def _baselines(job: Job, classes: Classes) -> Iterator[Baseline]:
     """Baselines that learn from the run's own training text and choose by its dev set."""
     if job.train.corpus is None:
-        raise RunError(f"the baselines learn from the training text. {job.train.missing}")
+        raise RunError(f"the baselines learn from the training text, and {job.train.missing}")
     dev, learnt = _dev(job), list(job.train.corpus.kept())
     if dev.rows is not None:  # a part of the same files
         _, kept = set_aside(len(learnt), job.recipe.data.dev_seed)

@@ -15,7 +15,7 @@ from heed.decode.facts import to_json
 from heed.disk import write_whole
 from heed.errors import RunError
 from heed.evaluate.sets import Facts
-from heed.score.translation import RESAMPLES
+from heed.score.bootstrap import RESAMPLES
 
 RESULTS = "evaluation.json"
 ALIKE = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")

@@ -16,7 +16,7 @@ from heed.data.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, RunError, nearest
 from heed.models import Model
 from heed.runs import Run
-from heed.score.translation import METRICS, RESAMPLES
+from heed.score.bootstrap import RESAMPLES
 from heed.train.aside import set_aside
 from heed.train.setup import open_corpora, with_dev, world_files
 
@@ -30,7 +30,8 @@ class Settings:
 
     split: str | None = None
     test: Sequence[str] = ()
-    metrics: Sequence[str] = tuple(METRICS)
+    metrics: Sequence[str] = ()
+    """Of translations; none named, all."""
     resamples: int = RESAMPLES
     sentences: Path | None = None
     """Where else to write every translation with its score."""
@@ -62,6 +63,11 @@ class HeldOut:
     corpus: Corpus
     rows: Rows | None = None
     """Which of the texts kept; None is all."""
+
+    @property
+    def set_aside(self) -> bool:
+        """Whether it is a part of files of which train is the rest."""
+        return self.rows is not None or self.corpus.span is not None
 
     def records(self, dropped: Counter[str]) -> list[Record]:
         """The texts, in order."""
@@ -95,6 +101,8 @@ class Job:
 def training_text(run: Run, recipe: Recipe) -> Train:
     """What the run learnt from, if it is still there and still the same."""
     data = recipe.data
+    if data.world is None and not data.train:  # it was not trained here
+        return Train(None, "this run names no training text.")
     try:
         if data.world is not None:
             corpus = open_corpora(recipe)["train"]
@@ -116,6 +124,8 @@ def find_set(recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
     if settings.test:
         return HeldOut(_stem(settings.test[0]), _open(settings.test, recipe, train))
     named = _own_sets(recipe)
+    if not named:
+        raise RunError("this run names no text to evaluate on.", todo="Name files with --test.")
     name = settings.split or ("test" if "test" in named else "dev")
     if name in named:
         return HeldOut(name, _open(named[name], recipe, train))
@@ -126,7 +136,8 @@ def find_set(recipe: Recipe, train: Train, settings: Settings) -> HeldOut:
         return HeldOut("dev", train.corpus, held_out)
     known = [*named, *([] if "dev" in named else ["dev"])]
     if name in known:
-        raise RunError(f"dev was a part of train. {train.missing}", todo="Name files with --test.")
+        lost = f"dev was set aside from train, and {train.missing}"
+        raise RunError(lost, todo="Name files with --test.")
     raise ConfigError(
         [f"There is no set {name!r}: this run has {', '.join(known)}.{nearest(name, known)}"]
     )

@@ -13,6 +13,7 @@ from heed.disk import write_whole
 from heed.evaluate.sets import Facts, Job
 from heed.score.assess import Assessment, assess
 from heed.score.systems import TABLES
+from heed.score.translation import METRICS
 
 
 def facts(job: Job) -> list[Facts]:
@@ -37,7 +38,7 @@ def _assess(job: Job, written: Sequence[Translation], rows: Sequence[int]) -> As
         {str(job.run.folder): [written[i].text for i in rows]},
         [[job.records[i].texts[1] for i in rows]],
         [job.records[i].texts[0] for i in rows],
-        metrics=job.settings.metrics,
+        metrics=job.settings.metrics or tuple(METRICS),
         resamples=job.settings.resamples,
     )
 

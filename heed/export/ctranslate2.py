@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
+from heed.decode.engines import check_installed
 from heed.errors import ConfigError, RunError
 from heed.models import Translator
 from heed.train import engine
@@ -15,8 +15,7 @@ NUMBERS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "i
 
 def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
     """Write a run's translator; `quantize` is how its weights are kept, unset as they are."""
-    if find_spec("ctranslate2") is None:
-        raise RunError("ctranslate2 is not installed.", todo="Install it: pip install heed[serve]")
+    check_installed("ctranslate2")
     if quantize is not None and quantize not in NUMBERS:
         raise ConfigError([f"quantize cannot be {quantize!r}: use one of {', '.join(NUMBERS)}."])
     model, tokenizer, recipe = engine.load(run, device="cpu")

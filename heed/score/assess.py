@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from heed.score import sentences
+from heed.score.bootstrap import RESAMPLES
 from heed.score.sentences import Group, length_groups, mean_plain_bleu, sentence_bleu
 from heed.score.significance import Compared, Comparison, compare
-from heed.score.translation import METRICS, RESAMPLES, Texts, corpus_scores, length_ratio
+from heed.score.translation import METRICS, Texts, corpus_scores, length_ratio
 
 SHOWN = 3
 """Best, and worst, sentences to show."""

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from heed.errors import RunError
-from heed.score.classification import Answers, Real, Whole
+from heed.score.bootstrap import Real, Whole
+from heed.score.classification import Answers
 
 PENALTIES = {"linear SVM": (0.05, 0.2, 0.5, 1.0), "logistic": (1.0, 4.0, 10.0, 20.0)}
 """The values of C that are tried: smaller is more careful."""

@@ -69,7 +69,7 @@ def _confusion(matrix: Facts) -> Table:
             cell = f"{count:,}"
             if total:
                 cell += f"  {100 * count / total:.0f}"
-                if low is not None and high is not None:
+                if low is not None and high is not None and low[i][j] is not None:
                     cell += f" [{100 * low[i][j]:.0f}, {100 * high[i][j]:.0f}]"
             cells.append(cell)
         table.add_row(Text(name), *cells)

@@ -18,7 +18,7 @@ def score(
     references: Sequence[Path],
     source: Path | None,
     *,
-    metrics: str,
+    metrics: str | None,
     resamples: int,
     seed: int | None,
 ) -> Assessment:
@@ -40,8 +40,10 @@ def score(
     )
 
 
-def parse_metrics(names: str) -> tuple[str, ...]:
-    """`bleu,chrf,ter`, or fewer, in sacreBLEU's order."""
+def parse_metrics(names: str | None) -> tuple[str, ...]:
+    """`bleu,chrf,ter`, or fewer, in sacreBLEU's order; all where none are named."""
+    if names is None:
+        return tuple(METRICS)
     asked = [name.strip().lower() for name in names.split(",") if name.strip()]
     wrong = [name for name in asked if name not in METRICS]
     if wrong or not asked:

@@ -30,7 +30,7 @@ from heed.data.tokenizer import Tokenizer
 from heed.decode.limits import positions_of
 from heed.errors import ConfigError
 from heed.models import LanguageModel
-from heed.score.classification import RESAMPLES, SEED
+from heed.score.bootstrap import RESAMPLES, Whole, interval, resampled
 from heed.score.evaluation import evaluating
 
 Floats = NDArray[np.float64]
@@ -38,8 +38,6 @@ CELLS = 1 << 13
 """Tokens read side by side, padding included."""
 LOGITS = 1 << 22
 """Logits held at once: what a CPU's cache takes."""
-DRAWS = 1 << 22
-"""Documents drawn at once for an interval."""
 LN2 = math.log(2)
 MEASURES = ("perplexity", "word_perplexity", "bits_per_byte")
 """What an interval is given for."""
@@ -233,25 +231,21 @@ def told(found: Sequence[Counts], *, resamples: int = RESAMPLES) -> dict[str, An
 
 
 def intervals(found: Sequence[Counts], resamples: int) -> dict[str, dict[str, float]]:
-    """95% by bootstrap over texts: the middle 95% of what other draws of them would have given."""
-    sums_d4 = np.array([(one.loss, one.tokens, one.words, one.bytes) for one in found], float)
-    random = np.random.Generator(np.random.PCG64(SEED))
-    drawn: list[Floats] = []
-    for size in _sizes(resamples, max(1, DRAWS // len(found))):
-        times = random.multinomial(len(found), [1 / len(found)] * len(found), size=size)
-        drawn.append(times @ sums_d4)
-    loss, *counts = np.concatenate(drawn).T
+    """Of each measure, where it would lie on other texts."""
+    sums_n4 = np.array([(one.loss, one.tokens, one.words, one.bytes) for one in found], float)
+
+    def drawn_sums(drawn_rn: Whole) -> Floats:
+        return sums_n4[drawn_rn].sum(axis=1)
+
+    loss, *counts = resampled(drawn_sums, len(found), resamples, held=sums_n4.size).T
     spans = {}
     for name, by in zip(MEASURES, counts, strict=True):
-        low, high = (float(end) for end in np.quantile(loss / np.maximum(1, by), (0.025, 0.975)))
-        ends = (low / LN2, high / LN2) if name == "bits_per_byte" else (_exp(low), _exp(high))
-        spans[name] = dict(zip(("low", "high"), ends, strict=True))
+        ends = interval(loss / np.maximum(1, by))
+        low, high = (
+            end / LN2 if name == "bits_per_byte" else _exp(end) for end in (ends.low, ends.high)
+        )
+        spans[name] = {"low": low, "high": high}
     return spans
-
-
-def _sizes(total: int, most: int) -> list[int]:
-    """`total` in parts of `most` at most."""
-    return [min(most, total - start) for start in range(0, total, most)]
 
 
 def _exp(x: float) -> float:

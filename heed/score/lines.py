@@ -13,6 +13,11 @@ def read_lines(path: Path) -> list[str]:
 
     They are cut at line feeds alone, and white space at their ends is dropped.
     """
+    return [line.rstrip() for line in whole_lines(path)]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The same with the white space at their ends, which may be empty columns."""
     lines = b"".join(chunks(str(path))).split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -21,7 +26,7 @@ def read_lines(path: Path) -> list[str]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(line.decode("utf-8").rstrip())
+            found.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(
                 f"byte {error.start + 1} of this line is not UTF-8.",

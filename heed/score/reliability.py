@@ -17,16 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from heed.score.classification import (
-    RESAMPLES,
-    SEED,
-    Answers,
-    Real,
-    Whole,
-    bounds,
-    interval,
-    resampled,
-)
+from heed.score.bootstrap import RESAMPLES, SEED, Real, Whole, bounds, interval, resampled
+from heed.score.classification import Answers
 
 BINS = 15
 """Of equal width, as Guo et al. have them."""

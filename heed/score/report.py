@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -36,6 +36,8 @@ ROWS = {
 """What may be told about a set, in this order: its key, its name, its form."""
 BY_TOKEN = {"accuracy": ("token accuracy", "{:.2%}")}
 TESTS = ("p_bootstrap", "p_randomisation")
+DOUBTFUL = "?"
+"""Beside a p that is below what so few texts can show."""
 OTHERS = ("length_ratio", PLAIN)
 """What no paired test is made of."""
 
@@ -93,7 +95,8 @@ def _provenance(facts: Facts) -> Iterator[RenderableType]:
             f"{chosen['weights']} at step {chosen['step']:,} (epoch {chosen['epoch']}), chosen by "
             f"{chosen['metric']} = {chosen['value']:.4f}"
         )
-    yield _plain(f"{facts['split']}: {', '.join(facts['files'])}")
+    whence = "set aside from " if facts["set_aside"] else ""
+    yield _plain(f"{facts['split']}: {whence}{', '.join(facts['files'])}")
     if facts["dropped"]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in facts["dropped"].items())
         yield _plain(f"left out: {counts}")
@@ -173,13 +176,29 @@ def _comparison(facts: Facts) -> Iterator[RenderableType]:
         yield _plain(
             "p, boot: paired bootstrap, as above; p, rand: paired approximate randomisation"
         )
+        if doubtful := _doubtful(systems.values()):
+            yield _plain(doubtful)
         yield _signatures(facts["tests"]["randomisation"])
 
 
 def _tested(paired: Facts | None) -> Iterator[str]:
     if paired is not None:
         yield f"{paired['difference']:+.2f}"
-        yield from (f"{paired[test]:.4f}" for test in TESTS if test in paired)
+        for p in (paired[test] for test in TESTS if test in paired):
+            yield f"{p:.4f}" + (DOUBTFUL if p < paired["least_p"] else "")
+
+
+def _doubtful(systems: Collection[Facts]) -> str:
+    """What the mark beside a p means, where there is one."""
+    tests = [test for own in systems for test in own.get("paired", {}).values()]
+    parts = [part for own in systems for part in own.get("by_source_length", [])]
+    tests += [part["paired"] for part in parts if "paired" in part]
+    if not any(test[p] < test["least_p"] for test in tests for p in TESTS):
+        return ""
+    return (
+        f"{DOUBTFUL}: this is sacreBLEU's p, but too few texts differ to show so much: "
+        "chance alone turns n texts to one side with p = 2^(1-n)"
+    )
 
 
 def _signatures(signatures: Mapping[str, str]) -> Table:

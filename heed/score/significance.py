@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heed.score.translation import METRICS, RESAMPLES, Score, Tested, Texts, paired_test, seeded
+from heed.score.bootstrap import RESAMPLES
+from heed.score.translation import METRICS, Score, Tested, Texts, paired_test, seeded
 
 EXCHANGES_A_RESAMPLE = 10
 """sacreBLEU's defaults are 1,000 resamples and 10,000 exchanges; fewer keep that proportion."""
@@ -23,6 +24,10 @@ class Paired:
     difference: float
     p_bootstrap: float
     p_randomisation: float
+    differ: int
+    """Texts that the two translate differently."""
+    least_p: float
+    """What no p can honestly be below where so many texts differ."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,17 @@ def compare(
         bootstrap = paired_test("bs", systems, references, metrics=metrics, trials=resamples)
         randomised = paired_test("ar", systems, references, metrics=metrics, trials=exchanges)
     compared = {}
-    for i, name in enumerate(systems):
+    first, *_ = systems.values()
+    for i, (name, texts) in enumerate(systems.items()):
+        differ = sum(a != b for a, b in zip(first, texts, strict=True))
         scores = {metric: bootstrap[metric][i].score for metric in metrics}
         paired = {
             metric: Paired(
                 scores[metric].score - bootstrap[metric][0].score.score,
                 _chance(bootstrap[metric], i, resamples),
                 _chance(randomised[metric], i, exchanges),
+                differ,
+                least_p(differ),
             )
             for metric in metrics
             if i
@@ -85,3 +94,12 @@ def _chance(found: Sequence[Tested], i: int, trials: int) -> float:
     p = found[i].p or 0.0
     never_larger = p <= 1 / (trials + 1)
     return 1.0 if never_larger and found[i].score.score == found[0].score.score else p
+
+
+def least_p(differ: int) -> float:
+    """The least that an exact randomisation test can say of systems that differ in so many texts.
+
+    Of the 2^n exchanges of n texts two always give a difference as large as the real one: that of
+    none and that of all. sacreBLEU counts larger ones alone, and calls one other text significant.
+    """
+    return min(1.0, 2.0 ** (1 - differ))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from heed.data.corpus.files import unescaped
 from heed.errors import ConfigError, DataError
-from heed.score.lines import read_lines
+from heed.score.lines import read_lines, whole_lines
 
 TABLES = "translations"
 """The folder of a run in which `heed evaluate` keeps them."""
@@ -47,9 +47,11 @@ def read_table(path: Path) -> System | None:
     """A table as `heed evaluate` and `--sentences` write it; None for any other file."""
     if path.suffix != ".tsv":
         return None
-    head, *rows = (line.split("\t") for line in read_lines(path))
+    head, *rows = (line.rstrip("\r").split("\t") for line in whole_lines(path))
     if not {*COLUMNS} <= {*head}:
         return None
+    if not rows:
+        raise DataError("this table has no rows.", where=str(path), todo="Write the table anew.")
     for number, row in enumerate(rows, 2):
         if len(row) != len(head):
             what = f"this row has {len(row)} columns, the header {len(head)}."

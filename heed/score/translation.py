@@ -41,8 +41,6 @@ def _edits(hypothesis: str, references: tuple[tuple[str, ...], ...]) -> tuple[fl
 
 METRICS = {"bleu": BLEU, "chrf": CHRF, "ter": RememberingTER}
 """By the name that commands and JSON use."""
-RESAMPLES = 1000
-"""Bootstrap samples behind an interval, as many as sacreBLEU draws."""
 SEED_VARIABLE = "SACREBLEU_SEED"
 
 

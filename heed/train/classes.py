@@ -26,7 +26,7 @@ def classes_in(run: Run, train: Corpus | None, missing: str = "") -> Classes:
         return kept
     if train is None:
         raise RunError(
-            f"this run does not say what its classes are called. {missing}",
+            f"this run does not say what its classes are called, and {missing}",
             where=str(run.folder),
             todo="Put the training text back where it was, or train again.",
         )

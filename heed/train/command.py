@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from heed.config import Recipe, changed, read_tables
+from heed.config import Recipe, blamed, changed, read_tables
 from heed.data.corpus import infer_task
 from heed.errors import ConfigError
+from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
 from heed.runs import Run
 from heed.train.distributed import among_several, one_voice
@@ -52,13 +53,15 @@ def recipe(
     """
     tables: dict[str, Any] = {}
     where = None
+    asked = [*(changes or ()), *([f"train.precision={precision}"] if precision else [])]
     if name is not None:
         path = find(name)
-        tables, where = read_tables(path), str(path)
+        tables, where = read_tables(path), blamed(path, asked)
     elif train:
         tables = _sensible(train, begins="init.from" in _keys(changes))
     data = dict(tables.get("data", {}))
     if folder is not None:
+        _refuse_of_no_use(tables)
         data = _inside(folder, data)
         if pieces := tables.get("tokenizer", {}).get("text"):
             tables["tokenizer"] = tables["tokenizer"] | {"text": _placed(folder, pieces)}
@@ -74,10 +77,11 @@ def recipe(
     if task or (train and "task" not in tables):
         tables["task"] = task or infer_task(list(train or ()))
     tables |= {"data": data, "train": _without_rivals(tables.get("train", {}), _keys(changes))}
-    extra = [f"train.precision={precision}"] if precision else []
-    resolved = Recipe.of(changed(tables, [*(changes or ()), *extra]), where=where)
+    resolved = Recipe.of(changed(tables, asked), where=where)
     if resolved.train.evaluate_test and not resolved.data.test and resolved.data.world is None:
         raise ConfigError([NO_TEST])
+    if name is not None and folder is None and not train:
+        _refuse_absent(name, data.get("train", ()), resolved.data.train)
     return resolved, Path(name).stem if name else resolved.task
 
 
@@ -111,6 +115,23 @@ def _inside(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
     files = {key: _placed(folder, data[key]) for key in ("train", "dev", "test") if key in data}
     sets = {name: _placed(folder, paths) for name, paths in data.get("sets", {}).items()}
     return data | files | ({"sets": sets} if sets else {})
+
+
+def _refuse_of_no_use(tables: dict[str, Any]) -> None:
+    """A folder for a recipe that names no files: nothing would be read from there."""
+    data, pieces = tables.get("data", {}), tables.get("tokenizer", {})
+    if not (pieces.get("text") or any(data.get(k) for k in ("train", "dev", "test", "sets"))):
+        why = "this one makes its own text (data.world)" if "world" in data else "here are none"
+        todo = "name files with --train, or leave --data out."
+        raise ConfigError([f"--data is for the files that a recipe names; {why}: {todo}"])
+
+
+def _refuse_absent(name: str, own: Sequence[str], files: Sequence[str]) -> None:
+    """A shipped recipe whose own files are not here: they lie wherever its user put them."""
+    absent = [file for file in files if file in own and not Path(file).exists()]
+    if absent and find(name).is_relative_to(SHIPPED):
+        missing = f"{name} learns from {' and '.join(absent)}, and there is no such file here"
+        raise ConfigError([f"{missing}: name the folder with --data DIR, or files with --train."])
 
 
 def _placed(folder: Path, names: Sequence[str]) -> list[str]:

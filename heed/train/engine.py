@@ -17,7 +17,7 @@ from heed.config import Recipe
 from heed.data.batches import DEFAULT_TOKENS
 from heed.data.tokenizer import Tokenizer
 from heed.disk import write_whole
-from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError
+from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
 from heed.models import Model, holding
 from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
@@ -61,6 +61,13 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
             if world.first:
                 run.forget()
             raise
+        except KeyboardInterrupt:
+            if world.first:
+                run.forget()
+            if run.folder.exists():  # asked twice in the middle of training
+                raise
+            what = f"Stopped before anything was learnt; {folder} is removed."
+            raise StoppedError(what) from None
     return run
 
 

@@ -41,10 +41,16 @@ def complaints(recipe: Recipe) -> Iterator[str]:
     if (data.pack or data.blocks) and (recipe.task != "generate" or train.objective == "masked"):
         key = "pack" if data.pack else "blocks"
         yield f"[data] {key} is for language models that predict the next token."
+    for key in ("dev", "test", "sets"):
+        if data.world is not None and getattr(data, key):
+            yield (
+                f"[data] {key} would not be read: this recipe makes its own text (data.world). "
+                "Name files to learn from too (--train FILE), or leave it out."
+            )
     yield from _refusals(lambda: settings_of(train))
     yield from _refusals(lambda: schedule(train.schedule, warmup=0, steps=1))
     yield from track.complaints(train.track)
-    sets = ["dev", *(data.sets if data.world is None else ())]
+    sets = ["dev", *data.sets]
     if "-clean/" in train.best:  # what of a set is not also in train, if any, is yet to be read
         sets += [f"{name}-clean" for name in sets]
     scored = sets + ["train"] * train.evaluate_train

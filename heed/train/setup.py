@@ -110,13 +110,14 @@ def _prepare(
         train, sets = _batches(recipe, corpora, tokenizer, classes.names)
         weights = weights_of(recipe, classes, sets["train"])
         classes.save(run)
+    if not recipe.data.dev and recipe.data.world is None:
+        say(_apart(corpora, sets["dev"]))
     for name, seen in known.items():
         sets |= _clean(name, sets[name], seen)
     for name, split in sets.items():
         if split.cut:
-            say(
-                f"{name}: {split.cut:,} texts are longer than {recipe.data.max_length} tokens; cut."
-            )
+            are = "text is" if split.cut == 1 else "texts are"
+            say(f"{name}: {split.cut:,} {are} longer than {recipe.data.max_length} tokens; cut.")
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, tokenizer, len(classes.names) or None)
     if isinstance(model, Classifier) and model.grams is not None:
@@ -146,6 +147,14 @@ def _prepare(
     )
 
 
+def _apart(corpora: dict[str, Corpus], dev: Batches) -> str:
+    """What is set aside to choose by, in words."""
+    part = f"{len(dev.rows):,} of the {len(dev.store):,} texts of train"
+    if "dev" in corpora:
+        part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
+    return f"dev: {part}, set aside, for no files are named."
+
+
 def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, list[Pair]]:
     """The texts of every set but train; a dev set that was set aside is a part of train's."""
     return {
@@ -164,9 +173,11 @@ def refuse_nonsense(recipe: Recipe) -> None:
         )
     limit = ENCODINGS[recipe.model.position].limit(recipe.model)
     if limit is not None and recipe.data.max_length > limit:
+        fixed = recipe.init.run is not None  # a model that it begins from has its own shape
+        todo = "lower" if fixed else "raise model.max_positions or lower"
         complaints.append(
             f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
-            f"{recipe.model.position!r}: raise model.max_positions or lower data.max_length."
+            f"{recipe.init.run or repr(recipe.model.position)}: {todo} data.max_length."
         )
     for part in (sense, origins, small, contrast):
         complaints += part.complaints(recipe)

@@ -335,13 +335,25 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder"):
         open_corpus([tmp_path], task="generate")
     with pytest.raises(DataError, match="2 columns of text"):
-        open_corpus([path], task="translate")
+        open_corpus([write(tmp_path / "one.tsv", "one\n")], task="translate")
     with pytest.raises(DataError, match="no row"):
         open_corpus([write(tmp_path / "a.tsv", "")], task="classify")
     with pytest.raises(DataError, match="different kinds"):
         open_corpus([path, tmp_path / "a.tsv"], task="generate")
     with pytest.raises(DataError, match="no file"):
         open_corpus([], task="generate")
+
+
+def test_one_side_of_a_translation_asks_for_the_other(tmp_path: Path) -> None:
+    sides = [write(tmp_path / f"train.{side}", "a b\nc\n") for side in ("en", "fr")]
+    for side in sides:
+        with pytest.raises(DataError, match=r"one side .* Name the file of the other side too"):
+            open_corpus([side], task="translate")
+    like = open_corpus(sides, task="translate")
+    with pytest.raises(DataError, match="one side"):
+        open_corpus(write(tmp_path / "dev.en", "a b\n"), task="translate", like=like)
+    both = write(tmp_path / "both.txt", "a b\tc\n")  # tabs make a table of plain text
+    assert texts(open_corpus([both], task="translate")) == [("a b", "c")]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:

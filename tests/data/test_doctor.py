@@ -19,7 +19,7 @@ from heed.data.corpus import Corpus, Place, Record, open_corpus
 from heed.data.doctor import Finding, Limits, Report, check, digests, examine, overlap, render
 from heed.data.doctor.charts import WORD
 from heed.data.doctor.digests import as_digests, repeated
-from heed.errors import HeedError
+from heed.errors import DataError, HeedError
 
 quick = settings(
     deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -161,7 +161,9 @@ def test_labels(tmp_path: Path) -> None:
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
     train = labelled(tmp_path / "train.tsv", ["1"] * 5)
-    assert find(check([train]), "one-class").severity == "error"
+    report = check([train])
+    assert find(report, "one-class").severity == "error"
+    assert "1 distinct label in" in report.summary["train"].decided
     two = labelled(tmp_path / "train.tsv", ["1", "0"] * 5)
     test = labelled(tmp_path / "test.tsv", ["1"] * 5)
     assert find(check([two, test]), "one-class", "test").severity == "warning"
@@ -181,6 +183,20 @@ def test_what_cannot_be_opened_is_a_finding(tmp_path: Path) -> None:
     assert "is no form" in check([tmp_path / "a.tsv"], form="xml").errors[0].message
     empty = check([write(tmp_path / "a.txt", "\ufeff\n \n")])
     assert [one.code for one in empty.errors] == ["nothing-left"]
+
+
+def test_a_task_that_there_is_not_is_no_finding(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "0\ta\n1\tb\n")
+    with pytest.raises(DataError, match="Did you mean 'classify'"):
+        check([path], task="clasify")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_label_is_and_two_are(count: int, tmp_path: Path) -> None:
+    train = labelled(tmp_path / "train.tsv", ["one", "two"])
+    test = labelled(tmp_path / "test.tsv", ["new", "strange"][:count])
+    message = find(check([train, test]), "unseen-label", "test").message
+    assert message.startswith("1 of the labels is" if count == 1 else "2 of the labels are")
 
 
 TEXT = st.text("ab ", max_size=3)

@@ -51,6 +51,20 @@ def test_tokens_become_the_text_again(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        """she said "they said 'yes'" """.strip(),
+        """they said 'she said "yes"'""",
+        """ "a "b" " """.strip(),
+        '"He said "yes""',
+    ],
+)
+def test_quotes_within_quotes(text: str) -> None:
+    tokenizer = trained(text)
+    assert tokenizer.decode(tokenizer.encode(text)).replace(" ", "") == text.replace(" ", "")
+
+
 LETTERS = st.text("abcXYZ 019.,;:!?'\"()[]-–—’“”%$&…né\n", max_size=40)
 
 

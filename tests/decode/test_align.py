@@ -37,6 +37,18 @@ def test_a_model_in_training_looks_as_it_writes() -> None:
     assert all(module.training for module in model.modules())
 
 
+def test_a_text_may_have_as_many_pieces_as_there_are_positions() -> None:
+    """The last of them is written by what stands before it. And a row is that of its own past."""
+    model, source = new_translator(position="learned", max_positions=8).eval(), [7, 8]
+    target = [9, 10, 11, 12, 13, 14, 15, 16]
+    whole, *parts = align.soft_alignments(
+        [model], [(source, target[:n]) for n in (len(target), 5, 1, 0)]
+    )
+    assert whole.shape == (len(target), len(source))
+    for part in parts:
+        assert np.allclose(part, whole[: len(part)], atol=1e-6)
+
+
 @given(
     rows=st.lists(st.integers(0, 3), max_size=5), columns=st.lists(st.integers(0, 2), max_size=5)
 )

@@ -145,6 +145,22 @@ def test_stop_strings_end_a_text_early() -> None:
     assert stopped
 
 
+@pytest.mark.parametrize("stop", ["e", "at", "née"])
+def test_no_token_is_written_after_a_stop_string(stop: str) -> None:
+    """A text that stops has the tokens, and the probability, that it has where it is cut there."""
+    own, samples = author(kind="char"), 60
+    by_length = [own.write([""], length=n, samples=samples)[0] for n in range(1, 7)]
+    alone = by_length[0][0].text  # stops the first sample at its first token
+    found = own.write([""], length=6, samples=samples, stop=[stop, alone])[0]
+    for sample, one in enumerate(found):
+        free = [several[sample] for several in by_length]
+        ends = [cut for cut in free if stop in cut.text or alone in cut.text]
+        wanted = ends[0] if ends else free[-1]
+        assert (one.tokens, one.ended == "stop") == (wanted.tokens, bool(ends))
+        assert one.logprob == pytest.approx(wanted.logprob, rel=1e-5)
+    assert found[0].tokens == 1
+
+
 def test_what_ended_a_text_is_told() -> None:
     endless = author()
     for one in endless.write([""], length=3, samples=20)[0]:
@@ -182,6 +198,10 @@ def test_learned_positions_end() -> None:
     (near,) = own.write([long[:15]], length=10, samples=8)
     assert {one.ended for one in near} <= {"positions", "end"}
     assert max(one.tokens for one in near) == 4
+    short = "abcde"
+    (asked_much,) = own.write([short], length=500, cut_prompt=True)
+    (alone,) = own.write([short], length=500)
+    assert asked_much == alone  # a prompt that is short enough is not cut
     author("rope").write([long * 3], length=4)  # without a table there is no such end
 
 

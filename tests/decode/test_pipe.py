@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import sys
+import tempfile
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,7 +45,7 @@ def through(data: bytes) -> list[list[str]]:
 
     writer = threading.Thread(target=feed)
     writer.start()
-    groups = list(pipe.read_lines(read))
+    groups = list(pipe.read_lines(pipe.arriving(read)))
     writer.join()
     os.close(read)
     return groups
@@ -75,7 +79,7 @@ def test_groups_begin_small_and_stay_bounded() -> None:
 def test_a_line_is_there_as_soon_as_it_is_written() -> None:
     """The writer waits for an answer before it says the next: nobody may wait for more."""
     read, write = os.pipe()
-    lines = pipe.read_lines(read)
+    lines = pipe.read_lines(pipe.arriving(read))
     for number in range(3):
         os.write(write, f"line {number}\n".encode())
         assert next(lines) == [f"line {number}"]
@@ -117,17 +121,42 @@ def test_one_line_out_for_each_line_in() -> None:
     assert [one["source"] for one in objects] == [line for group in groups for line in group]
 
 
-def test_texts_a_file_or_a_pipe(tmp_path: Path) -> None:
+def flat(lines: pipe.Lines) -> list[str]:
+    return [line for group in lines for line in group]
+
+
+def test_texts_a_file_or_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    with pipe.opened(None, path) as lines:
-        assert [line for group in lines for line in group] == ["one", "two"]
-    with pipe.opened(["a\udcffb"], None) as lines:  # an argument that was no UTF-8
-        assert list(lines) == [["a\ufffdb"]]
-    with pytest.raises(DataError, match="give one of them"), pipe.opened(["a"], path):
-        pass
-    with pytest.raises(DataError, match="cannot be read"), pipe.opened(None, tmp_path / "none"):
-        pass
+    assert flat(pipe.incoming(None, path)) == ["one", "two"]
+    assert flat(pipe.incoming(["a\udcffb"], None)) == ["a\ufffdb"]  # an argument that was no UTF-8
+    with pytest.raises(DataError, match="give one of them"):
+        pipe.incoming(["a"], path)
+    with pytest.raises(DataError, match="no such file"):
+        flat(pipe.incoming(None, tmp_path / "none"))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="standard input is closed"):
+        pipe.incoming(None, None)
+
+
+@given(lines=st.lists(wild.filter(lambda line: b"\n" not in line), max_size=30))
+def test_a_compressed_file_has_the_lines_that_it_was_made_of(lines: list[bytes]) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines"
+        path.write_bytes(gzip.compress(data))
+        assert flat(pipe.incoming(None, path)) == flat(pipe.read_lines([data]))
+
+
+def test_a_large_compressed_file_is_read_in_pieces(tmp_path: Path) -> None:
+    """Few lines of it are there before they are asked for."""
+    path, line, count = tmp_path / "lines.gz", b"word " * 200 + b"\n", 20_000
+    path.write_bytes(gzip.compress(count * line))
+    tracemalloc.start()
+    assert sum(map(len, pipe.incoming(None, path))) == count
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < count * len(line) / 4
 
 
 def test_a_flag_about_sampling_asks_for_it() -> None:

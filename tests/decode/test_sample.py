@@ -75,6 +75,15 @@ def test_temperature_divides_logits(logits: list[float], temperature: float) -> 
     assert by_token(Sample(temperature=temperature), logits) == pytest.approx(expected, abs=1e-5)
 
 
+@given(logits=logits_of, temperature=st.floats(0.0, exclude_min=True, allow_infinity=False))
+def test_no_temperature_is_too_small_or_too_large(logits: list[float], temperature: float) -> None:
+    """Shares are shares, and what must not be written has none."""
+    shares = by_token(Sample(temperature=temperature), [*logits, -math.inf])
+    assert sum(shares) == pytest.approx(1.0, abs=1e-5)
+    assert shares[-1] == 0.0
+    assert max(shares) == shares[logits.index(max(logits))]
+
+
 @given(logits=logits_of, k=st.integers(1, 15))
 def test_top_k(logits: list[float], k: int) -> None:
     expected = top_k(softmax(logits), k)
@@ -156,9 +165,10 @@ def test_no_two_samples_share_their_draws(one: tuple[int, int], other: tuple[int
     assert not np.array_equal(how.stream(*one).random(4), how.stream(*other).random(4))
 
 
-def test_next_to_no_temperature_is_greedy() -> None:
+@pytest.mark.parametrize("temperature", [1e-3, 1e-40, 5e-324])
+def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
     model = plain.ending_translator("rope-concat")
-    cold = Search([model], Sample(2, temperature=1e-3)).translate(SOURCES)
+    cold = Search([model], Sample(2, temperature=temperature)).translate(SOURCES)
     for several, (best,) in zip(cold, Search([model], Greedy()).translate(SOURCES), strict=True):
         assert all(one.ids == best.ids for one in several)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import new_translator
@@ -14,9 +17,9 @@ from support import new_translator
 from heed.config import DecodeConfig
 from heed.data.tokenizer import UNK, Tokenizer
 from heed.decode import align
-from heed.decode.split import parts
+from heed.decode.split import SENTENCE, parts
 from heed.decode.texts import Scribe, Translation, decoding, listed, several, strategy
-from heed.errors import ConfigError, DataError
+from heed.errors import ConfigError, DataError, RunError
 from heed.models import Translator, build
 
 LINES = ["the old cat sees a dog", "a dog sees the cat .", "un chat voit le chien !"]
@@ -130,6 +133,33 @@ def test_sentences_stay_whole() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "run", [".", "…", "!?", '"', ")", ".'", ".)", " ", ". ", ",", "。", "—", "a", "\u2028"]
+)
+def test_a_run_of_any_sign_is_read_once(run: str) -> None:
+    """Else the hundred thousand of them would take minutes: the alarm ends them after one."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        for text in (run * 100_000 + "a", "." + run * 100_000 + "a"):
+            spans = parts(text, lambda some: [len(one) <= 1000 for one in some])
+            assert spans[0][0] == 0
+            assert spans[-1][1] == len(text)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@given(text=st.text(alphabet="a.!?…\"') \n。", max_size=30))
+def test_a_sentence_ends_after_its_signs_and_space(text: str) -> None:
+    naive = re.compile(r"[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？]+")
+    assert [m.span() for m in SENTENCE.finditer(text)] == [m.span() for m in naive.finditer(text)]
+
+
 def test_a_long_text_is_read_in_parts_and_none_is_lost() -> None:
     long = "the cat sees a dog . " * 12
     (whole,) = scribe(nbest=3, beam=3, alignments=True).translate([long])
@@ -197,6 +227,17 @@ def test_unknown_words_are_copied_when_asked() -> None:
 
 
 # ---------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("how", [{}, {"beam": 3}, {"sample": True}])
+@pytest.mark.parametrize("texts", [1, 100])
+def test_weights_that_are_no_numbers_are_a_sentence(how: dict[str, Any], texts: int) -> None:
+    """Not an empty line, which would pass for a translation."""
+    broken = scribe(**how)
+    with torch.no_grad():
+        broken.models[0].embedding.table.weight[10] = torch.nan
+    with pytest.raises(RunError, match=r"^weight embedding\.table\.weight: .* not a number"):
+        broken.translate(["the cat sees a dog"] * texts)
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -47,13 +47,14 @@ def sentences(place: Path) -> list[str]:
 
 @pytest.fixture
 def as_documented(tmp_path: Path) -> Callable[[int, Path], str]:
-    """What the n-th program of docs/export.md says, with this folder as its models/mine."""
+    """What the n-th program of docs/export.md says, with this folder as the one it names."""
     page = Path(__file__).parents[2] / "docs" / "export.md"
 
     def run(number: int, folder: Path) -> str:
         programs = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         (tmp_path / "models").mkdir()
-        (tmp_path / "models" / "mine").symlink_to(folder)
+        (named,) = {*re.findall(r"models/(\w+)", programs[number])}
+        (tmp_path / "models" / named).symlink_to(folder)
         answer = subprocess.run(
             [sys.executable, "-c", programs[number]],
             cwd=tmp_path,

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from heed.score import classification, reliability
+from heed.score import bootstrap, reliability
+from heed.score.bootstrap import Real, draws
 from heed.score.classification import (
     Answers,
-    Real,
     confusion,
     describe,
-    draws,
     exact_mcnemar,
     macro_f1,
     paired,
@@ -119,7 +118,7 @@ def test_order_does_not_matter_and_chance_is_repeatable(answers: Answers) -> Non
 def test_blocks_of_draws_are_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much is held at once changes nothing."""
     whole = np.concatenate(list(draws(7, 20)))
-    monkeypatch.setattr(classification, "BLOCK", 21)
+    monkeypatch.setattr(bootstrap, "BLOCK", 21)
     parts = list(draws(7, 20))
     assert len(parts) > 1
     assert np.array_equal(np.concatenate(parts), whole)

@@ -141,8 +141,9 @@ def test_other_tasks_are_scored_by_the_same_path(text: Path, task: str) -> None:
     assert facts["clean"]["texts"] == facts["texts"] - facts["in_train"]
     assert {"loss", "perplexity", "accuracy"} <= facts["clean"].keys()
     _shown(facts)
-    with pytest.raises(HeedError, match="for translations"):
-        told(run, sentences=text / "out.tsv")
+    for asked in ({"sentences": text / "out.tsv"}, {"metrics": ["bleu"]}, {"decode": {"beam": 2}}):
+        with pytest.raises(HeedError, match="for translations"):
+            told(run, **asked)
 
 
 def _shown(facts: dict[str, Any]) -> str:
@@ -158,6 +159,8 @@ def test_a_dev_set_that_was_set_aside_is_found_again(text: Path) -> None:
     assert facts["split"] == "dev"
     assert facts["loss"] == pytest.approx(line["dev"]["loss"], rel=1e-5)
     assert facts["in_train"] < facts["texts"] < LEARNT
+    assert "dev: set aside from" in _shown(facts)
+    assert "set aside" not in _shown(told(run, split="train"))
 
 
 def test_the_mean_of_weights_is_named(text: Path) -> None:
@@ -190,7 +193,7 @@ def test_without_its_training_text_a_run_is_scored_all_the_same(text: Path, chan
     assert facts["clean"] is None
     assert {"gone": "no such file", "other": "is not what it was"}[change] in facts["unknown"]
     assert "not known" in _shown(facts)
-    with pytest.raises(HeedError, match="dev was a part of train"):
+    with pytest.raises(HeedError, match="dev was set aside from train, and the training text"):
         told(run)
 
 

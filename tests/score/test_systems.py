@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from test_cli import heed
 
 from heed.errors import HeedError
 from heed.score import command, sentences
+from heed.score.lines import read_lines
 from heed.score.report import scores
 from heed.score.systems import read_system, read_table
 
@@ -92,16 +96,39 @@ def test_what_names_no_translations(runs: tuple[Path, Path], files: Path, tmp_pa
     (tmp_path / "empty").mkdir()
     broken = tmp_path / "broken.tsv"
     broken.write_text("source\treference\thypothesis\tscore\na\tb\n")
+    header = tmp_path / "header.tsv"
+    header.write_text("source\treference\thypothesis\tscore\n")
     for path, references, said in (
         (tmp_path / "empty", [], "heed evaluate"),
         (runs[0], [], "several of its tables fit"),
         (runs[0], [["other"]], "none of its tables has these references"),
         (broken, [], "this row has 2 columns"),
+        (header, [], "this table has no rows"),
     ):
         with pytest.raises(HeedError, match=said):
             read_system(path, references)
     with pytest.raises(HeedError, match="name them with --ref"):
         scored([files / "better"], [])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_column_at_the_end_may_be_empty(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "none.tsv"
+    path.write_bytes(f"source\treference\thypothesis{end}a\tb\t{end}".encode())
+    found = read_table(path)
+    assert found is not None
+    assert (found.texts, found.references, found.sources) == ([""], ["b"], ["a"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_read_like_a_file(packed: bool, tmp_path: Path) -> None:
+    lines = b"un\ndeux\n"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as writer:
+        written = gzip.compress(lines) if packed else lines
+        writer.submit((tmp_path / "pipe").write_bytes, written)
+        assert read_lines(tmp_path / "pipe") == ["un", "deux"]
 
 
 # ------------------------------------------------------------------------------- how it is printed
@@ -118,6 +145,16 @@ def test_without_samples_the_difference_is_told(files: Path) -> None:
     better, worse = facts["systems"]
     for key in ("bleu", "chrf"):
         assert f"{worse[key] - better[key]:+.2f}" in shown(facts)
+
+
+def test_a_p_that_so_few_texts_cannot_have_is_marked(texts: Any, tmp_path: Path) -> None:
+    """One text of forty is another: sacreBLEU calls that significant."""
+    changed = ["oui", *texts.references[1:40]]
+    for name, lines in (("right", texts.references[:40]), ("changed", changed)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    right, other = tmp_path / "right", tmp_path / "changed"
+    assert "0.0001?" in shown(scored([right, other], [right], resamples=1000))
+    assert "?" not in shown(scored([right, right], [right], resamples=100))
 
 
 def test_no_bound_is_beyond_what_a_score_can_be(texts: Any, tmp_path: Path) -> None:

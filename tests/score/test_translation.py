@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from typing import TYPE_CHECKING
@@ -128,6 +129,29 @@ def test_what_a_metric_cannot_see_is_no_difference_to_it(texts: Texts) -> None:
     paired = compare(systems, [texts.references], resamples=50).systems["loud"].paired
     assert paired["ter"].p_randomisation == 1
     assert paired["bleu"].p_randomisation < 0.05
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_few_texts_that_differ_can_show_little(texts: Texts, count: int) -> None:
+    """Of all ways to exchange them, which the test draws from, some differ as much."""
+    changed = [*["oui"] * count, *texts.references[count:]]
+    systems = {"right": texts.references, "changed": changed}
+    found = compare(systems, [texts.references], metrics=("bleu",), resamples=20)
+    paired = found.systems["changed"].paired["bleu"]
+    assert paired.differ == count
+
+    def bleu(said: list[str]) -> float:
+        return corpus_scores(said, [texts.references], metrics=("bleu",), resamples=0)["bleu"].score
+
+    real, exchanged = 100 - bleu(changed), []
+    for swapped in itertools.product([False, True], repeat=count):
+        pairs = zip(swapped, changed, texts.references, strict=False)  # those that differ
+        one, other = zip(*((b, a) if swap else (a, b) for swap, a, b in pairs), strict=True)
+        rest = texts.references[count:]
+        exchanged.append(abs(bleu([*one, *rest]) - bleu([*other, *rest])))
+    exact = sum(difference >= real - 1e-9 for difference in exchanged) / len(exchanged)
+    assert paired.least_p <= exact
+    assert paired.least_p == 2 / len(exchanged)
 
 
 def test_a_plain_difference_is_found_and_has_a_sign(texts: Texts) -> None:

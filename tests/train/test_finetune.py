@@ -145,11 +145,12 @@ def roberta(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begun(recipe: Recipe, folder: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights before the first update, and what was said."""
+    """The weights before the first update, and what was said of them."""
     said: list[str] = []
     whole, origin = settled(recipe)
     run = Run.create(folder, whole)
     model = prepare(whole, run, device=CPU, say=said.append, origin=origin).model
+    said = [line for line in said if not line.startswith("dev:")]
     return {name: weight.clone() for name, weight in model.state_dict().items()}, said
 
 
@@ -348,10 +349,16 @@ def test_keys_that_make_no_sense_are_refused(init: dict[str, Any], said: str) ->
         Recipe.of({"task": "classify", "init": init})
 
 
-def test_a_run_that_is_not_finished_is_refused(text: Path, tmp_path: Path) -> None:
-    Run.create(tmp_path / "half", told(text, "generate", model=MODEL))
-    with pytest.raises(RunError, match="not finished"):
-        settled(told(text, "classify", init={"from": str(tmp_path / "half")}))
+@pytest.mark.parametrize("best", [True, False])
+def test_a_run_that_is_not_finished_is_refused(text: Path, tmp_path: Path, best: bool) -> None:
+    """One that has weights to translate by is not said to have none."""
+    run = Run.create(tmp_path / "half", told(text, "generate", model=MODEL))
+    if best:
+        run.checkpoints.mkdir()
+        run.best_path.touch()
+    with pytest.raises(RunError, match=r"not finished.* heed resume") as refused:
+        settled(told(text, "classify", init={"from": str(run.folder)}))
+    assert ("no weights" in str(refused.value)) is not best
 
 
 def test_files_without_a_recipe_take_the_shape_too(text: Path, origins: Path) -> None:

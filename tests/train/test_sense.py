@@ -65,6 +65,16 @@ def test_every_shipped_recipe_makes_sense(name: str) -> None:
     assert not list(complaints(Recipe.read(find(name))))
 
 
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("key", "named"), [("dev", ["a"]), ("test", ["a"]), ("sets", {"b": []})])
+def test_files_beside_a_generated_world_are_not_left_unread(
+    task: str, key: str, named: list[str] | dict[str, list[str]]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{key} would not be read: .* own text .*--train"):
+        refuse_nonsense(told(task, {f"data.{key}": named}))
+    assert not list(complaints(told(task, {f"data.{key}": named, "data.world": None})))
+
+
 def test_a_share_to_mask_is_for_the_masked_objective() -> None:
     with pytest.raises(ConfigError, match="mask_share is for objective 'masked'"):
         refuse_nonsense(told("generate", {"train.mask_share": 0.3}))
@@ -73,6 +83,14 @@ def test_a_share_to_mask_is_for_the_masked_objective() -> None:
 def test_what_the_origin_has_is_not_held_against_a_recipe() -> None:
     """A classifier may begin from a translator of any shape."""
     assert not list(complaints(told("classify", {"model.decoder_layers": 3}, **{"from": "mt"})))
+
+
+@pytest.mark.parametrize("init", [{}, {"from": "models/mine"}])
+def test_more_positions_are_advised_only_where_they_can_be_had(init: dict[str, str]) -> None:
+    few = {"model.position": "learned", "model.max_positions": 8}
+    with pytest.raises(ConfigError, match=r"lower data\.max_length") as refused:
+        refuse_nonsense(told("translate", few, **init))
+    assert ("raise model.max_positions" in str(refused.value)) is not bool(init)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from heed.config import Recipe
 from heed.data.batches import Batch
-from heed.errors import ConfigError, DataError, HeedError
+from heed.errors import ConfigError, DataError, HeedError, StoppedError
 from heed.runs import Run, kept
 from heed.score import evaluation
 from heed.score.objective import Objective
-from heed.train import checkpoint, engine
+from heed.train import checkpoint, engine, setup
 from heed.train.setup import prepare
 
 QUIET = Console(quiet=True)
@@ -91,12 +91,29 @@ def test_named_sets_and_train_are_scored_by_the_same_path(text: Path) -> None:
 
 
 def test_without_dev_a_share_of_train_is_set_aside(text: Path) -> None:
-    parts = prepare(recipe(text), _run(text), device=CPU, say=print)
+    said: list[str] = []
+    parts = prepare(recipe(text), _run(text), device=CPU, say=said.append)
     train, dev = ({int(row) for row in b.rows} for b in (parts.train, parts.sets["dev"]))
     assert train
     assert dev
     assert not train & dev
     assert len(train | dev) == 120
+    assert any(f"{len(dev)} of the 120 texts of train, set aside" in line for line in said)
+
+
+def test_nothing_is_said_to_be_set_aside_beside_a_dev_set(text: Path) -> None:
+    said: list[str] = []
+    told = recipe(text, data={"dev": [str(text / "dev.tsv")]})
+    prepare(told, _run(text), device=CPU, say=said.append)
+    assert not any("set aside" in line for line in said)
+
+
+def test_the_last_lines_of_one_text_are_said_to_be_set_aside(text: Path) -> None:
+    said: list[str] = []
+    prepare(
+        recipe(text, "generate", data={"unit": "file"}), _run(text), device=CPU, say=said.append
+    )
+    assert any("the last 5% of the lines of each file of train, set aside" in x for x in said)
 
 
 def _run(folder: Path) -> Run:
@@ -259,6 +276,29 @@ def test_a_missing_file_leaves_no_folder(text: Path) -> None:
     with pytest.raises(DataError, match="nothing"):
         trained(told, text / "run")
     assert not (text / "run").exists()
+
+
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_the_first_update_leaves_no_folder(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "tokenizer_for", interrupted)
+    with pytest.raises(StoppedError, match="before anything was learnt") as stopped:
+        trained(recipe(text), text / "run")
+    assert stopped.value.code == 130
+    assert not (text / "run").exists()
+
+
+def test_an_interrupt_later_leaves_what_was_learnt(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "draw_curves", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(recipe(text), text / "run")
+    assert Run(text / "run").metrics()
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, from_call: int, to_call: int) -> None:

@@ -5,8 +5,11 @@ from heed.data.corpus.files import Fault, Place
 from heed.data.corpus.reader import (
     NUMBER,
     Corpus,
+    Files,
+    check_task,
     class_order,
     infer_task,
+    names_of,
     open_corpus,
 )
 from heed.data.corpus.records import Record
@@ -16,11 +19,14 @@ __all__ = [
     "NUMBER",
     "Corpus",
     "Fault",
+    "Files",
     "Key",
     "Place",
     "Record",
+    "check_task",
     "class_order",
     "infer_task",
+    "names_of",
     "open_corpus",
     "splits",
 ]

@@ -149,7 +149,8 @@ def _labelled(columns: Sample) -> tuple[tuple[Key, ...], Key | None, str]:
         return (), None, ""
     label = _fewest(columns, columns.keys) if named is None else named
     values = columns.values[label]
-    how = f"{len(set(values)):,} distinct labels in the first {len(values):,} rows"
+    count = len(set(values))
+    how = f"{count:,} distinct label{'s' * (count != 1)} in the first {len(values):,} rows"
     if named is not None:
         how = "by name"
     rest = [key for key in columns.keys if key != label]

@@ -129,8 +129,7 @@ def chunks(path: str) -> Iterator[bytes]:
     broken: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
     try:
         with Path(path).open("rb") as raw:
-            magic = raw.read(4)
-            raw.seek(0)
+            magic = raw.peek(4)[:4]  # a pipe cannot go back
             if magic.startswith(GZIP_MAGIC) or path.endswith(".gz"):
                 with gzip.open(raw) as unzipped:
                     yield from _pieces(unzipped)
@@ -145,7 +144,7 @@ def chunks(path: str) -> Iterator[bytes]:
 
 
 def _pieces(stream: io.BufferedIOBase | io.BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
-    while piece := stream.read(CHUNK):
+    while piece := stream.read1(CHUNK):
         yield piece
 
 
@@ -168,7 +167,7 @@ def _unzstd(zstd: ModuleType, raw: io.BufferedReader) -> Iterator[bytes]:
     fresh = zstd.ZstdDecompressor
     package = hasattr(fresh, "decompressobj")
     frame = None
-    while data := raw.read(CHUNK):
+    while data := raw.read1(CHUNK):
         while data:
             frame = frame or (fresh().decompressobj() if package else fresh())
             yield frame.decompress(data)
@@ -187,7 +186,7 @@ def _unreadable(path: str, error: Exception) -> DataError:
         return DataError("this is a folder.", where=where, todo="Name the files in it.")
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return DataError(
-        f"this file cannot be read: {printable(reason)}.",
+        f"this file cannot be read: {printable(reason).rstrip('.')}.",
         where=where,
         todo="Check that it is whole and that you may read it.",
     )

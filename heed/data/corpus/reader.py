@@ -23,6 +23,8 @@ from heed.data.corpus.records import Record, Span, plain, table, two_sides
 from heed.data.corpus.rows import FORM_NAMES, form_of, rows
 from heed.errors import DataError, nearest
 
+Files = str | Path | Sequence[str | Path]
+"""One file, or several."""
 TASKS = ("translate", "classify", "generate")
 UNITS = ("line", "document", "file")
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
@@ -152,7 +154,7 @@ class Corpus:
 
 
 def open_corpus(
-    paths: Sequence[str | Path] | str | Path,
+    paths: Files,
     *,
     task: str,
     form: str | None = None,
@@ -169,9 +171,8 @@ def open_corpus(
     `unit`: what a record of plain text is: a "line", a "document" or a "file". `like`: a split
     already open, whose layout this one shares. `drop`: a pattern of texts to leave out.
     """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    names = tuple(str(path) for path in given)
-    _check_word("task", task, TASKS)
+    names = tuple(names_of(paths))
+    check_task(task)
     _check_word("unit", unit, UNITS)
     if not names:
         raise DataError("no file is named.", todo="Name at least one.")
@@ -188,7 +189,23 @@ def open_corpus(
         return Corpus(task, names, form, unit, as_before, drop)
     where = printable(names[0])
     head = sample(list(islice(rows(names[0], form), SAMPLE)), form, where)
+    if task == "translate" and head.width == 1 and form_of(names[0]) == "text":
+        raise DataError(
+            "this is one side of a translation, and there is no other.",
+            where=where,
+            todo="Name the file of the other side too (an option once for each file).",
+        )
     return Corpus(task, names, form, unit, decide(head, task, columns, where=where), drop)
+
+
+def names_of(paths: Files) -> list[str]:
+    """The names of files: a path alone is one file, not as many as it has letters."""
+    return [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+
+
+def check_task(task: str) -> None:
+    """Refuse a task that there is not."""
+    _check_word("task", task, TASKS)
 
 
 def infer_task(paths: Sequence[str | Path], form: str | None = None) -> str:

@@ -21,6 +21,7 @@ from heed.data.corpus import (
     NUMBER,
     Corpus,
     Record,
+    check_task,
     class_order,
     infer_task,
     open_corpus,
@@ -59,6 +60,8 @@ def check(
     limits: Limits | None = None,
 ) -> Report:
     """Examine files, sorted by `splits`. What cannot be opened is an error in the report."""
+    if task is not None:
+        check_task(task)
     corpora: dict[str, Corpus] = {}
     split, like = "", None
     try:
@@ -263,7 +266,8 @@ def _unseen_labels(chart: Chart, train: Chart, limits: Limits) -> Iterator[Findi
         f"{_quoted(label)} ({chart.labels[label]:,}).{nearest(label[:LONG_LABEL], comparable)}"
         for label in unseen[: limits.places]
     )
-    message = f"{len(unseen):,} of the labels are not in train: {' '.join(told)}"
+    are = "is" if len(unseen) == 1 else "are"
+    message = f"{len(unseen):,} of the labels {are} not in train: {' '.join(told)}"
     count = sum(chart.labels[label] for label in unseen)
     places = tuple(chart.label_places[label] for label in unseen[: limits.places])
     yield Finding("error", "unseen-label", chart.name, message, count, places)
