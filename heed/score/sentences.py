@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sacrebleu.metrics.bleu import BLEU
-
 from heed.data.corpus.files import escaped
-from heed.score.translation import Texts
+from heed.score.translation import RememberingBLEU, Texts
 
 ORDER = 4
 LENGTHS = (5, 10, 15, 20, 30, 40, 60)
@@ -22,7 +20,7 @@ FEWEST = 30
 
 def sentence_bleu(hypotheses: Texts, references: Sequence[Texts]) -> list[float]:
     """sacreBLEU's of each sentence, 0 to 100: smoothed, of no more orders than it has words."""
-    metric = BLEU(effective_order=True)
+    metric = RememberingBLEU(effective_order=True)
     return [
         float(metric.sentence_score(hypothesis, list(all_of_them)).score)
         for hypothesis, *all_of_them in zip(hypotheses, *references, strict=True)

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
+from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -21,25 +22,56 @@ from sacrebleu.significance import PairedTest, Result
 Texts = Sequence[str]
 
 
-class RememberingTER(TER):
-    """TER, which takes seconds for a long text, of each pair of sentences once.
+class Remembering:
+    """Counts what two sentences share once, however often a metric is asked about them.
 
-    A set's clean part, its intervals and paired tests all ask for the same sentences again.
+    A set's clean part, its lengths and paired tests all ask for the same sentences again, and TER
+    takes seconds for a long one.
     """
 
-    def _compute_segment_statistics(
-        self, hypothesis: str, ref_kwargs: dict[str, Any]
-    ) -> list[float]:
-        return list(_edits(hypothesis, tuple(map(tuple, ref_kwargs["ref_words"]))))
+    plain: ClassVar[Metric]
+    """Who does the counting."""
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return _prepared(self.plain, sent)
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"references": tuple(refs)}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[Any]:
+        return list(_counted(self.plain, hypothesis, ref_kwargs["references"]))
+
+
+@lru_cache(maxsize=1 << 17)
+def _prepared(metric: Metric, sentence: str) -> str:
+    return metric._preprocess_segment(sentence)
 
 
 @lru_cache(maxsize=1 << 16)
-def _edits(hypothesis: str, references: tuple[tuple[str, ...], ...]) -> tuple[float, ...]:
-    words = {"ref_words": [list(reference) for reference in references]}
-    return tuple(TER()._compute_segment_statistics(hypothesis, words))
+def _counted(metric: Metric, hypothesis: str, references: tuple[str, ...]) -> tuple[Any, ...]:
+    known = metric._extract_reference_info(references)
+    return tuple(metric._compute_segment_statistics(hypothesis, known))
 
 
-METRICS = {"bleu": BLEU, "chrf": CHRF, "ter": RememberingTER}
+class RememberingBLEU(Remembering, BLEU):
+    """BLEU; how its counts become a score may be set, what it counts is as by default."""
+
+    plain = BLEU()
+
+
+class RememberingCHRF(Remembering, CHRF):
+    """chrF."""
+
+    plain = CHRF()
+
+
+class RememberingTER(Remembering, TER):
+    """TER."""
+
+    plain = TER()
+
+
+METRICS = {"bleu": RememberingBLEU, "chrf": RememberingCHRF, "ter": RememberingTER}
 """By the name that commands and JSON use."""
 SEED_VARIABLE = "SACREBLEU_SEED"
 
@@ -144,7 +176,7 @@ def bleu(hypotheses: Texts, references: Texts) -> Score:
 
 def length_ratio(hypotheses: Texts, references: Sequence[Texts]) -> float:
     """Tokens written for each token of the (closest) reference, as BLEU counts both."""
-    score = BLEU().corpus_score(list(hypotheses), [list(texts) for texts in references])
+    score = RememberingBLEU().corpus_score(list(hypotheses), [list(texts) for texts in references])
     return float(score.ratio)
 
 
