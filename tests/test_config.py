@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from heed.config import ModelConfig, Recipe, position_names
+from heed.config import DataConfig, ModelConfig, Recipe, position_names
 from heed.errors import ConfigError, HeedError
 
 KEYS = sorted(ModelConfig.model_fields)
@@ -109,6 +109,14 @@ def test_an_unknown_choice_names_the_nearest(key: str, word: str, meant: str) ->
 def test_a_wrong_value_is_named_with_its_key(values: dict[str, Any]) -> None:
     ((key, value),) = values.items()
     assert_one(values, f"{key} cannot be {value!r}")
+
+
+@pytest.mark.parametrize("name", ["train", "dev", "step", "seen", "x-clean", "a/b", ""])
+def test_a_set_has_a_name_of_its_own(name: str) -> None:
+    """Else it would take the place of what is learnt from, or of a figure."""
+    with pytest.raises(ConfigError, match="sets cannot have a set") as caught:
+        DataConfig(train=["a"], sets={"fine": ["b"], name: ["c"]})
+    assert len(caught.value.complaints) == 1
 
 
 @pytest.mark.parametrize(

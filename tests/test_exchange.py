@@ -138,6 +138,13 @@ def test_an_imported_translator_translates(tmp_path: Path, heed: Heed) -> None:
         assert found.split() == ours.split()
 
 
+def test_classes_without_names_are_numbered(tmp_path: Path, heed: Heed) -> None:
+    """transformers calls them so, and does not write it down."""
+    folder_of("bert-classes", tmp_path / "in")
+    assert heed("import", tmp_path / "in", "--run", tmp_path / "run").code == 0
+    assert heed("classify", tmp_path / "run", LINES[0]).out.startswith("LABEL_")
+
+
 def test_other_commands_read_such_a_run(tmp_path: Path, heed: Heed) -> None:
     names = {0: "bad", 1: "good", 2: "so so"}
     folder_of("bert-classes", tmp_path / "classes", id2label=names)
@@ -244,7 +251,8 @@ def test_generate_is_told_the_beam(tmp_path: Path, heed: Heed) -> None:
     told = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
     assert (told.num_beams, told.length_penalty, told.early_stopping) == (3, 0.5, True)
     assert heed("import", tmp_path / "out", "--run", tmp_path / "back").code == 0
-    assert Run.open(tmp_path / "back").recipe().decode.beam == 3
+    back = Run.open(tmp_path / "back").recipe().decode.model_dump()
+    assert decode == {key: back[key] for key in decode}
 
 
 @pytest.mark.parametrize(

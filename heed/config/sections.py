@@ -11,12 +11,26 @@ from heed.config.section import Count, Rule, Section, Share
 from heed.errors import nearest
 
 
+def _set_name(name: str) -> str | None:
+    """Why a set cannot be called so."""
+    if name in TAKEN:
+        return f"sets cannot have a set {name!r}: that name has another meaning. Take another."
+    if not name or "/" in name or name.endswith("-clean"):
+        todo = "Name it without a slash, and not as the clean part of another (-clean)."
+        return f"sets cannot have a set {name!r}: figures are told by such names. {todo}"
+    return None
+
+
 def _pattern(key: str, pattern: str | None) -> str | None:
     try:
         re.compile(pattern or "")
     except re.error as error:
         return f"{key} is no regular expression: {error}."
     return None
+
+
+TAKEN = ("train", "dev", "test", "event", "step", "epoch", "time", "seen", "kept")
+"""Names of the recipe's own sets, and of what else stands in a line of metrics."""
 
 
 class DataConfig(Section):
@@ -66,6 +80,7 @@ class DataConfig(Section):
             else None
         ),
         lambda d: _pattern("drop", d.drop),
+        lambda d: next(filter(None, map(_set_name, d.sets)), None),
     )
 
 

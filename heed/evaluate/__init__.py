@@ -110,7 +110,7 @@ def _found(
         "in_train": None if seen is None else sum(seen),
         "clean": {k: v for k, v in found[-1].items() if k not in WHOLE} if clean else None,
     } | ({"unknown": train.missing} if seen is None else {})
-    return result, [*job.later, partial(keeping.keep, folder, held_out.name, result, before)]
+    return result, [*job.later, partial(keeping.keep, folder, held_out.name, result)]
 
 
 def _named(held_out: HeldOut, before: dict[str, Facts], taken: set[str], say: Say) -> HeldOut:

@@ -63,9 +63,13 @@ def _names(name: str, files: Sequence[str], known: Sequence[str]) -> Iterator[st
     yield from (f"{name}-{number}" for number in count(2))
 
 
-def keep(folder: Path, name: str, facts: Facts, before: dict[str, Facts]) -> None:
-    """Write a result beside those on other sets; fuller figures of the same are not lost."""
+def keep(folder: Path, name: str, facts: Facts) -> None:
+    """Write a result beside those on other sets; fuller figures of the same are not lost.
+
+    What is there is read now: another set may have been scored at the same time.
+    """
     new: Facts = json.loads(to_json(facts))  # as it will be read: no tuples
+    before = results(folder)
     whole = before | {name: joined(before.get(name, {}), new)}
     write_whole(folder / RESULTS, to_json(whole, indent=1) + "\n")
 

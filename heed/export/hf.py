@@ -22,6 +22,12 @@ from heed.train import checkpoint
 BESIDE = "pretrained.json"
 """What stood beside the weights where they came from: a run keeps it for the way back."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
+SEARCH = {
+    "num_beams": ("beam", (int,)),
+    "length_penalty": ("length_penalty", (int, float)),
+    "early_stopping": ("early_stop", (bool,)),
+}
+"""What `generate` calls the keys of a search, ours, and the kinds of values that both take."""
 
 
 def bring(folder: str, run: Path) -> str:
@@ -43,7 +49,7 @@ def bring(folder: str, run: Path) -> str:
         if tokenizer is not None:
             tokenizer.save(made.tokenizer_path)
         if isinstance(model, Classifier):
-            Classes(pretrained.class_names(model.elsewhere[CONFIG])).save(made)
+            Classes(pretrained.class_names(model.elsewhere[CONFIG]) or _unnamed(model)).save(made)
         write_whole(run / BESIDE, json.dumps(model.elsewhere, indent=1, ensure_ascii=False) + "\n")
         made.write_environment({"data": {}, "from": folder})
         checkpoint.write_tensors(made.weights_path, model.state_dict())
@@ -55,6 +61,12 @@ def bring(folder: str, run: Path) -> str:
     return f"{run}: a model to {recipe.task}, {parameters:,} parameters, {text}."
 
 
+def _unnamed(model: Classifier) -> tuple[str, ...]:
+    """What transformers calls classes that have no names; it does not write that down."""
+    *_, bias = model.head.parameters()
+    return tuple(f"LABEL_{number}" for number in range(len(bias)))
+
+
 def _recipe(model: Model) -> Recipe:
     """What a run would have been told to make this model."""
     config, told = model.config, model.elsewhere.get(GENERATION, {})
@@ -64,8 +76,12 @@ def _recipe(model: Model) -> Recipe:
     tables["data"] = {"max_length": config.max_positions}
     if isinstance(model, LanguageModel) and not model.causal:
         tables["train"] = {"objective": "masked"}
-    if isinstance(model, Translator) and isinstance(told.get("num_beams"), int):
-        tables["decode"] = {"beam": told["num_beams"]}
+    if isinstance(model, Translator):
+        tables["decode"] = {
+            ours: told[theirs]
+            for theirs, (ours, kinds) in SEARCH.items()
+            if type(told.get(theirs)) in kinds and told[theirs] >= 0
+        }
     return Recipe.of(tables)
 
 
@@ -92,8 +108,7 @@ def _search(model: Model, recipe: Recipe) -> dict[str, Any]:
     decode = recipe.decode
     if not isinstance(model, Translator) or GENERATION in model.elsewhere or decode.beam == 1:
         return {}
-    penalties = {"length_penalty": decode.length_penalty, "early_stopping": decode.early_stop}
-    return {"num_beams": decode.beam, **penalties}
+    return {theirs: getattr(decode, ours) for theirs, (ours, _) in SEARCH.items()}
 
 
 def _elsewhere(model: Model) -> str | None:

@@ -113,8 +113,8 @@ def _train(
                 loop.train(view)
             weights = loop.ledger.choose(view) if world.first else {}
         if world.first:
-            draw_curves(run)
             checkpoint.write_tensors(run.weights_path, merged(parts.model, weights))
+            draw_curves(run)
 
 
 def build_loop(parts: Parts, run: Run, *, say: Say) -> Loop:

@@ -86,7 +86,7 @@ class Loop:
         texts = [row for batch in batches for row in batch.rows]
         raise HeedError(
             f"the loss was not finite in {self.settings.skip_limit + 1} updates in a row, the last "
-            f"at step {failed_at}, over texts {', '.join(map(str, texts[:8]))}…",
+            f"at step {failed_at + 1}, over texts {', '.join(map(str, texts[:8]))}…",
             where=str(self.run.folder),
-            todo=f"Lower train.lr or train.clip. The batch is kept in {path.name}.",
+            todo=f"Lower train.lr, or set train.clip. The batch is kept in {path.name}.",
         )

@@ -135,10 +135,13 @@ def _contradictions(
 def complaints(recipe: Recipe) -> list[str]:
     """What `[init]` asks of this recipe's model that it cannot do."""
     init, model, found = recipe.init, recipe.model, []
-    if isinstance(init.freeze, int) and init.freeze > model.layers:
-        found.append(f"[init] freeze cannot be {init.freeze}: the model has {model.layers} layers.")
+    layers = model.layers
+    if recipe.task == "translate":
+        layers = max(layers, model.decoder_layers or layers)
+    if isinstance(init.freeze, int) and init.freeze > layers:
+        found.append(f"[init] freeze cannot be {init.freeze}: the model has {layers} layers.")
     bare = model.tie_embeddings and not (model.head_map or model.head_bias)
-    if recipe.task != "classify" and bare and init.freeze in ("body", model.layers):
+    if recipe.task != "classify" and bare and init.freeze in ("body", layers):
         found.append(
             f"[init] freeze = {init.freeze!r} leaves nothing to learn: the output map is the table "
             "of the embeddings, which is frozen with them."

@@ -39,7 +39,14 @@ def tokenizer_for(
         origin.tokenizer.save(run.tokenizer_path)
         return origin.tokenizer
     settings, more = recipe.tokenizer, tokenizer_text(recipe)
-    facts = [corpus.fingerprint(), corpus.task, corpus.unit, corpus.drop]
+    facts = [
+        corpus.fingerprint(),
+        corpus.task,
+        corpus.unit,
+        corpus.form,
+        corpus.layout,
+        corpus.drop,
+    ]
     apart = recipe.data.dev_seed if dev_within else None
     learnt = settings.model_dump_json(exclude={"dropout"})
     told = f"{facts} {apart} {learnt} {[one.fingerprint() for one in more]}"

@@ -111,7 +111,7 @@ def _prepare(
         weights = weights_of(recipe, classes, sets["train"])
         classes.save(run)
     if not recipe.data.dev and recipe.data.world is None:
-        say(_apart(corpora, sets["dev"]))
+        say(_apart(corpora, sets["dev"].store, recipe.data.dev_seed))
     for name, seen in known.items():
         sets |= _clean(name, sets[name], seen)
     for name, split in sets.items():
@@ -147,11 +147,12 @@ def _prepare(
     )
 
 
-def _apart(corpora: dict[str, Corpus], dev: Batches) -> str:
+def _apart(corpora: dict[str, Corpus], store: Store, seed: int) -> str:
     """What is set aside to choose by, in words."""
-    part = f"{len(dev.rows):,} of the {len(dev.store):,} texts of train"
-    if "dev" in corpora:
-        part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
+    part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
+    if "dev" not in corpora:
+        held_out, _ = set_aside(len(store), seed)
+        part = f"{len(held_out):,} of the {len(store):,} texts of train"
     return f"dev: {part}, set aside, for no files are named."
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from heed.cli.common import print_json
 from heed.decode.facts import to_json
-from heed.evaluate.keeping import keep, results
+from heed.evaluate.keeping import keep
 from heed.score.language import Counts, told
 
 facts = st.recursive(
@@ -56,7 +56,7 @@ def test_a_model_without_hope_is_told_and_kept_as_json(
     print_json(hopeless)
     assert strict(capsys.readouterr().out)["perplexity"] is None
     (tmp_path / "evaluation.json").write_text('{"dev": {"loss": Infinity}}')
-    keep(tmp_path, "test", hopeless, results(tmp_path))
+    keep(tmp_path, "test", hopeless)
     found = strict((tmp_path / "evaluation.json").read_text())
     assert found["dev"]["loss"] is None
     assert found["test"] == as_read(hopeless)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from killing import dies_at
 from test_cli import heed
 
 from heed.errors import HeedError
-from heed.evaluate import keeping
+from heed.evaluate import Settings, evaluate, keeping
 from heed.evaluate.keeping import ALIKE, joined, own_name
 
 QUICK = ("--bootstrap", "0", "--device", "cpu")
@@ -93,6 +95,18 @@ def test_every_text_keeps_a_name_of_its_own(
 
 
 # --------------------------------------------------------------------------------- fuller figures
+
+
+def test_two_sets_may_be_scored_at_the_same_time(run: Path) -> None:
+    """What one of them keeps while the other is still at it stays."""
+    quick = Settings(resamples=0, metrics=("bleu",))
+
+    def score(split: str, meanwhile: Callable[[Any], None] | None = None) -> None:
+        evaluate(run, replace(quick, split=split), device="cpu", say=print, tell=meanwhile)
+
+    (run / keeping.RESULTS).unlink(missing_ok=True)
+    score("dev", lambda _: score("train"))
+    assert {"dev", "train"} <= results(run).keys()
 
 
 def test_fewer_metrics_do_not_throw_away_more(run: Path) -> None:

@@ -32,7 +32,7 @@ from heed.runs import Run
 from heed.score.evaluation import evaluate
 from heed.train import command, engine
 from heed.train.optim import OPTIMIZERS, OptimizerSettings, build_optimizer, rates, set_lr
-from heed.train.origin import settled
+from heed.train.origin import complaints, settled
 from heed.train.setup import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,6 +308,14 @@ def test_a_classifier_may_have_runs_that_its_origin_had_not(
     after, (line, *_) = begun(recipe, tmp_path / "run")
     assert line.endswith("new: grams, head.")
     assert len(after["grams.table.weight"]) == 40
+
+
+def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
+    model = {"layers": 1, "decoder_layers": 3}
+    for count in (1, 2, 3, 4):
+        told = {"task": "translate", "model": model, "init": {"from": "x", "freeze": count}}
+        found = complaints(Recipe.of(told))
+        assert bool(found) == (count >= 3), found
 
 
 @pytest.mark.parametrize(

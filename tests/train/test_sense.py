@@ -107,7 +107,7 @@ def test_more_positions_are_advised_only_where_they_can_be_had(init: dict[str, s
         ({"train.best": "train-clean/loss", "train.evaluate_train": True}, False),
         ({"train.best": "other/loss"}, False),
         ({"train.best": "other/loss", "data.sets": {"other": []}, "data.world": None}, True),
-        ({"train.best": "a-clean/loss", "data.sets": {"a-clean": []}, "data.world": None}, True),
+        ({"train.best": "a-clean/loss", "data.sets": {"a": []}, "data.world": None}, True),
     ],
 )
 def test_the_best_is_of_a_set_that_is_scored(values: dict[str, Any], known: bool) -> None:

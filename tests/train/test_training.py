@@ -101,6 +101,38 @@ def test_without_dev_a_share_of_train_is_set_aside(text: Path) -> None:
     assert any(f"{len(dev)} of the 120 texts of train, set aside" in line for line in said)
 
 
+def test_texts_are_counted_not_their_windows(text: Path) -> None:
+    said: list[str] = []
+    told = recipe(text, "generate", data={"max_length": 4})
+    parts = prepare(told, _run(text), device=CPU, say=said.append)
+    (line,) = [line for line in said if "set aside" in line]
+    count, total = (int(word) for word in line.split() if word.isdecimal())
+    assert count < len(parts.sets["dev"].rows)
+    assert total == len(parts.train.store)
+
+
+def test_a_figure_that_cannot_be_drawn_costs_no_run(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Run) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(engine, "draw_curves", broken)
+    with pytest.raises(RuntimeError, match="no ink"):
+        trained(recipe(text), text / "run")
+    assert Run.open(text / "run").finished
+
+
+def test_the_same_bytes_read_in_another_way_have_other_words(text: Path) -> None:
+    words = []
+    for name in ("rows.txt", "rows.jsonl"):
+        (text / name).write_text('{"text": "a b"}\n' * 40, encoding="utf-8")
+        told = recipe(text, "generate", data={"train": [str(text / name)]})
+        parts = prepare(told, Run.create(text / name[-3:], told), device=CPU, say=QUIET.print)
+        words.append(parts.tokenizer.pieces('{"text": "a b"}'))
+    assert words[0] != words[1]
+
+
 def test_nothing_is_said_to_be_set_aside_beside_a_dev_set(text: Path) -> None:
     said: list[str] = []
     told = recipe(text, data={"dev": [str(text / "dev.tsv")]})
