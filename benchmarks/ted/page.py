@@ -203,9 +203,8 @@ class Page:
             "The report's set 4 is its worst: 63% accuracy, where the others had 90%."
             + (f" {summary(smaller, self.labels)}" if smaller else "")
         )
-        told = [REPORTED[2].name, REPORTED[3].name]
-        curves = self.figures["curves"]
-        tried = [name for name in (*told, *shown) if curves.get(name)]
+        curves, changed = self.figures["curves"], (one.name for one in REPORTED[2:])
+        tried = [name for name in (*changed, *shown) if curves.get(name)]
         yield tables.mended({name: self.systems[name] for name in tried}, curves, self.labels)
         yield from self._picture("translation-fail.png", "Dev loss and BLEU by epoch")
         yield "One thing changed at a time, and two at once:"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reading import Facts
 
@@ -91,9 +91,7 @@ def _by_epoch(curves: Facts, pairs: Sequence[tuple[str, str]]) -> Figure:
                     words = "training" if key == "train_loss" else "dev"
                     label = f"{how}, {words}"
                     grid[0][column].plot(epochs, losses, dash, color=colour, label=label)
-                scored = [(p["epoch"], p["dev_bleu"]) for p in points if p["dev_bleu"] is not None]
-                if scored:
-                    grid[1][column].plot(*zip(*scored, strict=True), color=colour)
+                _plot_bleu(grid[1][column], points, color=colour)
             grid[0][column].set_title(f"set {pair[0][3]}")
             grid[1][column].set_xlabel("epoch")
         for row, words in ((0, "loss a token"), (1, "dev BLEU, greedy")):
@@ -103,6 +101,13 @@ def _by_epoch(curves: Facts, pairs: Sequence[tuple[str, str]]) -> Figure:
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return figure
+
+
+def _plot_bleu(axes: Axes, points: Sequence[Facts], **look: Any) -> None:
+    """Dev BLEU by epoch, where it was measured."""
+    scored = [(p["epoch"], p["dev_bleu"]) for p in points if p["dev_bleu"] is not None]
+    if scored:
+        axes.plot(*zip(*scored, strict=True), **look)
 
 
 def _by_words(
@@ -175,9 +180,7 @@ def _side_by_side(curves: Facts, systems: Mapping[str, Facts], names: Sequence[s
             }
             epochs = [point["epoch"] for point in points]
             loss.plot(epochs, [point["dev_loss"] for point in points], **look)
-            scored = [(p["epoch"], p["dev_bleu"]) for p in points if p["dev_bleu"] is not None]
-            if scored:
-                bleu.plot(*zip(*scored, strict=True), **look)
+            _plot_bleu(bleu, points, **look)
         for axes, words in ((loss, "dev loss a token"), (bleu, "dev BLEU, greedy")):
             axes.set_xlabel("epoch")
             axes.set_ylabel(words)

@@ -134,8 +134,7 @@ def store_key(
     corpus: Corpus, tokenizer: Tokenizer, classes: Sequence[str], drawn: Drawn | None = None
 ) -> str:
     """What a store's content hangs on, as a name."""
-    facts = [FORMAT, corpus.fingerprint(), tokenizer.fingerprint(), corpus.task, list(classes)]
-    facts += [corpus.unit, corpus.form, repr(corpus.layout), corpus.drop]
+    facts: list[Any] = [FORMAT, *corpus.identity(), tokenizer.fingerprint(), list(classes)]
     facts += [] if drawn is None else [DRAWS, *drawn]
     return blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

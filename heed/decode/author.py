@@ -101,8 +101,7 @@ class Author:
 
         `first` is the number of the first prompt. With `cut_prompt`, the oldest tokens of a prompt
         are left out where there is no room for it and `length` more, but it keeps half of all
-        positions. `tell` is told the text of
-        each sample while it is written.
+        positions. `tell` is told the text of each sample while it is written.
         """
         _check(length, samples, stop)
         begun = [self._begun(prompt, length, cut_prompt) for prompt in prompts]

@@ -26,7 +26,7 @@ Lines = Iterable[list[str]]
 
 
 def incoming(texts: Sequence[str] | None, file: Path | None) -> Lines:
-    """The lines of a file, compressed or not, or some texts, or what comes in by the pipe."""
+    """The lines of a file, compressed or not, or some texts, or what comes by the pipe (file -)."""
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":

@@ -67,13 +67,13 @@ def _found(
 ) -> tuple[Facts, list[Callable[[], None]]]:
     """The result, and what is to be written of it."""
     run = Run.open(folder)
-    asked = settings.sentences or settings.decode or settings.metrics
-    if run.recipe().task != "translate" and asked:
+    task = run.recipe().task
+    if task != "translate" and (settings.sentences or settings.decode or settings.metrics):
         flags = "--sentences, --beam and --metric"
         raise ConfigError([f"{flags} are for translations; {folder} makes none."])
-    if run.recipe().task != "classify" and (settings.baseline or settings.calibrate):
+    if task != "classify" and (settings.baseline or settings.calibrate):
         raise ConfigError([f"--baseline and --calibrate are for classifiers; {folder} is none."])
-    if run.recipe().task != "generate" and (settings.text or settings.stride):
+    if task != "generate" and (settings.text or settings.stride):
         raise ConfigError([f"--text and --stride are for language models; {folder} is none."])
     model, tokenizer, recipe = load(folder, device=device)
     if settings.text:

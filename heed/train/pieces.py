@@ -39,17 +39,9 @@ def tokenizer_for(
         origin.tokenizer.save(run.tokenizer_path)
         return origin.tokenizer
     settings, more = recipe.tokenizer, tokenizer_text(recipe)
-    facts = [
-        corpus.fingerprint(),
-        corpus.task,
-        corpus.unit,
-        corpus.form,
-        corpus.layout,
-        corpus.drop,
-    ]
     apart = recipe.data.dev_seed if dev_within else None
     learnt = settings.model_dump_json(exclude={"dropout"})
-    told = f"{facts} {apart} {learnt} {[one.fingerprint() for one in more]}"
+    told = f"{corpus.identity()} {apart} {learnt} {[one.identity() for one in more]}"
     name = blake2b(told.encode(), digest_size=16).hexdigest()
     kept = cache_root() / "tokenizers" / f"{name}.json"
     if kept.exists():

@@ -133,6 +133,10 @@ class Corpus:
         """A hash of the raw bytes of all its files, the same wherever they lie; read once."""
         return self._hash
 
+    def identity(self) -> list[str | None]:
+        """All that its records hang on; what is made of them is kept under a name with this."""
+        return [self.fingerprint(), self.task, self.unit, self.form, repr(self.layout), self.drop]
+
     def refuse_changes(self) -> None:
         """An error if files are no longer as they were when their hash was taken."""
         if self.form != "hf" and self._hashed() != self._hash:
