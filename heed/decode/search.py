@@ -123,6 +123,17 @@ class Search:
 
         return self._all(lengths, limits, reading, numbers)
 
+    def try_out(self, reading: Reading) -> None:
+        """Begin these texts and write a step, for those who want to know what is launched."""
+        texts = len(reading.prompt_bp)
+        with at_rest(self.models):
+            first, (logits, looked) = self._begin(reading, [1] * texts, list(range(texts)))
+            board = first.blank(self.sizes.seats(texts), self.sizes.room(0))
+            board.take(first, torch.arange(texts, device=self.device))
+            looked = None if looked is None else self._seated(looked, board)
+            self._choose(board, self._seated(logits, board), looked)
+            self._step(board)
+
     def _padded(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         length = self.sizes.length(max(map(len, texts)))
         ids, real = padded([np.array(ids) for ids in texts], length, self.specials.pad)

@@ -8,7 +8,13 @@ from typing import Any
 
 from heed.score import sentences
 from heed.score.bootstrap import RESAMPLES
-from heed.score.sentences import Group, length_groups, mean_plain_bleu, sentence_bleu
+from heed.score.sentences import (
+    Group,
+    length_groups,
+    mean_plain_bleu,
+    sentence_bleu,
+    words_in,
+)
 from heed.score.significance import Compared, Comparison, compare
 from heed.score.translation import METRICS, Texts, corpus_scores, length_ratio
 
@@ -115,7 +121,7 @@ def assess(
         }
         return Comparison({name: Compared(scores, {}) for name, scores in alone.items()}, {})
 
-    groups = [] if sources is None else length_groups(sources)
+    groups = [] if sources is None else length_groups(words_in(sources))
     return Assessment(
         systems=dict(systems),
         references=references,

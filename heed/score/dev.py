@@ -23,6 +23,11 @@ def pairs_of(corpus: Corpus, batches: Batches) -> list[Pair]:
     return [(held[row][0], held[row][1]) for row in rows]
 
 
+def greedy(settings: DecodeConfig) -> DecodeConfig:
+    """How a set is translated while training: as quickly as can be."""
+    return settings.model_copy(update={"beam": 1, "sample": False})
+
+
 def dev_bleu(
     model: Translator,
     tokenizer: Tokenizer,
@@ -32,7 +37,6 @@ def dev_bleu(
     max_length: int,
 ) -> float:
     """Corpus BLEU of these pairs, for `metrics.jsonl` and its curves."""
-    greedy = settings.model_copy(update={"beam": 1, "sample": False})
-    scribe = Scribe([model], tokenizer, greedy, longest=max_length - 1)
+    scribe = Scribe([model], tokenizer, greedy(settings), longest=max_length - 1)
     written = scribe.translate([source for source, _ in pairs])
     return bleu([one.text for one in written], [reference for _, reference in pairs]).score

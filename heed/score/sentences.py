@@ -79,9 +79,13 @@ class Group:
     rows: tuple[int, ...]
 
 
-def length_groups(sources: Texts) -> list[Group]:
-    """Sentences by source length, every one in one group, none of them tiny if that can be."""
-    lengths = [len(source.split()) for source in sources]
+def words_in(texts: Texts) -> list[int]:
+    """How many words each has."""
+    return [len(text.split()) for text in texts]
+
+
+def length_groups(lengths: Sequence[int]) -> list[Group]:
+    """Sentences by their length, every one in one group, none of them tiny if that can be."""
     edges = [-1, *LENGTHS, max([LENGTHS[-1], *lengths])]
     groups: list[list[int]] = []
     for low, high in pairwise(edges):

@@ -5,6 +5,7 @@ is on disk. The first run on a fresh machine would wait for dozens, one after an
 not help, for Triton is Python for the most part. So, while the text is read, another process finds
 out what a recipe launches and has each kernel compiled in a process of its own (`kindling`). None
 of them touches the GPU, and what fails there fails again where it is needed, and is told there.
+Training waits for what it launches itself; what a model writes with is compiled while it learns.
 
 Nothing is imported here that takes long. The process has to import torch itself, so a command
 starts it before anything else, if this machine has compiled nothing yet.
@@ -16,6 +17,7 @@ import atexit
 import json
 import os
 import platform
+import select
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from heed.config import Recipe
 
@@ -38,8 +40,10 @@ GPUS = ("/dev/nvidiactl", "/dev/dxg")
 LONGEST = 60.0
 """Seconds after which a run no longer waits, and compiles for itself."""
 ROOT = Path(__file__).parents[1]
-SOURCES = ("nn", "models", "score/objective.py", "train/rehearse.py")
+SOURCES = ("nn", "models", "decode", "score/objective.py", "train/rehearse.py")
 """What decides which kernels there are."""
+READY = "ready"
+"""Said when all is compiled that training needs."""
 
 
 class Fire:
@@ -55,11 +59,12 @@ class Fire:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "heed.train.kindling", str(os.getpid()), gpu],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=None if os.environ.get("HEED_DEBUG") else subprocess.DEVNULL,
             env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(path)},
             start_new_session=True,  # Ctrl-C is for who reads the console
         )
+        self._words = cast("IO[bytes]", self._process.stdout)
         atexit.register(self.stop)
 
     def light(self, recipe: Recipe, stamp: Path) -> None:
@@ -68,10 +73,12 @@ class Fire:
         self._tell(json.dumps({"recipe": recipe.tables(), "stamp": str(stamp)}))
 
     def wait(self) -> None:
-        """Until all is compiled."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LONGEST)
-        self.stop()
+        """Until all is compiled that training needs; it then goes on by itself, to the end of this
+        process at most.
+        """
+        ready, _, _ = select.select([self._words], [], [], LONGEST)
+        if not ready:
+            self.stop()
 
     def stop(self) -> None:
         """End it, and all it has started."""
@@ -81,6 +88,7 @@ class Fire:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._words.close()
 
     def _tell(self, text: str) -> None:
         pipe = self._process.stdin
@@ -127,11 +135,14 @@ def kindled(recipe: Recipe, device: torch.device) -> Iterator[None]:
             waking = pool.submit(_wake, device)
             yield
             waking.exception()
-        if fire is not None and fire.stamp is not None:
-            fire.wait()
-    finally:
+    except BaseException:
         if fire is not None:
             fire.stop()
+        raise
+    if fire is not None and fire.stamp is not None:
+        fire.wait()
+    elif fire is not None:
+        fire.stop()
 
 
 def _wake(device: torch.device) -> None:
@@ -168,6 +179,7 @@ def _stamp(recipe: Recipe) -> Path:
         recipe.tokenizer.vocab_size,
         [data.max_length, data.pack],
         [settings.precision, settings.objective, settings.label_smoothing],
+        [settings.evaluate_bleu, recipe.decode.model_dump()],
     ]
     return _folder() / f"{_edition()}-{_name(json.dumps(told).encode())}"
 

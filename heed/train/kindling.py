@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from heed.config import Recipe
+from heed.train.kindle import READY
 
 DIE_WITH_PARENT = 1
 """What Linux calls PR_SET_PDEATHSIG."""
@@ -28,21 +29,28 @@ CAPABILITY = (75, 76)
 
 
 def main(parent: int, gpu: int) -> None:
-    """Import what it takes, be told of a recipe, compile, and leave a file that says so."""
+    """Import what it takes, be told of a recipe, compile, and leave a file that says so.
+
+    First what training needs, which waits for it to say so; then what writing will need.
+    """
     die_with(parent)
     asked = _ask(gpu)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Torch would start threads for a GPU it sees.
     _without_compiler()
     from triton.runtime.cache import triton_key
 
-    from heed.train.rehearse import rehearse
+    from heed.train.rehearse import rehearse, rehearse_writing
 
     triton_key()  # Every kernel's name begins with it. Who is forked from now on knows it.
     capability, told = os.read(asked, 8).decode(), sys.stdin.read()
     os.wait()  # for the process that was asked, so that later only those that compile are left
     if capability and told:
         tables, forge = json.loads(told), Forge()
-        rehearse(Recipe.of(tables["recipe"]), int(capability), forge)
+        recipe = Recipe.of(tables["recipe"])
+        rehearse(recipe, int(capability), forge)
+        forge.finish()
+        print(READY, flush=True)
+        rehearse_writing(recipe, int(capability), forge)
         forge.finish()
         Path(tables["stamp"]).touch()
 
@@ -81,6 +89,7 @@ class Forge:
             os._exit(1)
         for _ in range(self._running):
             os.wait()
+        self._running = 0
 
     def _forked(self) -> bool:
         """Fork when there is a core for it: True here, False in the new process."""

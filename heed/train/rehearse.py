@@ -2,7 +2,8 @@
 
 Which kernels there are, and for which kinds of numbers Triton compiles them, only the code knows
 that launches them. So it is run: forward and back through two layers, then forward to evaluate,
-over tensors that have shapes but no memory (torch's meta device) and say that they are on a GPU.
+and a few tokens are written, over tensors that have shapes but no memory (torch's meta device) and
+say that they are on a GPU.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from heed.config import Recipe
+from heed.config import DecodeConfig, Recipe
 from heed.data.batch import Batch
-from heed.models import Model, build
+from heed.decode.limits import rung
+from heed.decode.search import Search
+from heed.decode.texts import strategy
+from heed.decode.writers import Reading
+from heed.models import Classifier, Model, Translator, build
 from heed.nn import relative
+from heed.score.dev import greedy
 from heed.score.evaluation import evaluating
 from heed.score.objective import Objective, loss
 from heed.train.pieces import CHARACTERS_A_PIECE, FEWEST_PIECES, MOST_PIECES
@@ -38,6 +44,8 @@ TEXTS, LAYERS = 2, 2
 LENGTHS = {128: 65, 64: 33, 32: 1, 256: 129, 512: 512}
 """They stand for all, each where the longest text is that long or more: short attention has three
 sizes, the largest slowest to compile, then comes SDPA, then kernels for long texts."""
+READ = (32, 24)
+"""Lengths of what is read before one writes, with the longest: multiples of 16 and others."""
 DEVICE, IS_CUDA = (getattr(Tensor, name).__get__ for name in ("device", "is_cuda"))
 NARROWED = {
     *(F.linear, F.scaled_dot_product_attention, torch.addmm, torch.baddbmm),
@@ -47,7 +55,7 @@ NARROWED = {
 
 
 def rehearse(recipe: Recipe, capability: int, hook: Hook) -> None:
-    """Launch what training and evaluation will launch: the hook is told of each kernel."""
+    """Launch what updates and losses will launch: the hook is told of each kernel."""
     precision, (round_size, odd_size) = recipe.train.precision, vocabularies(recipe)
     bf16 = precision == "bf16" or (precision == "auto" and capability >= 80)
     with pretending(capability, hook):
@@ -59,6 +67,22 @@ def rehearse(recipe: Recipe, capability: int, hook: Hook) -> None:
                     learn(model, recipe, batch, bf16=bf16)
                 with _trying():
                     evaluate(model, batch, bf16=bf16)
+
+
+def rehearse_writing(recipe: Recipe, capability: int, hook: Hook) -> None:
+    """The same for what this model will write, while it learns and after."""
+    if recipe.task == "classify" or recipe.train.objective != "next":
+        return
+    ways = [recipe.decode]
+    if recipe.train.evaluate_bleu:
+        ways.append(greedy(recipe.decode))
+    with pretending(capability, hook):
+        for vocab in vocabularies(recipe):
+            model = model_of(recipe, vocab)
+            for how in ways:
+                for length in (*READ, rung(recipe.data.max_length)):
+                    with _trying():
+                        write(model, how, TEXTS, length)
 
 
 def shapes(recipe: Recipe) -> list[tuple[int, int]]:
@@ -136,6 +160,18 @@ def evaluate(model: Model, batch: Batch, *, bf16: bool) -> None:
         loss(model, batch)
 
 
+def write(model: Model, how: DecodeConfig, texts: int, length: int) -> None:
+    """What a search does to read texts of this length and write the first tokens."""
+    if isinstance(model, Classifier):
+        raise TypeError("A classifier writes nothing.")
+    ids = torch.ones(texts, length, dtype=torch.int64, device="cuda")
+    if isinstance(model, Translator):
+        reading = Reading(ids[:, :1], None, ids, ids.bool())
+    else:
+        reading = Reading(ids, ids.bool())
+    Search([model], strategy(how, 1)).try_out(reading)
+
+
 # -------------------------------------------------------------------------------------- pretence
 
 
@@ -201,6 +237,7 @@ def pretending(capability: int, hook: Hook) -> Iterator[None]:
             (knobs.runtime, "jit_cache_hook", hook),
             (torch.cuda, "get_device_properties", lambda device: properties),
             (torch.cuda, "is_current_stream_capturing", lambda: True),
+            (torch.cuda, "graph_pool_handle", lambda: (0, 0)),
         ):
             stack.enter_context(patch.object(place, name, value))
         stack.enter_context(Pretence())

@@ -148,6 +148,18 @@ def test_a_fire_is_put_out() -> None:
 
 
 @on_linux
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without a GPU")
+def test_nobody_waits_for_one_that_has_nothing_to_do(tmp_path: Path) -> None:
+    fire = kindle.Fire("auto")
+    fire.light(recipe(), tmp_path / "stamp")
+    began = time.monotonic()
+    fire.wait()
+    assert time.monotonic() - began < kindle.LONGEST
+    fire.stop()
+    assert not (tmp_path / "stamp").exists()
+
+
+@on_linux
 def test_it_dies_with_the_command(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
@@ -278,6 +290,41 @@ def test_batches_of_every_shape_find_their_kernels(
     assert needed <= found
 
 
+@needs_triton
+@settings(max_examples=12)
+@given(
+    model=models(),
+    task=st.sampled_from(["translate", "generate"]),
+    beam=st.sampled_from([1, 4, 5]),
+    longest=st.sampled_from([30, 128, 600]),
+    read=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 600)), min_size=1, max_size=4),
+)
+def test_texts_of_every_length_are_written_by_known_kernels(
+    model: dict[str, Any], task: str, beam: int, longest: int, read: list[tuple[int, int]]
+) -> None:
+    from heed.decode.limits import rung
+    from heed.train import rehearse
+
+    told = recipe(
+        task,
+        model=model,
+        data={"max_length": longest},
+        tokenizer={"vocab_size": 777},
+        decode={"beam": beam, "sample": False},
+    )
+
+    def write(hook: Callable[..., bool]) -> None:
+        with rehearse.pretending(90, hook):
+            made = rehearse.model_of(told, 777)
+            for texts, length in read:
+                rehearse.write(made, told.decode, texts, rung(min(length, longest)))
+
+    needed = launched(write)
+    found = launched(lambda hook: rehearse.rehearse_writing(told, 90, hook))
+    assert needed
+    assert needed <= found
+
+
 FORGE = """
 import json, sys
 from types import SimpleNamespace
@@ -288,8 +335,9 @@ from heed.train import kindling, rehearse
 recipe, hits = Recipe.of(json.loads(sys.argv[1])), []
 if sys.argv[2] == "ahead":
     forge = kindling.Forge()
-    rehearse.rehearse(recipe, 90, forge)
-    forge.finish()
+    for work in (rehearse.rehearse, rehearse.rehearse_writing):
+        work(recipe, 90, forge)
+        forge.finish()
 else:  # as a run does: whatever is launched is looked for, and compiled where it is not found
     knobs.compilation.listener = lambda *, src, cache_hit, **rest: hits.append(cache_hit)
     rehearse.Driver.launcher_cls = lambda *told: lambda *call: None
@@ -298,13 +346,14 @@ else:  # as a run does: whatever is launched is looked for, and compiled where i
         load_binary=lambda *told: (1, 1, 1, 0, 1024),
     )
     rehearse.rehearse(recipe, 90, lambda **told: False)
+    rehearse.rehearse_writing(recipe, 90, lambda **told: False)
 print(json.dumps(hits))
 """
 
 
 @needs_triton
 def test_what_was_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
-    told = json.dumps(recipe("classify", data={"max_length": 16}).tables())
+    told = json.dumps(recipe("translate", data={"max_length": 16}).tables())
     run(FORGE, tmp_path, told, "ahead")
     found = json.loads(run(FORGE, tmp_path, told, "then"))
     assert found
@@ -334,9 +383,11 @@ finally:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("position", ["rope", "t5"])
 def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str) -> None:
+    """Nor does it when it then translates: it has learnt long enough for that to be compiled."""
     changes = {
         **{"data.world": 2000, "data.world_test": 200, "tokenizer.vocab_size": 1200},
-        **{"model.position": position, "train.steps": 60, "train.evaluate_every": 30},
+        **{"model.position": position, "train.steps": 1500, "train.evaluate_every": 750},
+        **{"train.evaluate_test": "true", "decode.beam": 4},
     }
     options = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     command = ["train", "demo-translate", *options, "--run", str(tmp_path / "run")]
