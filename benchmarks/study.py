@@ -33,8 +33,12 @@ def command_line(
     data: str,
     jobs: str = "runs side by side",
     devices: Sequence[str] = ("cpu", "cuda"),
+    records: bool = False,
 ) -> CommandLine:
-    """`train` and `report`, with what all studies ask; the first device is the usual one."""
+    """`train` and `report`, with what all studies ask; the first device is the usual one.
+
+    With `records` the project keeps so much of every run that a report needs no run folders.
+    """
     parser = argparse.ArgumentParser(description=doc.split("\n")[0] if doc else None)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help=train)
@@ -49,7 +53,7 @@ def command_line(
     training.add_argument("--device", default=devices[0], choices=devices)
     training.add_argument("--pack", type=Path, help="a .tar.xz or .tar.gz to keep")
     telling = commands.add_parser("report", help="make the page of results")
-    telling.add_argument("--runs", type=Path, required=True)
+    telling.add_argument("--runs", type=Path, required=not records, help="folder with the runs")
     telling.add_argument("--out", type=Path, default=DOCS, help="folder for the page")
     telling.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON")
     return CommandLine(parser, training, commands.add_parser)

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from common import DOCS, RESULTS
 from hypothesis import given
 from hypothesis import strategies as st
 from reading import MACHINE, OTHERS, rounded
@@ -37,9 +39,11 @@ from study import note_machine
 from ted import joined
 from ted.figures import gather
 from ted.folders import read_sentences
+from ted.page import Page
+from ted.records import keep, packed, unpacked
 from ted.systems import GROUPS, LONGER, SHORT, System
 from ted.training import PACKED_FOLDERS, wanted
-from translation import report
+from translation import NAME, report
 
 from heed.config import Recipe
 from heed.data.corpus import Corpus
@@ -136,6 +140,29 @@ def test_a_seed_that_only_one_system_has_counts_where_nothing_is_paired() -> Non
     paired = joined.against({seed: good[seed] for seed in bad}, bad)
     assert paired is not None
     assert found.p_randomisation == paired.p_randomisation
+
+
+def test_a_change_is_tested_over_all_systems_that_have_it() -> None:
+    """Of two pairs the mean; of one pair twice, what is said of it once, but for the seeds."""
+    good, fair, bad = (system(share, range(3)) for share in (0.2, 0.3, 0.4))
+    one, other, both = (
+        joined.effect([(good, fair)]),
+        joined.effect([(good, bad)]),
+        joined.effect([(good, fair), (good, bad)]),
+    )
+    twice = joined.effect([(good, bad)] * 2)
+    assert one is not None
+    assert other is not None
+    assert both is not None
+    assert twice is not None
+    assert both.difference == pytest.approx((one.difference + other.difference) / 2)
+    assert both.low < both.difference < both.high
+    for name in ("difference", "low", "high", "p_bootstrap", "p_randomisation"):
+        assert getattr(twice, name) == pytest.approx(getattr(other, name))
+    assert twice.p_seeds is not None
+    assert other.p_seeds is not None
+    assert twice.p_seeds < other.p_seeds  # twelve runs instead of six
+    assert joined.effect([(good, bad), (good, system(0.3, range(3, 5)))]) is None
 
 
 def test_systems_without_a_seed_in_common_are_not_compared() -> None:
@@ -250,18 +277,135 @@ def told(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def figures_of(records: Path) -> str:
+    return json.dumps(rounded(gather(records)), indent=1, ensure_ascii=False) + "\n"
+
+
 def test_what_is_packed_is_enough(runs: Path, told: Path, tmp_path: Path) -> None:
     """Weights stay behind, and the page is the same without them."""
     pack(runs, tmp_path / "runs.tar.xz", folders=PACKED_FOLDERS)
     with tarfile.open(tmp_path / "runs.tar.xz") as archive:
         assert not [name for name in archive.getnames() if name.endswith(".safetensors")]
         archive.extractall(tmp_path / "unpacked", filter="data")
-    figures = json.dumps(rounded(gather(tmp_path / "unpacked")), indent=1, ensure_ascii=False)
-    assert figures + "\n" == (told / "translation.json").read_text(encoding="utf-8")
+    assert keep(tmp_path / "unpacked", tmp_path / NAME) == []
+    assert figures_of(tmp_path / NAME) == (told / "translation.json").read_text(encoding="utf-8")
+
+
+@given(pairs)
+def test_counts_can_be_had_back_from_what_is_kept(lines: list[tuple[str, str]]) -> None:
+    counts = joined.counts(*zip(*lines, strict=True))
+    assert np.array_equal(unpacked(packed(counts), counts[:, 1].astype(int).tolist()), counts)
+
+
+def test_records_are_enough(told: Path, tmp_path: Path) -> None:
+    """Whoever has no run folder makes the same page."""
+    shutil.copytree(told / NAME, tmp_path / NAME)
+    report(None, tmp_path, tmp_path)
+    for made_again in (tmp_path / "translation.md", tmp_path / "translation.json"):
+        assert made_again.read_bytes() == (told / made_again.name).read_bytes()
+
+
+def test_runs_are_added_to_the_records_there_are(runs: Path, told: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in runs.iterdir():
+        shutil.copytree(path, (first if path.name.endswith("-0") else second) / path.name)
+    assert keep(first, tmp_path / NAME) == keep(second, tmp_path / NAME) == []
+    assert figures_of(tmp_path / NAME) == (told / "translation.json").read_text(encoding="utf-8")
+
+
+def test_a_run_that_was_scored_on_other_sentences_is_not_kept(tmp_path: Path) -> None:
+    for number, name in enumerate(("set3", "set4")):
+        made(tmp_path / name, SYSTEMS[name], 0, 0.2)
+        scores = tmp_path / name / f"{name}-0" / "evaluation.json"
+        told = json.loads(scores.read_text())
+        told["test"]["hash"] = str(number)
+        scores.write_text(json.dumps(told))
+    assert keep(tmp_path / "set3", tmp_path / NAME) == []
+    assert keep(tmp_path / "set4", tmp_path / NAME) == ["set4-0: it was scored on other sentences."]
+    assert list(gather(tmp_path / NAME)["systems"]) == ["set3"]
+
+
+def without_counts(told: Path, folder: Path, seeds: str) -> None:
+    """The records of the page, those of some seeds as figures only; all tests as they were."""
+    shutil.copytree(told / NAME, folder)
+    figures = json.loads((told / "translation.json").read_text(encoding="utf-8"))
+    for path in folder.glob(f"*-[{seeds}].json"):
+        facts = json.loads(path.read_text())
+        del facts["counts"]
+        path.write_text(json.dumps(facts))
+    tests, intervals = [], []
+    lengths = figures["by_length"].values()
+    alone = [own for question, own in figures["compared"].items() if question != "effects"]
+    compared = [(None, one) for own in alone for one in own]
+    for test in (test for own in lengths for test in own["tests"]):
+        compared += [(test["words"], one) for one in test["compared"]]
+    for words, one in compared:
+        tests.append({"system": one["system"], "against": one["against"], "words": words})
+        tests[-1]["found"] = {k: one[k] for k in one if k not in ("system", "against", "p_holm")}
+    scored = [
+        (None, name, {"bleu": own["bleu"]["mean"], **own["bleu"]})
+        for name, own in figures["systems"].items()
+    ]
+    for group in (
+        group for own in lengths for key in ("groups", "parts") for group in own.get(key, [])
+    ):
+        scored += [(group["words"], name, own) for name, own in group["systems"].items()]
+    for words, name, own in scored:
+        intervals.append({"system": name, "words": words, "found": own})
+    (folder / "earlier.json").write_text(json.dumps({"tests": tests, "intervals": intervals}))
+
+
+def test_figures_without_counts_say_what_they_said(told: Path, tmp_path: Path) -> None:
+    """All but what was never asked of two systems alone."""
+    without_counts(told, tmp_path / NAME, "012")
+    figures = json.loads((told / "translation.json").read_text(encoding="utf-8"))
+    del figures["compared"]["effects"]
+    assert _alike(json.loads(figures_of(tmp_path / NAME)), figures)  # records are rounded
+
+
+def test_tests_are_of_the_seeds_there_are_counts_of_or_of_the_earlier_more(
+    told: Path, tmp_path: Path
+) -> None:
+    """Seed 2 alone has counts: earlier tests of three seeds stand, those of one do not."""
+    without_counts(told, tmp_path / NAME, "01")
+    before = {one["system"]: one for one in gather(told / NAME)["compared"]["sets"]}
+    earlier = json.loads((tmp_path / NAME / "earlier.json").read_text())
+    for one in earlier["tests"]:
+        if one["system"] == "set4":
+            one["found"] |= {"sentences": 1, "p_bootstrap": 0.5}
+    (tmp_path / NAME / "earlier.json").write_text(json.dumps(earlier))
+    found = {one["system"]: one for one in gather(tmp_path / NAME)["compared"]["sets"]}
+    assert [found[name]["sentences"] for name in ("set3", "set4")] == [3, 1]
+    for name in ("set3", "set4"):
+        assert found[name]["difference"] == pytest.approx(before[name]["difference"], abs=1e-4)
+        assert found[name]["p_seeds"] == pytest.approx(before[name]["p_seeds"], rel=1e-3)
+        assert found[name]["low"] < found[name]["difference"] < found[name]["high"]
+    assert found["set4"]["p_bootstrap"] < 0.05
+    assert found["set3"]["low"] == pytest.approx(before["set3"]["low"], abs=1e-4)
+
+
+def test_the_project_s_page_is_made_of_its_records() -> None:
+    """Figures may differ in a last digit, where a processor adds in another order."""
+    told = json.loads((RESULTS / "translation.json").read_text(encoding="utf-8"))
+    assert _alike(rounded(gather(RESULTS / NAME)), told)
+    pictures = [path.name for path in DOCS.glob("translation-*.png")]
+    assert Page(told, pictures).text() == (DOCS / "translation.md").read_text(encoding="utf-8")
+
+
+def _alike(found: object, told: object) -> bool:
+    if isinstance(found, dict) and isinstance(told, dict):
+        return found.keys() == told.keys() and all(_alike(found[key], told[key]) for key in told)
+    if isinstance(found, list) and isinstance(told, list):
+        return len(found) == len(told) and all(map(_alike, found, told))
+    if isinstance(found, float) and isinstance(told, float):
+        return math.isclose(found, told, rel_tol=1e-4, abs_tol=1e-9)
+    return found == told
 
 
 def test_no_text_of_the_corpus_gets_into_the_project(told: Path) -> None:
-    kept = [(told / f"translation.{kind}").read_text(encoding="utf-8") for kind in ("json", "md")]
+    files = [path for path in told.rglob("*") if path.suffix in (".json", ".md")]
+    assert len(files) > len(list(told.glob("*.json")))
+    kept = [path.read_text(encoding="utf-8") for path in files]
     assert not [line for line in references() if any(line in text for text in kept)]
 
 
@@ -284,8 +428,8 @@ def test_what_set_4_is_behind_is_shared_out_whole(told: Path) -> None:
     page = (told / "translation.md").read_text(encoding="utf-8")
     number = r"(-?\d+\.\d+)"
     found = re.search(
-        rf"Of the {number} BLEU that it is behind, dropout makes {number} \({number} with four "
-        rf"layers, {number} with six\) and the layers {number} \({number} with dropout 0.2, "
+        rf"Of the {number} BLEU that set 4 is behind set 3, dropout makes {number} \({number} with "
+        rf"four layers, {number} with six\) and the layers {number} \({number} with dropout 0.2, "
         rf"{number} with 0.1\)",
         page,
     )
@@ -296,6 +440,7 @@ def test_what_set_4_is_behind_is_shared_out_whole(told: Path) -> None:
     assert (dropout, layers) == about(((with_four + with_six) / 2, (with_more + with_less) / 2))
     assert with_four + with_less == about(behind)  # first the one, then the other
     assert with_six + with_more == about(behind)
+    assert "Half the dropout and two more layers cost it." in page
 
 
 def test_without_runs_there_is_little_to_say(tmp_path: Path) -> None:

@@ -8,83 +8,78 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reading import Facts, environments, spread
+from reading import Facts, spread
 
 from heed.score.sentences import Group, length_groups
-from heed.score.translation import corpus_scores
 from ted import joined
-from ted.folders import Runs, Trained, find
 from ted.joined import Array
+from ted.records import METRICS, Kept, Lengths, Record
 from ted.systems import GROUPS, REPORTED, SETS, SHORT, System
 
-METRICS = {
-    "chrf": "chrf",
-    "ter": "ter",
-    "plain": "nltk_mean_sentence_bleu",
-    "length_ratio": "length_ratio",
-    "hit_limit": "hit_limit",
-}
-"""Figures of the test set, averaged over seeds, by the name that `heed evaluate` has for them."""
-MACHINE = ("python", "platform", "packages", "gpu", "cuda", "cpu_capability", "commit", "bf16")
+PACE = ("minutes", "tokens_per_second", "epochs", "updates", "best_epoch")
 CURVED = ("best", "sets", "fail")
 """Groups of which the curves of the first seed are kept."""
 SET_3 = "set3"
 """The set that wins on long sentences, if the course report is right."""
 Pair = tuple[str, str]
 """A system, and what it is held against."""
+EFFECTS: dict[str, list[Pair]] = {
+    "half the dropout": [("fail-set3", "set3-reported"), ("set4-reported", "fail-dropout")],
+    "two more layers": [("fail-dropout", "set3-reported"), ("set4-reported", "fail-set3")],
+}
+"""What makes set 3 as reported set 4 as reported: systems with each change, and without."""
 
 
 def gather(folder: Path) -> Facts:
-    """All figures of the runs in a folder."""
-    runs, left_out = find(folder)
-    found: Facts = {"systems": {name: _described(own) for name, own in runs.items()}}
-    found["left_out"] = left_out
+    """All figures of the runs whose records are in a folder."""
+    kept = Kept(folder)
+    runs = kept.runs
+    found: Facts = {"systems": {name: _described(kept, name) for name in runs}}
+    found["left_out"] = kept.left_out
     if not runs:
         return found
-    first = next(iter(runs.values()))[0]
-    found["test"] = _test_set(first)
-    found["machines"] = environments(
-        (run.run.environment_path for own in runs.values() for run in own), MACHINE
-    )
-    found["compared"] = dict(_compared(runs))
-    found["by_length"] = dict(_by_length(runs, first.sentences.sources))
+    found["test"] = {key: kept.test[key] for key in ("texts", "in_train", "hash", "signatures")}
+    found["machines"] = _once(run.facts["machine"] for own in runs.values() for run in own)
+    found["compared"] = dict(_compared(kept))
+    found["by_length"] = dict(_by_length(kept))
     drawn = [system for group in CURVED for system in GROUPS[group]]
-    found["curves"] = {name: runs[name][0].curve() for name in _there(runs, drawn)}
+    found["curves"] = {name: runs[name][0].facts["curve"] for name in _there(kept, drawn)}
     return found
 
 
-def _there(runs: Runs, systems: Iterable[System]) -> list[str]:
-    return [system.name for system in systems if system.name in runs]
+def _once(values: Iterable[Facts]) -> list[Facts]:
+    found: list[Facts] = []
+    for value in values:
+        found += [value] if value and value not in found else []
+    return found
 
 
-def _described(runs: Sequence[Trained]) -> Facts:
+def _there(kept: Kept, systems: Iterable[System]) -> list[str]:
+    return [system.name for system in systems if system.name in kept.runs]
+
+
+def _described(kept: Kept, name: str) -> Facts:
     """One system, its seeds joined."""
-    first, tables = runs[0], {run.seed: run.counts for run in runs}
-    low, high = joined.interval(tables)
-    told = [run.scores["test"] for run in runs]
+    runs = kept.runs[name]
+    first, told = runs[0], [run.facts for run in runs]
+    bleu, by_sentence = spread(_scores(runs)), _score(kept, name)
+    bleu |= _around(bleu["mean"], by_sentence["bleu"], by_sentence)
     facts: Facts = {
         "label": str(first.system),
         "recipe": first.system.recipe,
-        "changes": first.changes(),
-        "seeds": list(tables),
-        "beam": told[0]["decode"]["beam"],
-        "parameters": first.noted.get("parameters"),
-        "jobs": first.noted.get("jobs"),
-        "gpu": first.gpu,
-        "bleu": spread(joined.each(tables).values()) | {"low": low, "high": high},
-        "clean_bleu": spread((one["clean"] or one)["bleu"] for one in told),
+        "changes": first.facts["changes"],
+        "seeds": [run.seed for run in runs],
+        "beam": first.facts["beam"],
+        "parameters": first.facts["parameters"],
+        "jobs": max((one["jobs"] or 1 for one in told), default=1),
+        "gpu": first.facts["machine"].get("gpu"),
+        "bleu": bleu | {"sentences": by_sentence["sentences"]},
     }
-    for name, key in METRICS.items():
-        if all(key in one for one in told):  # a run that scores itself leaves out what takes long
-            facts[name] = spread(one[key] for one in told)
-    if all("dev" in run.scores for run in runs):
-        facts["dev_bleu"] = spread(run.scores["dev"]["bleu"] for run in runs)
-    facts["scaled_otherwise"] = any(run.scaled_otherwise() for run in runs)
-    paces = [run.pace() for run in runs]
-    for key in paces[0]:
-        facts[key] = _mean(pace[key] for pace in paces)
-    facts["best_epoch"] = _mean((one["checkpoint"] or {}).get("epoch") for one in told)
-    return facts
+    for key in ("clean_bleu", *METRICS, "dev_bleu"):
+        if all(key in one for one in told):
+            facts[key] = spread(one[key] for one in told)
+    facts["scaled_otherwise"] = any(one["scaled_otherwise"] for one in told)
+    return facts | {key: _mean(one[key] for one in told) for key in PACE}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -93,20 +88,22 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(listed) else None
 
 
-def _test_set(run: Trained) -> Facts:
-    """What was tested on, and the signatures of the figures as they were computed."""
-    told, own = run.scores["test"], run.sentences
-    again = corpus_scores(own.hypotheses[:1], [own.references[:1]])  # a sentence has the same
-    plain = {"plain": told["signature"]["nltk_mean_sentence_bleu"]}
-    return {
-        "texts": told["texts"],
-        "in_train": told["in_train"],
-        "hash": told["hash"],
-        "signatures": {name: score.signature for name, score in again.items()} | plain,
-    }
+def _tables(runs: Sequence[Record], group: Group | None) -> dict[int, Array]:
+    """What BLEU counts in all sentences or in some, of the seeds for which that is kept."""
+    counted = {run.seed: run.counts for run in runs if run.counts is not None}
+    if group is None:
+        return counted
+    return {seed: counts[list(group.rows)] for seed, counts in counted.items()}
 
 
-def _compared(runs: Runs) -> Iterator[tuple[str, list[Facts]]]:
+def _lengths(group: Group | None) -> Lengths | None:
+    return None if group is None else (group.shortest, group.longest)
+
+
+# ---------------------------------------------------------------------------------- comparisons
+
+
+def _compared(kept: Kept) -> Iterator[tuple[str, list[Facts]]]:
     """By question."""
     rope, *others = GROUPS["positions"]
     asked: dict[str, list[Pair]] = {
@@ -119,85 +116,142 @@ def _compared(runs: Runs) -> Iterator[tuple[str, list[Facts]]]:
         "positions": [(other.name, rope.name) for other in others],
     }
     for question, pairs in asked.items():
-        if found := compare(runs, pairs):
+        if found := compare(kept, pairs):
             yield question, found
+    if found := _effects(kept):
+        yield "effects", found
 
 
-def compare(runs: Runs, pairs: Iterable[Pair], rows: Sequence[int] | None = None) -> list[Facts]:
+def compare(kept: Kept, pairs: Iterable[Pair], group: Group | None = None) -> list[Facts]:
     """Each pair of systems on all sentences or some; p_holm counts how many pairs there are."""
-    found: list[Facts] = []
+    found = []
     for name, other in pairs:
-        if name in runs and other in runs:
-            result = joined.against(_tables(runs[name], rows), _tables(runs[other], rows))
-            if result is not None:
-                found.append({"system": name, "against": other} | asdict(result) | {"p": result.p})
+        if facts := _tested(kept, [(name, other)], group):
+            found.append({"system": name, "against": other} | facts)
+    return _corrected(found)
+
+
+def _effects(kept: Kept) -> list[Facts]:
+    """What each of the two changes does that make set 3 set 4, over both ways of the other one."""
+    tested = {name: _tested(kept, pairs, None) for name, pairs in EFFECTS.items()}
+    return _corrected([{"change": name} | facts for name, facts in tested.items() if facts])
+
+
+def _corrected(found: list[Facts]) -> list[Facts]:
     for facts, chance in zip(found, joined.holm([one["p"] for one in found]), strict=True):
         facts["p_holm"] = chance
     return found
 
 
-def _tables(runs: Sequence[Trained], rows: Sequence[int] | None) -> dict[int, Array]:
-    return {run.seed: run.counts if rows is None else run.counts[list(rows)] for run in runs}
+def _tested(kept: Kept, pairs: Sequence[Pair], group: Group | None) -> Facts | None:
+    """The mean difference of pairs of systems, if all of them are there.
+
+    Tests on sentences are of the seeds that both have counts of, or the earlier ones where those
+    were of more seeds; the difference and the test over seeds are of all seeds there are.
+    """
+    if not all(name in kept.runs for pair in pairs for name in pair):
+        return None
+    tables = [
+        (_tables(kept.runs[name], group), _tables(kept.runs[other], group)) for name, other in pairs
+    ]
+    shared = min(len(mine.keys() & theirs.keys()) for mine, theirs in tables)
+    earlier = kept.test_of(*pairs[0], _lengths(group)) if len(pairs) == 1 else None
+    if earlier is not None and earlier["sentences"] > shared:
+        facts = dict(earlier)
+    elif (result := joined.effect(tables)) is not None:
+        facts = asdict(result) | {"sentences": shared}
+    else:
+        return None
+    if group is None:
+        scores = [[_scores(kept.runs[name]) for name in pair] for pair in pairs]
+        difference = fmean(fmean(one) - fmean(other) for one, other in scores)
+        facts |= _around(difference, facts["difference"], facts) | {"difference": difference}
+        facts["seeds"] = [len(one) for pair in scores for one in pair]
+        facts["p_seeds"] = joined.welch_of_all(scores) if min(facts["seeds"]) > 1 else None
+    else:
+        facts.setdefault("seeds", [len(own) for pair in tables for own in pair])
+    facts["p"] = max(facts["p_bootstrap"], facts["p_randomisation"], facts["p_seeds"] or 0.0)
+    return facts
 
 
-def _by_length(runs: Runs, sources: Sequence[str]) -> Iterator[tuple[str, Facts]]:
+def _around(mean: float, of_some: float, interval: Facts) -> Facts:
+    """An interval that was found around the mean of some seeds, around that of all."""
+    return {key: interval[key] + mean - of_some for key in ("low", "high")}
+
+
+def _scores(runs: Sequence[Record]) -> list[float]:
+    return [run.facts["bleu"] for run in runs]
+
+
+# ------------------------------------------------------------------------------------ by length
+
+
+def _by_length(kept: Kept) -> Iterator[tuple[str, Facts]]:
     """BLEU by source length, and tests where sentences are long."""
-    groups, long = length_groups(sources), _some(sources, above=SHORT)
+    words = kept.test["words"]
+    groups, long = length_groups(words), _some(words, above=SHORT)
     for name, systems in (("sets", SETS), ("reported", REPORTED)):
-        if present := _there(runs, systems):
+        if present := _there(kept, systems):
             third = next((one for one in present if one.startswith(SET_3)), present[0])
             pairs = [(third, other) for other in present if other != third]
-            tests = _tested(runs, pairs, [groups[-1], *long])
-            yield name, {"groups": _scored(runs, groups, present), "tests": tests}
-    if present := _there(runs, GROUPS["lengths"]):
+            tests = _where_long(kept, pairs, [groups[-1], *long])
+            yield name, {"groups": _scored(kept, groups, present), "tests": tests}
+    if present := _there(kept, GROUPS["lengths"]):
         rope, *others = (system.name for system in GROUPS["lengths"])
-        shown = [*present, *_there(runs, GROUPS["positions"])]
-        short = _some(sources, above=-1, up_to=SHORT)
+        shown = [*present, *_there(kept, GROUPS["positions"])]
+        short = _some(words, above=-1, up_to=SHORT)
         yield (
             "lengths",
             {
-                "groups": _scored(runs, [*short, *_parted(sources, long)], shown),
-                "parts": _scored(runs, [*short, *long], shown),
-                "tests": _tested(runs, [(other, rope) for other in others], [*long, groups[-1]]),
+                "groups": _scored(kept, [*short, *_parted(words, long)], shown),
+                "parts": _scored(kept, [*short, *long], shown),
+                "tests": _where_long(
+                    kept, [(other, rope) for other in others], [*long, groups[-1]]
+                ),
             },
         )
 
 
-def _some(sources: Sequence[str], *, above: int, up_to: int | None = None) -> list[Group]:
+def _some(words: Sequence[int], *, above: int, up_to: int | None = None) -> list[Group]:
     """The sentences of more than so many words, and of no more than so many; or nothing."""
-    lengths = {row: len(source.split()) for row, source in enumerate(sources)}
-    kept = {r: n for r, n in lengths.items() if n > above and (up_to is None or n <= up_to)}
+    kept = {i: n for i, n in enumerate(words) if n > above and (up_to is None or n <= up_to)}
     return [Group(min(kept.values()), max(kept.values()), tuple(kept))] if kept else []
 
 
-def _parted(sources: Sequence[str], groups: Sequence[Group]) -> Iterator[Group]:
+def _parted(words: Sequence[int], groups: Sequence[Group]) -> Iterator[Group]:
     """Groups of like length within a group."""
     for group in groups:
-        for part in length_groups([sources[row] for row in group.rows]):
+        for part in length_groups([words[row] for row in group.rows]):
             yield Group(part.shortest, part.longest, tuple(group.rows[i] for i in part.rows))
 
 
-def _tested(runs: Runs, pairs: Iterable[Pair], groups: Sequence[Group]) -> list[Facts]:
+def _where_long(kept: Kept, pairs: Iterable[Pair], groups: Sequence[Group]) -> list[Facts]:
     """Pairs of systems, tested on each of some groups of sentences."""
-    return [{**_named(group), "compared": compare(runs, pairs, group.rows)} for group in groups]
+    return [{**_named(group), "compared": compare(kept, pairs, group)} for group in groups]
 
 
 def _named(group: Group) -> dict[str, Any]:
     return {"words": [group.shortest, group.longest], "texts": len(group.rows)}
 
 
-def _scored(runs: Runs, groups: Sequence[Group], names: Sequence[str]) -> list[Facts]:
+def _scored(kept: Kept, groups: Sequence[Group], names: Sequence[str]) -> list[Facts]:
     """Each group of sentences: every system's score there, with its interval."""
-    sources = runs[names[0]][0].sentences.sources
     found = []
     for group in groups:
-        scores = {name: _score(_tables(runs[name], group.rows)) for name in names}
-        mean_words = fmean(len(sources[row].split()) for row in group.rows)
+        scores = {name: _score(kept, name, group) for name in names}
+        mean_words = fmean(kept.test["words"][row] for row in group.rows)
         found.append({**_named(group), "mean_words": mean_words, "systems": scores})
     return found
 
 
-def _score(tables: dict[int, Array]) -> Facts:
+def _score(kept: Kept, name: str, group: Group | None = None) -> Facts:
+    """A system's score on some sentences, of the seeds that it has counts of.
+
+    Or what it earlier was, where that was of more seeds.
+    """
+    tables, earlier = _tables(kept.runs[name], group), kept.interval(name, _lengths(group))
+    if earlier is not None and earlier["sentences"] > len(tables):
+        return dict(earlier)
     low, high = joined.interval(tables)
     written, reference, *_ = sum(table.sum(axis=0) for table in tables.values())
     return {
@@ -205,4 +259,5 @@ def _score(tables: dict[int, Array]) -> Facts:
         "low": low,
         "high": high,
         "length_ratio": float(written / reference),
+        "sentences": len(tables),
     }

@@ -1,4 +1,4 @@
-"""Run folders as a report reads them: what was measured, and every sentence translated."""
+"""Run folders as records are made of them: what was measured, and every sentence translated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from reading import Facts, evaluation, facts, read
+from reading import Facts, evaluation, facts
 
 from heed.config import Recipe
 from heed.data.corpus.files import unescaped
@@ -73,9 +73,9 @@ class Trained:
         return joined.counts(self.sentences.hypotheses, self.sentences.references)
 
     @property
-    def gpu(self) -> str | None:
-        """What it was trained on, unless that was a CPU."""
-        return read(self.run.environment_path).get("gpu")
+    def bleu(self) -> float:
+        """Of the test set."""
+        return float(joined.bleu(self.counts.sum(axis=0)))
 
     def scaled_otherwise(self) -> bool:
         """Whether it was made when tokens and positions began at other sizes than now."""

@@ -13,7 +13,8 @@ ask whether two systems differ:
 A sentence is drawn or exchanged with all its translations, because they are not independent: to
 pool them as if there were three times as many sentences would make everything look surer than it
 is. Who says that two systems differ says yes to all three questions, so what counts is the largest
-of the three p. With one seed the third question has no answer.
+of the three p. With one seed the third question has no answer. What a change does is asked in the
+same way of several systems that have it and as many that lack it (`effect`).
 
 Shapes: k seeds, n sentences, c counts (lengths of the system and the reference, then matches and
 totals of 1- to 4-grams), t trials.
@@ -106,21 +107,33 @@ class Compared:
 
 def against(system: Seeds, other: Seeds) -> Compared | None:
     """Test a system against another one; None where no seed is in both."""
-    shared = sorted(set(system) & set(other))
-    if not shared:
+    return effect([(system, other)])
+
+
+def effect(pairs: Sequence[tuple[Seeds, Seeds]]) -> Compared | None:
+    """Test what one change does to several systems, with it and without: its mean difference.
+
+    A sentence is drawn or exchanged for all of them at once. None where a pair shares no seed.
+    """
+    shared = [
+        tuple({seed: side[seed] for seed in sorted(set(one) & set(other))} for side in (one, other))
+        for one, other in pairs
+    ]
+    if not all(one for one, _ in shared):
         return None
-    difference = score(system) - score(other)
-    drawn = _samples(system) - _samples(other)
+    difference = fmean(score(one) - score(other) for one, other in pairs)
+    drawn = np.mean([_samples(one) - _samples(other) for one, other in pairs], axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975])
-    mine, theirs = ({seed: side[seed] for seed in shared} for side in (system, other))
-    by_seed = [list(each(side).values()) for side in (system, other)]
+    exchanged = np.mean([_exchanged(one, other) for one, other in shared], axis=0)
+    by_seed = [[list(each(side).values()) for side in pair] for pair in pairs]
+    several = all(len(scores) > 1 for pair in by_seed for scores in pair)
     return Compared(
         difference,
         float(low),
         float(high),
         _chance(drawn - drawn.mean(), difference),
-        _chance(_exchanged(mine, theirs), score(mine) - score(theirs)),
-        welch(*by_seed) if min(map(len, by_seed)) > 1 else None,
+        _chance(exchanged, fmean(score(one) - score(other) for one, other in shared)),
+        welch_of_all(by_seed) if several else None,
     )
 
 
@@ -161,16 +174,21 @@ def _chance(trials: Array, difference: float) -> float:
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> float:
-    """Welch's t-test (1947): p for means of two samples whose variances may differ.
+    """Welch's t-test (1947): p for means of two samples whose variances may differ."""
+    return welch_of_all([(first, second)])
 
-    t = (m₁ - m₂) / √(v₁/n₁ + v₂/n₂), by Student's distribution with
-    ν = (v₁/n₁ + v₂/n₂)² / (v₁²/(n₁²(n₁-1)) + v₂²/(n₂²(n₂-1))).
+
+def welch_of_all(pairs: Sequence[Sequence[Sequence[float]]]) -> float:
+    """The same for the sum of the differences between two samples each.
+
+    t = Σ(m₁ - m₂) / √Σ(v/n), by Student's distribution with ν = (Σ(v/n))² / Σ(v²/(n²(n-1))).
     """
-    parts = [variance(sample) / len(sample) for sample in (first, second)]
-    difference, spread = abs(fmean(first) - fmean(second)), sum(parts)
+    samples = [sample for pair in pairs for sample in pair]
+    parts = [variance(sample) / len(sample) for sample in samples]
+    difference, spread = abs(sum(fmean(one) - fmean(other) for one, other in pairs)), sum(parts)
     if spread < CLOSE**2:
         return 1.0 if difference < CLOSE else 0.0
-    sizes = (len(first), len(second))
+    sizes = [len(sample) for sample in samples]
     freedom = spread**2 / sum(v**2 / (n - 1) for v, n in zip(parts, sizes, strict=True))
     return student(difference / math.sqrt(spread), freedom)
 

@@ -13,11 +13,14 @@ from ted.words import by_how_much, differs, listed, says, summary, words
 HEAD = """# Translation
 
 English to French, TED talks: 30,000 pairs to learn from. This page is generated, tables and
-sentences both. `python benchmarks/translation.py train --data DIR --runs RUNS` trains the systems;
-this wrote the page:
+sentences both. The first command trains the systems; the second makes a
+[record](../../benchmarks/results/translation) of each run, figures without a word of the corpus,
+and the page from all records; the third makes it from those that there are.
 
 ```sh
+python benchmarks/translation.py train --data DIR --runs RUNS
 python benchmarks/translation.py report --runs RUNS
+python benchmarks/translation.py report
 ```
 
 All figures: [`translation.json`](../../benchmarks/results/translation.json)."""
@@ -40,6 +43,14 @@ or exchanged with all of them; pooled, they would make everything look surer tha
 systems different is to say yes to every question, so the largest p counts. It is corrected for the
 number of comparisons in its table (Holm 1979), and "no difference shown" stands where it is not
 below 0.05. That is no proof that there is none."""
+EFFECTS = """Set 4 is set 3 with two more layers and half the dropout. What each of the two does is
+seen twice, with and without the other. Taken together, the mean of both differences, by the same
+tests (Welch's over all four systems' seeds):"""
+FIGURES_ONLY = """Of some runs only figures are kept, and not what was counted in each sentence.
+Scores and the test over seeds are of all runs. What is asked of sentences (brackets, bootstrap,
+randomisation) is of the seeds that there are counts of, or as it was found when the runs were
+there, whichever is of more seeds; brackets are then moved to lie around the mean of all. Where
+these seeds are fewer than all, the column *seeds* has their number in brackets."""
 LONGER = f"""The same, but learnt from pairs of at most {SHORT} words a side: nearly all of these
 have at most 40 tokens. Longer pairs are left out, not cut. The test set is the whole one. `learned`
 has vectors for all positions; those that no training text reached are as they were drawn. *Kept* is
@@ -78,7 +89,8 @@ class Page:
         """The whole page."""
         parts = [HEAD]
         if self.systems:
-            parts += [*self._about(), COMPARED, *self._best_and_sets(), *self._lengths_of_sets()]
+            parts += [*self._about(), COMPARED, *self._figures_only()]
+            parts += [*self._best_and_sets(), *self._lengths_of_sets()]
             parts += [*self._fail(), *self._lstm(), *self._positions(), *self._longer()]
             parts += self._signatures()
         return "\n\n".join([*parts, *self._left_out()]) + "\n"
@@ -127,6 +139,11 @@ class Page:
             "Minutes are those of the whole training command, evaluations included. Tokens a "
             f"second count both sides and padding.{beside}"
         )
+
+    def _figures_only(self) -> Iterator[str]:
+        fewer = (own["bleu"]["sentences"] < len(own["seeds"]) for own in self.systems.values())
+        if any(fewer):
+            yield FIGURES_ONLY
 
     def _trained_with(self, gpu: str | None) -> str:
         there = [self.labels[name] for name, own in self.systems.items() if own["gpu"] == gpu]
@@ -212,6 +229,9 @@ class Page:
         if "depth" in self.compared:
             yield "Six layers beside four, with the same dropout:"
             yield from self._tests("depth")
+        if found := self.compared.get("effects"):
+            yield EFFECTS
+            yield tables.effects(found)
             yield from self._shares()
 
     def _shares(self) -> Iterator[str]:
@@ -222,11 +242,13 @@ class Page:
         neither, less_dropout, layers, both = (self.systems[n]["bleu"]["mean"] for n in names)
         dropout = (neither - less_dropout, layers - both)
         depth = (neither - layers, less_dropout - both)
+        shown = [one["change"] for one in self.compared["effects"] if differs(one)]
+        cost = f"{listed(shown).capitalize()} {'cost' if len(shown) > 1 else 'costs'} it."
         yield (
-            "Set 4 is set 3 with two more layers and half the dropout. Of the "
-            f"{neither - both:.2f} BLEU that it is behind, dropout makes {sum(dropout) / 2:.2f} "
-            f"({dropout[0]:.2f} with four layers, {dropout[1]:.2f} with six) and the layers "
-            f"{sum(depth) / 2:.2f} ({depth[0]:.2f} with dropout 0.2, {depth[1]:.2f} with 0.1)."
+            f"Of the {neither - both:.2f} BLEU that set 4 is behind set 3, dropout makes "
+            f"{sum(dropout) / 2:.2f} ({dropout[0]:.2f} with four layers, {dropout[1]:.2f} with "
+            f"six) and the layers {sum(depth) / 2:.2f} ({depth[0]:.2f} with dropout 0.2, "
+            f"{depth[1]:.2f} with 0.1). {cost if shown else 'For neither is that shown.'}"
         )
 
     def _lstm(self) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from reading import Facts
 
-from ted.words import Labels, chance, number, says, span, spread, words
+from ted.words import Labels, chance, number, says, seeds, span, spread, words
 
 NUMBER = re.compile(r"(\*\*)?[\d+\-–\[<]|$")
 """How a cell begins that is a figure, or is empty."""
@@ -28,7 +28,7 @@ def scores(systems: Mapping[str, Facts], labels: Labels) -> str:
     rows = [
         [
             labels[name],
-            str(len(own["seeds"])),
+            seeds([len(own["seeds"])], own["bleu"]["sentences"]),
             spread(own["bleu"]),
             span(own["bleu"]),
             *(spread(own.get(key)) for key in known),
@@ -59,22 +59,31 @@ def costs(systems: Mapping[str, Facts], labels: Labels) -> str:
     return table(columns, rows)
 
 
+TESTED = ["seeds", "Δ BLEU", "95%", "p, bootstrap", "p, randomisation", "p, seeds"]
+TESTED += ["p, corrected", "it says"]
+
+
+def _tested(one: Facts) -> list[str]:
+    """The cells of a test, under `TESTED`."""
+    keys = ("p_bootstrap", "p_randomisation", "p_seeds", "p_holm")
+    return [
+        seeds(one["seeds"], one["sentences"]),
+        f"{one['difference']:+.2f}",
+        span(one),
+        *(chance(one[key]) for key in keys),
+        says(one),
+    ]
+
+
 def comparisons(compared: Sequence[Facts], labels: Labels) -> str:
     """All tests of a question, a row each."""
-    columns = ["system", "against", "Δ BLEU", "95%", "p, bootstrap", "p, randomisation"]
-    columns += ["p, seeds", "p, corrected", "it says"]
-    keys = ("p_bootstrap", "p_randomisation", "p_seeds", "p_holm")
-    rows = [
-        [
-            *(labels[one[side]] for side in ("system", "against")),
-            f"{one['difference']:+.2f}",
-            span(one),
-            *(chance(one[key]) for key in keys),
-            says(one),
-        ]
-        for one in compared
-    ]
-    return table(columns, rows)
+    rows = [[labels[one["system"]], labels[one["against"]], *_tested(one)] for one in compared]
+    return table(["system", "against", *TESTED], rows)
+
+
+def effects(found: Sequence[Facts]) -> str:
+    """What each change does to the systems that have it."""
+    return table(["change", *TESTED], [[one["change"], *_tested(one)] for one in found])
 
 
 def by_length(groups: Sequence[Facts], labels: Labels) -> str:

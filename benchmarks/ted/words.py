@@ -27,6 +27,12 @@ def spread(facts: Facts | None, form: str = ".2f") -> str:
     return number(mean, form) + ("" if deviation is None else f" ± {deviation:{form}}")
 
 
+def seeds(counts: Sequence[int], sentences: int) -> str:
+    """`3`, or `3 and 2`; and in brackets of how many the sentences count, where that is fewer."""
+    told = str(counts[0]) if len({*counts}) == 1 else " and ".join(map(str, counts))
+    return told + (f" ({sentences})" if sentences < min(counts) else "")
+
+
 def span(facts: Facts) -> str:
     """An interval."""
     return f"[{facts['low']:.2f}, {facts['high']:.2f}]"
