@@ -7,7 +7,7 @@ calibration.json    the temperature of its probabilities, once it is calibrated
 model.safetensors   the chosen weights, once training is done
 checkpoints/        to go on from, and the best weights so far
 metrics.jsonl       what was measured, a line each; what hangs on the clock is under `time`
-environment.json    versions, hardware, hashes of the data
+environment.json    versions, hardware, hashes of the data, parts that its origin did not have
 figures/            curves and maps
 """
 

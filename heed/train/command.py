@@ -180,7 +180,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
 
     chosen = choose_device(device)
     recipe, origin = settled(recipe)
-    refuse_nonsense(recipe)
+    refuse_nonsense(recipe, origin)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say, origin=origin)

@@ -51,7 +51,7 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         chosen = world.join(choose_device(device))
         with world.in_turn():
             recipe, origin = settled(recipe)
-        refuse_nonsense(recipe)
+        refuse_nonsense(recipe, origin)
         refuse(recipe, world, begun=False)
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
         try:
@@ -106,6 +106,7 @@ def _train(
         if world.first:
             _keep_lines(run, loop.state.lines)
             facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
+            facts |= {"new_parts": parts.new} if parts.new else {}
             run.write_environment({"data": parts.data_hashes, **facts})
         shown = View(console, total=loop.steps, start=loop.state.step)
         with shown as view, loop.ledger.tracked():
