@@ -233,7 +233,8 @@ def draw_curves(run: Run) -> None:
     """Loss by step, of training and of every set evaluated, the best marked; of a language model
     the perplexity of those sets as well, on a scale of logarithms."""
     lines, task = run.metrics(), run.recipe().task
-    while_training = [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
+    learning = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
+    while_training = [(line["step"], line["loss"]) for line in learning]
     losses = {"while training": while_training} | _evaluated(lines, "loss")
     figure = draw.curves(
         {name: points for name, points in losses.items() if points},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -23,6 +24,7 @@ from heed.score import evaluation
 from heed.score.objective import Objective
 from heed.train import checkpoint, engine, setup
 from heed.train.setup import prepare
+from heed.train.track import flat
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -353,6 +355,26 @@ def test_a_loss_that_is_not_finite_is_skipped(text: Path, monkeypatch: pytest.Mo
     assert [line["skipped"] for line in lines] == [0, 1, 2, 2, 2, 2]
     weights: dict[str, Tensor] = load_file(run.weights_path)
     assert all(bool(weight.isfinite().all()) for weight in weights.values())
+
+
+def test_where_all_were_skipped_no_loss_is_told(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the metrics, which stay JSON, nor to a person or a tracker; the rest is drawn."""
+    poison(monkeypatch, 2, 3)
+    told = recipe(text, train={"log_every": 1, "evaluate_every": 1})
+    console = Console(file=io.StringIO(), record=True, width=200)
+    run = engine.start(told, text / "run", device="cpu", console=console)
+    unknown = {"loss": None, "accuracy": None}
+    for line in run.metrics():
+        means = line["seen"] if line["event"] == "evaluate" else {key: line[key] for key in unknown}
+        assert (means == unknown) == (line["step"] in (2, 3))
+        assert (flat("train", means) == {}) == (line["step"] in (2, 3))
+    assert "NaN" not in run.metrics_path.read_text()
+    said = console.export_text()
+    assert "step 2/6  loss –  accuracy –  " in said
+    assert "step 2  train loss – accuracy –  ·  dev loss " in said
+    assert (run.figures / "loss.png").stat().st_size
 
 
 def test_too_many_of_them_stop_the_run_and_keep_the_batch(
