@@ -22,7 +22,7 @@ from heed.errors import ConfigError, DataError, HeedError, StoppedError
 from heed.runs import Run, kept
 from heed.score import evaluation
 from heed.score.objective import Objective
-from heed.train import checkpoint, engine, setup
+from heed.train import checkpoint, command, engine, setup
 from heed.train.setup import prepare
 from heed.train.track import flat
 
@@ -111,6 +111,19 @@ def test_texts_are_counted_not_their_windows(text: Path) -> None:
     count, total = (int(word) for word in line.split() if word.isdecimal())
     assert count < len(parts.sets["dev"].rows)
     assert total == len(parts.train.store)
+
+
+@pytest.mark.parametrize("how", [{}, {"pack": True}, {"blocks": "random"}])
+def test_a_dry_run_tells_texts_from_windows(text: Path, how: dict[str, Any]) -> None:
+    """Lines of three to nine words, each with a mark; packed ones are read across windows."""
+    console = Console(file=io.StringIO(), record=True, width=200)
+    data = {"dev": [str(text / "dev.txt")], "max_length": 4} | how
+    (text / "dev.txt").write_text("a b c\na b c d\na b c d e f g h\n")
+    command.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
+    lines = (text / "train.txt").read_text().splitlines()
+    windows = sum(-(-(len(line.split()) + 1) // 4) for line in lines)
+    learnt = "160" if how else f"160 ({windows} windows)"
+    assert f"texts       {learnt} to learn from, 3 (6 windows) in dev\n" in console.export_text()
 
 
 def test_a_figure_that_cannot_be_drawn_costs_no_run(
