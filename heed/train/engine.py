@@ -105,6 +105,7 @@ def _train(
             loop = build_loop(parts, run, say=say)
         if world.first:
             _keep_lines(run, loop.state.lines)
+            checkpoint.forget_weights(run.checkpoints, after=loop.state.step)
             facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
             facts |= {"new_parts": parts.new} if parts.new else {}
             run.write_environment({"data": parts.data_hashes, **facts})
