@@ -7,7 +7,7 @@ calibration.json    the temperature of its probabilities, once it is calibrated
 model.safetensors   the chosen weights, once training is done
 checkpoints/        to go on from, and the best weights so far
 metrics.jsonl       what was measured, a line each; what hangs on the clock is under `time`
-environment.json    versions, hardware, hashes of the data
+environment.json    versions, hardware, hashes of the data, parts that its origin did not have
 figures/            curves and maps
 """
 
@@ -37,6 +37,8 @@ from heed.errors import HeedError, RunError
 FORMAT = 2
 """Of a run's folder. In the first, tokens were scaled alike whatever their positions, and nothing
 scaled tables of positions: such runs are read as they were meant."""
+BEST = "best-"
+"""How the names of weights begin that were the best so far, before the step that they are of."""
 FALLING = ("loss", "perplexity")
 """Metrics that are better when lower."""
 PACKAGES = ("heed", "torch", "tokenizers", "safetensors", "numpy", "sacrebleu", "pydantic")
@@ -53,7 +55,6 @@ class Run:
         self.calibration_path = folder / "calibration.json"
         self.weights_path = folder / "model.safetensors"
         self.checkpoints = folder / "checkpoints"
-        self.best_path = self.checkpoints / "best.safetensors"
         self.metrics_path = folder / "metrics.jsonl"
         self.environment_path = folder / "environment.json"
         self.figures = folder / "figures"
@@ -96,6 +97,12 @@ class Run:
     def finished(self) -> bool:
         """Whether training reached its end."""
         return self.weights_path.exists()
+
+    @property
+    def best_path(self) -> Path:
+        """The best weights so far; in runs of earlier versions they have no step in their name."""
+        kept = weights_in(self.checkpoints, BEST)
+        return kept[-1] if kept else self.checkpoints / "best.safetensors"
 
     def require_weights(self) -> Path:
         """The chosen weights, of a run that has them."""
@@ -154,6 +161,11 @@ class Run:
                     todo="Wait for it, stop it, or name another folder.",
                 ) from None
             yield
+
+
+def weights_in(folder: Path, kind: str) -> list[Path]:
+    """The weights of a kind among checkpoints, by the step in their names, the newest last."""
+    return sorted(folder.glob(f"{kind}{'[0-9]' * 9}.safetensors"))
 
 
 def _from_anywhere(recipe: Recipe) -> Recipe:

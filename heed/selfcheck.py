@@ -188,7 +188,8 @@ def _two_ranks_are_one() -> Check:
 def _losses(folder: Path) -> dict[tuple[str, int], float]:
     lines = Run(folder).metrics() if Run(folder).finished else []
     sets = {"train": lambda line: line, "evaluate": lambda line: line["dev"]}
-    return {(line["event"], line["step"]): sets[line["event"]](line)["loss"] for line in lines}
+    found = {(line["event"], line["step"]): sets[line["event"]](line)["loss"] for line in lines}
+    return {place: loss for place, loss in found.items() if loss is not None}
 
 
 def _command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:

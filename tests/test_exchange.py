@@ -17,7 +17,7 @@ from foreign import CASES, make, saved, transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from heed import Translator
+from heed import Classifier, Translator
 from heed.cli import main
 from heed.config import Recipe
 from heed.data import world
@@ -253,6 +253,29 @@ def test_generate_is_told_the_beam(tmp_path: Path, heed: Heed) -> None:
     assert heed("import", tmp_path / "out", "--run", tmp_path / "back").code == 0
     back = Run.open(tmp_path / "back").recipe().decode.model_dump()
     assert decode == {key: back[key] for key in decode}
+
+
+def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
+    """There and back twice, and by way of `transformers`."""
+    rows = [f"{a}\t{b}\t{'same' if a == b else 'other'}\n" for a in "abcd" for b in "abcd"]
+    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tlabel\n" + "".join(rows * 4))
+    shape = {"norm_place": "post", "position": "learned", "embedding_norm": True}
+    shape |= {"pooling": "first", "pooler": True, "kind": "word"}
+    told = SHAPE | shape
+    Classifier.train(train=[tmp_path / "pairs.tsv"], run=tmp_path / "0", device="cpu", **told)
+    before = Classifier.load(tmp_path / "0", device="cpu")
+    assert before.classes.pairs
+    for number in range(2):
+        out, back = tmp_path / f"out{number}", tmp_path / f"{number + 1}"
+        assert heed("export", tmp_path / str(number), out).code == 0
+        theirs = transformers.BertForSequenceClassification.from_pretrained(out)
+        theirs.save_pretrained(out)
+        assert heed("import", out, "--run", back).code == 0
+        after = Classifier.load(back, device="cpu")
+        assert after.classes == before.classes
+        asked = [("a", "b"), ("c", "c")]
+        assert after.classify(asked) == before.classify(asked)
+        assert heed("classify", back, "a\tb").out.split() == before.classify([("a", "b")])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reading import Facts, place
 from ted.tables import table
-from ted.words import SURE, chance, listed
+from ted.words import SURE, chance, listed, number
 
 from masked.systems import DROPOUTS, FRESH_SEEDS, RATES, SCRATCH, TRIALS, TUNED, WAYS
 
@@ -211,7 +211,7 @@ class Page:
             [
                 str(line["epoch"]),
                 f"{line['step']:,}",
-                *(f"{line[key]:.3f}" for key in ("train_loss", "dev_loss")),
+                *(number(line[key], ".3f") for key in ("train_loss", "dev_loss")),
                 f"{100 * line['dev_accuracy']:.1f}",
             ]
             for line in own["curve"]

@@ -126,7 +126,7 @@ def mended(systems: Mapping[str, Facts], curves: Facts, labels: Labels) -> str:
     rows = [
         [
             labels[name],
-            f"{curve[-1]['train_accuracy']:.1%}",
+            number(curve[-1]["train_accuracy"], ".1%"),
             f"{min(point['dev_loss'] for point in curve):.3f}",
             f"{curve[-1]['dev_loss']:.3f}",
             f"{max(point['dev_accuracy'] for point in curve):.1%}",

@@ -113,7 +113,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, memory_guard(recipe):
         with startup.watching():
             recipe, origin = settled(recipe)
-            refuse_nonsense(recipe)
+            refuse_nonsense(recipe, origin)
             run = Run.create(Path(folder) / "bench", recipe)
             parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
             loop = build_loop(parts, run, say=listen)

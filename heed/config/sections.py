@@ -263,7 +263,7 @@ class InitConfig(Section):
     weights and its tokenizer come from there. Unset, weights are random."""
     freeze: str | int | None = None
     """What stays as it was: "embeddings"; a number of layers from below, embeddings with them; or
-    "body", all but the head."""
+    "body", all but the head. What was not there before learns in any case."""
     lora: Count | None = None
     """Rank of adapters that learn in place of the layers (Hu et al. 2021); merged at the end."""
     lora_alpha: Annotated[float, Field(gt=0.0)] | None = None

@@ -134,6 +134,11 @@ class Batches:
         marks, texts = store.sides[0].specials, len(self.rows)
         self.ways = Ways(texts, marks, both=both, denoise=denoise, seed=seed)
 
+    @property
+    def text_count(self) -> int:
+        """How many texts there are, in however many windows they are read."""
+        return len(self.rows) if self.starts is None else int((self.starts == 0).sum())
+
     def only(self, rows: NDArray[Any]) -> Batches:
         """The same, over some of the store's texts."""
         return Batches(

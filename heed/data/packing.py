@@ -47,6 +47,11 @@ class PackedBatches:
         self.rows: Rows | range = range(len(store)) if rows is None else rows
         self.size = batch_size or max(1, (batch_tokens or DEFAULT_TOKENS) // max_length)
 
+    @property
+    def text_count(self) -> int:
+        """How many texts there are, in however many rows they stand."""
+        return len(self.rows)
+
     def shapes(self) -> list[Shape]:
         """The one shape of this text's batches."""
         side = self.store.sides[0]

@@ -49,7 +49,7 @@ def bring(folder: str, run: Path) -> str:
         if tokenizer is not None:
             tokenizer.save(made.tokenizer_path)
         if isinstance(model, Classifier):
-            Classes(pretrained.class_names(model.elsewhere[CONFIG]) or _unnamed(model)).save(made)
+            _classes(model).save(made)
         write_whole(run / BESIDE, json.dumps(model.elsewhere, indent=1, ensure_ascii=False) + "\n")
         made.write_environment({"data": {}, "from": folder})
         checkpoint.write_tensors(made.weights_path, model.state_dict())
@@ -59,6 +59,12 @@ def bring(folder: str, run: Path) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     text = "with its tokenizer" if tokenizer else "without a tokenizer, for the folder has none"
     return f"{run}: a model to {recipe.task}, {parameters:,} parameters, {text}."
+
+
+def _classes(model: Classifier) -> Classes:
+    """What a classifier tells apart, by its config.json."""
+    told = model.elsewhere[CONFIG]
+    return Classes(pretrained.class_names(told) or _unnamed(model), pretrained.of_pairs(told))
 
 
 def _unnamed(model: Classifier) -> tuple[str, ...]:
@@ -94,10 +100,11 @@ def export(run: Path, folder: Path) -> None:
     if (run / BESIDE).exists():
         model.elsewhere = json.loads((run / BESIDE).read_text(encoding="utf-8"))
     tokenizer = Tokenizer.load(opened.tokenizer_path) if opened.tokenizer_path.exists() else None
-    classes = Classes.read(opened)
-    names, search = classes.names if classes else (), _search(model, recipe)
+    told, search = Classes.read(opened) or Classes(()), _search(model, recipe)
     try:
-        pretrained.save(model, tokenizer, folder, classes=names, search=search)
+        pretrained.save(
+            model, tokenizer, folder, classes=told.names, pairs=told.pairs, search=search
+        )
     except HeedError as error:
         todo = error.todo or _elsewhere(model)
         raise HeedError(error.what, where=str(run), todo=todo) from error

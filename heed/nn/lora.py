@@ -12,7 +12,7 @@ Shapes: w width, r rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Literal
 
 import torch
@@ -57,14 +57,21 @@ class LowRank(nn.Module):
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def adapt(model: nn.Module, *, rank: int, alpha: float | None = None, on: On = "attention") -> None:
+def adapt(
+    model: nn.Module,
+    *,
+    rank: int,
+    alpha: float | None = None,
+    on: On = "attention",
+    but: Set[nn.Parameter] = frozenset(),
+) -> None:
     """Put adapters beside the maps that `on` names, which learn no more themselves.
 
     "qv" are the projections to queries and values, as in the paper, "attention" all four of every
     attention, "all" the feed-forward's maps as well. `alpha` is twice the rank unless given. All
-    other parameters are left as they are.
+    other parameters, and maps whose weights are among `but`, are left as they are.
     """
-    maps = list(_maps(model, on))
+    maps = [(linear, parts) for linear, parts in _maps(model, on) if linear.weight not in but]
     if not maps:
         raise ConfigError(["[init] lora adapts attention, and this model has none."])
     for linear, parts in maps:

@@ -4,6 +4,10 @@ A checkpoint is a folder `step-N` with `tensors.safetensors` (weights, optimizer
 `state.json` (plain numbers, and the checksum of the tensors). It is written under another name,
 flushed to the disk and renamed, so it is there whole or not at all; one that was damaged later
 is recognised and put aside as `damaged-N`, and the one before it serves.
+
+Beside them lie weights alone, which evaluations leave: `best-N` and `recent-N`. Those that were the
+best or the last when a checkpoint was written are kept as long as it is; a run that goes on from it
+has these, and none from later.
 """
 
 from __future__ import annotations
@@ -24,10 +28,13 @@ from torch.optim import Optimizer
 
 from heed.errors import RunError
 from heed.models.weights import read_weights, write_weights
+from heed.runs import BEST, weights_in
 from heed.train.sharding import placed_like
 
 DRAFT, WHOLE, DAMAGED = ".draft-", "step-", "damaged-"
 """How the names of folders begin: of one being written, of one written, of one put aside."""
+RECENT = "recent-"
+"""How the names of weights begin that are to be averaged at the end."""
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
@@ -80,22 +87,44 @@ def put_aside(folder: Path, after: int) -> None:
             path.rename(aside)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for path in sorted(folder.glob(f"{WHOLE}*"))[:-keep]:
+def prune(folder: Path, keep: int, *, average: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and weights that nothing will ask for.
+
+    The run, and each of these where it is gone on from, asks for the newest best by then and for
+    the newest `average` of the recent.
+    """
+    checkpoints = sorted(folder.glob(f"{WHOLE}*"))
+    for path in checkpoints[:-keep]:
         shutil.rmtree(path)
+    for kind, count in ((BEST, 1), (RECENT, average)):
+        paths = weights_in(folder, kind)
+        needed = {*paths[-count:]}
+        for one in checkpoints[-keep:]:
+            needed.update([path for path in paths if _step(path) <= _step(one)][-count:])
+        for path in paths:
+            if path not in needed:
+                path.unlink()
 
 
-def keep_recent(folder: Path, step: int, weights: dict[str, Tensor], keep: int) -> None:
-    """Keep these weights, and of those kept before the newest, to be averaged at the end."""
-    write_tensors(folder / f"recent-{step:09d}.safetensors", weights)
-    for path in sorted(folder.glob("recent-*.safetensors"))[:-keep]:
-        path.unlink()
+def keep_weights(folder: Path, kind: str, step: int, weights: dict[str, Tensor]) -> None:
+    """Keep weights of a kind, BEST or RECENT, under the step that they are of."""
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder / f"{kind}{step:09d}.safetensors", weights)
 
 
-def mean_of_recent(folder: Path) -> dict[str, Tensor]:
-    """The mean of the weights kept, one after another so that two sets fit in memory."""
-    paths = sorted(folder.glob("recent-*.safetensors"))
+def forget_weights(folder: Path, after: int) -> None:
+    """Remove weights of steps after this, from which a run goes on: they will be made again.
+
+    Where a machine does not repeat itself, others may be made, and be the best.
+    """
+    for path in (*weights_in(folder, BEST), *weights_in(folder, RECENT)):
+        if _step(path) > f"{after:09d}":
+            path.unlink()
+
+
+def mean_of_recent(folder: Path, count: int) -> dict[str, Tensor]:
+    """The mean of the last weights, one after another so that two sets fit in memory."""
+    paths = weights_in(folder, RECENT)[-count:]
     first = read_weights(paths[0])
     mean = {name: weight.double() for name, weight in first.items()}
     kinds = {name: weight.dtype for name, weight in first.items()}
@@ -147,6 +176,11 @@ def disk_trouble(error: Exception, path: Path) -> RunError:
         where=str(path),
         todo=f"{first}, then `heed resume` this run: its last checkpoint is whole.",
     )
+
+
+def _step(path: Path) -> str:
+    """The step of a checkpoint or of weights, as their names have it."""
+    return path.name.partition("-")[2][:9]
 
 
 def _write_flushed(path: Path, data: bytes) -> None:

@@ -13,7 +13,9 @@ import torch
 from rich.console import Console
 
 from heed.config import Recipe, blamed, changed, read_tables
+from heed.data.batches import Batches
 from heed.data.corpus import infer_task
+from heed.data.packing import PackedBatches
 from heed.errors import ConfigError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
@@ -180,7 +182,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
 
     chosen = choose_device(device)
     recipe, origin = settled(recipe)
-    refuse_nonsense(recipe)
+    refuse_nonsense(recipe, origin)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say, origin=origin)
@@ -198,8 +200,8 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     say(f"rates       {rates(loop.state.optimizer, recipe.train.lr)}")
     say(f"vocabulary  {parts.tokenizer.vocab_size:,}")
     say(
-        f"texts       {len(parts.train.rows):,} to learn from, "
-        f"{', '.join(f'{len(b.rows):,} in {name}' for name, b in parts.sets.items())}"
+        f"texts       {_texts(parts.train)} to learn from, "
+        f"{', '.join(f'{_texts(split)} in {name}' for name, split in parts.sets.items())}"
     )
     say(f"memory      {_memory(weights, chosen)}")
     say(f"updates     {loop.steps:,}, {loop.feed.steps_per_epoch:,} an epoch")
@@ -207,6 +209,12 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
         f"time        about {_span(each * loop.steps)} ({each * 1e3:.0f} ms an update), "
         "evaluation apart"
     )
+
+
+def _texts(split: Batches | PackedBatches) -> str:
+    """How many there are; and how many windows, where a language model reads long ones in parts."""
+    texts, windows = split.text_count, len(split.rows)
+    return f"{texts:,} ({windows:,} windows)" if windows > texts else f"{texts:,}"
 
 
 def _memory(weights: int, device: torch.device) -> str:

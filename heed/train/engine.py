@@ -51,7 +51,7 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         chosen = world.join(choose_device(device))
         with world.in_turn():
             recipe, origin = settled(recipe)
-        refuse_nonsense(recipe)
+        refuse_nonsense(recipe, origin)
         refuse(recipe, world, begun=False)
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
         try:
@@ -105,7 +105,9 @@ def _train(
             loop = build_loop(parts, run, say=say)
         if world.first:
             _keep_lines(run, loop.state.lines)
+            checkpoint.forget_weights(run.checkpoints, after=loop.state.step)
             facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
+            facts |= {"new_parts": parts.new} if parts.new else {}
             run.write_environment({"data": parts.data_hashes, **facts})
         shown = View(console, total=loop.steps, start=loop.state.step)
         with shown as view, loop.ledger.tracked():
@@ -232,7 +234,8 @@ def draw_curves(run: Run) -> None:
     """Loss by step, of training and of every set evaluated, the best marked; of a language model
     the perplexity of those sets as well, on a scale of logarithms."""
     lines, task = run.metrics(), run.recipe().task
-    while_training = [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
+    learning = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
+    while_training = [(line["step"], line["loss"]) for line in learning]
     losses = {"while training": while_training} | _evaluated(lines, "loss")
     figure = draw.curves(
         {name: points for name, points in losses.items() if points},

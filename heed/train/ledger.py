@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from heed.errors import ConfigError
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
-from heed.runs import Run, worth
+from heed.runs import BEST, Run, worth
 from heed.score.dev import dev_bleu
 from heed.score.evaluation import evaluate
 from heed.train import checkpoint
@@ -65,11 +65,11 @@ class Ledger:
         weights = state.weights() if better or self.settings.average > 1 else {}
         if not self.world.first:
             return
-        self.run.checkpoints.mkdir(exist_ok=True)
         if better:
-            checkpoint.write_tensors(self.run.best_path, weights)
+            checkpoint.keep_weights(self.run.checkpoints, BEST, state.step, weights)
         if self.settings.average > 1:
-            checkpoint.keep_recent(self.run.checkpoints, state.step, weights, self.settings.average)
+            checkpoint.keep_weights(self.run.checkpoints, checkpoint.RECENT, state.step, weights)
+        self._prune()
 
     def _scores(self, model: nn.Module) -> dict[str, dict[str, float]]:
         parts = self.parts
@@ -110,7 +110,7 @@ class Ledger:
         """
         best = read_weights(self.run.best_path)
         if self.settings.average > 1:
-            mean = checkpoint.mean_of_recent(self.run.checkpoints)
+            mean = checkpoint.mean_of_recent(self.run.checkpoints, self.settings.average)
             with self.state.holding(mean) as model:
                 sets = self._scores(model)
             better = self._better(sets)
@@ -124,8 +124,12 @@ class Ledger:
         tensors, facts = self.state.pieces()
         if self.world.first:
             checkpoint.save(self.run.checkpoints, self.state.step, tensors, facts)
-            checkpoint.prune(self.run.checkpoints, self.settings.keep)
+            self._prune()
         self.world.barrier()
+
+    def _prune(self) -> None:
+        settings = self.settings
+        checkpoint.prune(self.run.checkpoints, settings.keep, average=settings.average)
 
     def _line(self, event: str, values: dict[str, Any], view: View) -> None:
         """Append a line of metrics; what hangs on the clock stands under `time`."""

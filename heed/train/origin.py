@@ -132,8 +132,8 @@ def _contradictions(
             yield f"[{name}] {key} cannot be {value!r}: it comes from {origin}{had}. Leave it out."
 
 
-def complaints(recipe: Recipe) -> list[str]:
-    """What `[init]` asks of this recipe's model that it cannot do."""
+def complaints(recipe: Recipe, origin: Origin | None = None) -> list[str]:
+    """What `[init]` asks of this recipe's model that it cannot do, beginning from there."""
     init, model, found = recipe.init, recipe.model, []
     layers = model.layers
     if recipe.task == "translate":
@@ -141,7 +141,8 @@ def complaints(recipe: Recipe) -> list[str]:
     if isinstance(init.freeze, int) and init.freeze > layers:
         found.append(f"[init] freeze cannot be {init.freeze}: the model has {layers} layers.")
     bare = model.tie_embeddings and not (model.head_map or model.head_bias)
-    if recipe.task != "classify" and bare and init.freeze in ("body", layers):
+    knows_all = origin is None or recipe.task != "translate" or any(map(_is_across, origin.weights))
+    if recipe.task != "classify" and bare and knows_all and init.freeze in ("body", layers):
         found.append(
             f"[init] freeze = {init.freeze!r} leaves nothing to learn: the output map is the table "
             "of the embeddings, which is frozen with them."
@@ -155,10 +156,13 @@ def complaints(recipe: Recipe) -> list[str]:
 
 
 @torch.no_grad()
-def begin(model: Model, task: str, origin: Origin, say: Say, classes: Sequence[str] = ()) -> None:
-    """Take every weight of the body, and what is on top where it is for the same; say what is new.
+def begin(
+    model: Model, task: str, origin: Origin, say: Say, classes: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Take every weight of the body, and what is on top where it is for the same.
 
-    A classifier's head is for the same if it tells the same `classes` apart.
+    A classifier's head is for the same if it tells the same `classes` apart. Says and returns
+    which parts are new.
     """
     own, places = model.state_dict(), heights(model)
     same = task == origin.task and tuple(classes) == (origin.classes or tuple(classes))
@@ -176,9 +180,10 @@ def begin(model: Model, task: str, origin: Origin, say: Say, classes: Sequence[s
         elif body and not _is_across(name):
             raise ConfigError([_misfit(name, weight, found, origin, task)])
     model.load_state_dict(own | taken)
-    fresh = sorted({_part(name) for name in own.keys() - taken.keys()})
-    new = f"; new: {', '.join(fresh)}" if fresh else ""
-    say(f"Beginning from {origin.name}: {len(taken)} of {len(own)} weights{new}.")
+    new = tuple(sorted({_part(name) for name in own.keys() - taken.keys()}))
+    told = f"; new: {', '.join(new)}" if new else ""
+    say(f"Beginning from {origin.name}: {len(taken)} of {len(own)} weights{told}.")
+    return new
 
 
 def _names_there(name: str, model: Model) -> list[str]:
@@ -219,15 +224,20 @@ def _misfit(name: str, weight: Tensor, found: Tensor | None, origin: Origin, tas
     )
 
 
-def choose_learners(model: Model, init: InitConfig, say: Say) -> None:
-    """Freeze what is to stay, put adapters where they are to learn; say how much is learnt."""
+def choose_learners(model: Model, init: InitConfig, new: Sequence[str], say: Say) -> None:
+    """Freeze what is to stay, put adapters where they are to learn; say how much is learnt.
+
+    Parts that are `new`, as `begin` names them, learn whole: nothing was learnt of them before.
+    """
     if init.freeze is None and init.lora is None:
         return
     places = heights(model)
+    fresh = {name: p for name, p in model.named_parameters() if _part(name) in new}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not _stays(places[name], init.freeze))
+        parameter.requires_grad_(name in fresh or not _stays(places[name], init.freeze))
     if init.lora is not None:
-        lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_on)
+        but = {*fresh.values()}
+        lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_on, but=but)
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     learnt, every = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     say(f"Learning {learnt:,} of {every:,} parameters.")

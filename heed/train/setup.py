@@ -63,6 +63,8 @@ class Parts:
     """Whether there are checkpoints, from which the weights are to come; whole or not."""
     class_weights: tuple[float, ...] | None = None
     """What a text of each class counts for; None, all alike."""
+    new: tuple[str, ...] = ()
+    """Parts of the model that its origin did not have, where it began from one."""
 
 
 def prepare(
@@ -123,8 +125,10 @@ def _prepare(
     if isinstance(model, Classifier) and model.grams is not None:
         contrast.look_at(model.grams, recipe, tokenizer, sets["train"], len(classes.names))
     if origin is not None:
-        origins.begin(model, recipe.task, origin, say, classes.names)
-    origins.choose_learners(model, recipe.init, say)
+        new = origins.begin(model, recipe.task, origin, say, classes.names)
+    else:  # a run that goes on has kept it: its origin may be gone
+        new = tuple(run.environment().get("new_parts", ()))
+    origins.choose_learners(model, recipe.init, new, say)
     model.to(device)
     if not recipe.train.evaluate_train:
         sets.pop("train")
@@ -144,6 +148,7 @@ def _prepare(
         world,
         pairs,
         class_weights=weights,
+        new=new,
     )
 
 
@@ -165,8 +170,11 @@ def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, li
     }
 
 
-def refuse_nonsense(recipe: Recipe) -> None:
-    """Before anything is written: keys that make no sense together, files that are not there."""
+def refuse_nonsense(recipe: Recipe, origin: Origin | None = None) -> None:
+    """Before anything is written: keys that make no sense together, files that are not there.
+
+    `origin` is what the recipe begins from.
+    """
     complaints = []
     if not recipe.data.train and recipe.data.world is None:
         complaints.append(
@@ -180,8 +188,8 @@ def refuse_nonsense(recipe: Recipe) -> None:
             f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
             f"{recipe.init.run or repr(recipe.model.position)}: {todo} data.max_length."
         )
-    for part in (sense, origins, small, contrast):
-        complaints += part.complaints(recipe)
+    complaints += [*sense.complaints(recipe), *origins.complaints(recipe, origin)]
+    complaints += [*small.complaints(recipe), *contrast.complaints(recipe)]
     if complaints:
         raise ConfigError(complaints)
     tokenizer_text(recipe)

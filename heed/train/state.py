@@ -22,6 +22,9 @@ CLOCK, SKIPPED, IN_ROW, FAILED_AT = range(4)
 """A tally's counts: updates, those skipped, those skipped in a row, and the update at which these
 were too many (-1: none)."""
 
+Means = dict[str, float | None]
+"""Loss and accuracy while training; None where nothing was learnt."""
+
 
 class Tally:
     """What is counted while training, kept on the device: to read it is the only wait.
@@ -55,11 +58,15 @@ class Tally:
         new = [before[CLOCK] + 1, before[SKIPPED] + skipped, in_row, failed_at]
         self.counts.copy_(torch.stack(new))
 
-    def means(self, row: int) -> dict[str, float]:
-        """Mean loss and share right of RECENT or EPOCH, which then begins anew."""
+    def means(self, row: int) -> Means:
+        """Mean loss and share right of RECENT or EPOCH, which then begins anew.
+
+        None where every update was skipped: nothing was learnt, and nothing is known.
+        """
         total, right, count = self.of_all_ranks()[row].tolist()
         self.sums[row].zero_()
-        count = max(1.0, count)
+        if not count:
+            return {"loss": None, "accuracy": None}
         return {"loss": total / count, "accuracy": right / count}
 
     def of_all_ranks(self) -> Tensor:

@@ -94,14 +94,14 @@ def open_trackers(names: Sequence[str], run: Run) -> Iterator[list[Tracker]]:
 
 
 def flat(event: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Nested metrics by path: {"dev": {"loss": 1}} is {"dev/loss": 1}."""
-    named: dict[str, float] = {}
+    """Nested metrics by path: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
+    named: dict[str, float | None] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             named |= {f"{key}/{name}": number for name, number in value.items()}
         else:
             named[f"{event}/{key}"] = value
-    return named
+    return {name: number for name, number in named.items() if number is not None}
 
 
 def _module(package: str, name: str | None = None) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from heed.train.state import Means
+
 
 class View:
     """Progress of one run. Use it as a context; `step` after each update, `say` for a line."""
@@ -55,35 +57,37 @@ class View:
         """Tokens a second since the start."""
         return self._tokens / max(1e-9, time.monotonic() - self._began)
 
-    def measured(self, step: int, means: dict[str, float]) -> None:
+    def measured(self, step: int, means: Means) -> None:
         """New means of the training loss."""
-        shown = {"loss": f"{means['loss']:.3f}", "accuracy": f"{means['accuracy']:.1%}"}
-        self._progress.update(
-            self._bar,
-            rate=f"{self.rate():,.0f}",
-            loss=shown["loss"],
-            accuracy=shown["accuracy"],
-        )
+        loss, accuracy = _shown(means)
+        rate = f"{self.rate():,.0f}"
+        self._progress.update(self._bar, rate=rate, loss=loss, accuracy=accuracy)
         if not self.live:
             spent = time.monotonic() - self._began
             left = spent / max(1, step - self._first) * (self.total - step)
             self.say(
-                f"step {step}/{self.total}  loss {shown['loss']}  accuracy {shown['accuracy']}  "
-                f"{self.rate():,.0f} tokens/s  {left:.0f} s left"
+                f"step {step}/{self.total}  loss {loss}  accuracy {accuracy}  "
+                f"{rate} tokens/s  {left:.0f} s left"
             )
 
-    def evaluated(
-        self, step: int, epoch: int, train: dict[str, float], sets: dict[str, Any]
-    ) -> None:
+    def evaluated(self, step: int, epoch: int, train: Means, sets: dict[str, Any]) -> None:
         """One line an evaluation, train beside the other sets."""
-        parts = [f"train loss {train['loss']:.3f} accuracy {train['accuracy']:.1%}"]
-        parts += [
-            f"{name} loss {values['loss']:.3f} accuracy {values['accuracy']:.1%}"
-            + (f" BLEU {values['bleu']:.1f}" if "bleu" in values else "")
-            for name, values in sets.items()
-        ]
+        parts = []
+        for name, values in [("train", train), *sets.items()]:
+            loss, accuracy = _shown(values)
+            bleu = f" BLEU {values['bleu']:.1f}" if "bleu" in values else ""
+            parts.append(f"{name} loss {loss} accuracy {accuracy}{bleu}")
         self.say(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
 
     def say(self, text: str) -> None:
         """A line above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _shown(means: Means) -> tuple[str, str]:
+    """Loss and accuracy in figures; a dash where nothing is known."""
+    loss, accuracy = means["loss"], means["accuracy"]
+    return (
+        "–" if loss is None else f"{loss:.3f}",
+        "–" if accuracy is None else f"{accuracy:.1%}",
+    )

@@ -8,11 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heed.runs import weights_in
 from heed.train import checkpoint
+from heed.train.checkpoint import RECENT
 
 
 def ignored(text: str) -> None:
@@ -39,7 +42,7 @@ def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep
         assert facts.get("step", 0) == last
         checkpoint.put_aside(folder, after=last)
         checkpoint.save(folder, last + further, {"a": torch.ones(2)}, {})
-        checkpoint.prune(folder, keep)
+        checkpoint.prune(folder, keep, average=1)
         assert checkpoint.newest(folder, ignored)[1]["step"] == last + further
         assert len(list(folder.glob("step-*"))) <= keep
         aside = {int(path.name.removeprefix("damaged-")) for path in folder.glob("damaged-*")}
@@ -52,3 +55,31 @@ def test_one_put_aside_twice_is_there_once(tmp_path: Path) -> None:
         checkpoint.put_aside(tmp_path, after=3)
     assert [path.name for path in tmp_path.iterdir()] == ["damaged-000000007"]
     assert checkpoint.any_in(tmp_path)
+
+
+@given(
+    evaluated=st.sets(st.integers(1, 9)),
+    saved=st.sets(st.integers(1, 9), min_size=1),
+    keep=st.integers(1, 3),
+    average=st.integers(1, 3),
+)
+def test_every_checkpoint_has_the_weights_of_its_time(
+    evaluated: set[int], saved: set[int], keep: int, average: int
+) -> None:
+    """Whichever of them a run goes on from; and no more is kept than they need."""
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        for step in range(1, 10):
+            if step in evaluated:
+                checkpoint.keep_weights(folder, RECENT, step, {"a": torch.tensor(float(step))})
+                checkpoint.prune(folder, keep, average=average)
+            if step in saved:
+                checkpoint.save(folder, step, {"a": torch.ones(2)}, {})
+                checkpoint.prune(folder, keep, average=average)
+        assert len(weights_in(folder, RECENT)) <= average * (keep + 1)
+        for step in sorted(saved, reverse=True)[:keep]:
+            checkpoint.forget_weights(folder, after=step)
+            last = [one for one in sorted(evaluated) if one <= step][-average:]
+            if last:
+                mean = checkpoint.mean_of_recent(folder, average)["a"]
+                assert float(mean) == pytest.approx(sum(last) / len(last))

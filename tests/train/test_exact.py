@@ -18,7 +18,7 @@ from rich.console import Console
 
 from heed.config import Recipe
 from heed.errors import RunError, StoppedError
-from heed.runs import Run
+from heed.runs import Run, kept
 from heed.train import checkpoint, engine
 from heed.train.ledger import Ledger
 from heed.train.optim import OPTIMIZERS
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
     told = recipe(corpus, keep=1)
     engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     with monkeypatch.context() as patch, dies_at(8):
-        patch.setattr(checkpoint, "prune", lambda folder, keep: None)
+        patch.setattr(checkpoint, "prune", lambda *_, **__: None)
         engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     run = Run(tmp_path / "broken")
     (run.checkpoints / "step-000000006" / "tensors.safetensors").write_bytes(b"")
@@ -153,6 +153,67 @@ def test_a_run_that_stopped_early_makes_no_update_more(
             engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(whole) == outcome(broken)
+
+
+def scoring(patch: pytest.MonkeyPatch, *losses: float) -> None:
+    """Evaluations say this, one after another, as on a machine that does not repeat itself."""
+    left = iter(losses)
+
+    def scores(self: Ledger, model: object) -> dict[str, dict[str, float]]:
+        return {"dev": {"loss": next(left), "accuracy": 0.0}}
+
+    patch.setattr(engine, "draw_curves", lambda run: None)
+    patch.setattr(Ledger, "_scores", scores)
+
+
+def test_the_best_weights_are_of_an_evaluation_that_the_metrics_know(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best came after the last checkpoint, and when the run goes on it does not come again."""
+    scoring(monkeypatch, 1.0)
+    with dies_at(5):
+        engine.start(recipe(corpus), tmp_path / "fourth", device="cpu", console=QUIET)
+    scoring(monkeypatch, 1.0, 0.5)
+    with dies_at(8):
+        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    scoring(monkeypatch, 2.0, 3.0)
+    run = engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    best = kept(run.metrics(), "dev/loss")
+    assert best is not None
+    assert (best["step"], best["dev"]["loss"]) == (4, 1.0)
+    assert run.weights_path.read_bytes() == Run(tmp_path / "fourth").best_path.read_bytes()
+
+
+def test_so_are_the_last_weights(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluated at 4 and 5, and killed, a run goes on from 3, and stops at 4: it keeps the mean of
+    3 and 4, as one that never came further."""
+    every = {"evaluate_every": 1, "checkpoint_every": 3, "log_every": 9}
+    told = recipe(corpus, average=2, patience=1, **every)
+    scoring(monkeypatch, 0.9, 0.8, 0.7, 5.0, 0.0)
+    whole = engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    scoring(monkeypatch, 0.9, 0.8, 0.7, 0.6, 0.5)
+    with dies_at(5):
+        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    scoring(monkeypatch, 5.0, 0.0)
+    broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    assert broken.metrics()[-1]["kept"]
+    assert outcome(whole) == outcome(broken)
+
+
+def test_best_weights_without_a_step_in_their_name_still_serve(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As runs of earlier versions have them."""
+    scoring(monkeypatch, 1.0)
+    with dies_at(6):
+        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    before = Run(tmp_path / "run").best_path
+    before = before.rename(before.with_name("best.safetensors"))
+    scoring(monkeypatch, 2.0, 3.0)
+    run = engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    assert run.weights_path.read_bytes() == before.read_bytes()
 
 
 @pytest.mark.parametrize("left", [0, 1, 30, -1])

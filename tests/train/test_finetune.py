@@ -95,6 +95,7 @@ ORIGINS: dict[str, dict[str, Any]] = {
     "next": {"task": "generate", "model": {"tie_embeddings": False}},
     "classify": {"task": "classify"},
     "translate": {"task": "translate", "model": {"tie_embeddings": False}},
+    "translate-tied": {"task": "translate"},
     "grams": {
         "task": "classify",
         "model": {"ngrams": 2, "ngram_buckets": 60, "ngram_contrast": 1.0},
@@ -163,15 +164,15 @@ def test_the_body_is_taken_and_the_head_of_another_task_is_new(
     recipe = told(text, task, init={"from": str(origins / name)})
     after, said = begun(recipe, tmp_path / "run")
     there = {"stack": "stack", "encoder": "encoder", "decoder": "decoder"}
-    if name == "translate" and task != "translate":
+    same = ORIGINS[name]["task"] == task
+    if ORIGINS[name]["task"] == "translate" and not same:
         there = {"stack": "encoder" if task == "classify" else "decoder"}
-    elif name != "translate" and task == "translate":
+    elif task == "translate" and not same:
         there = {"encoder": "stack", "decoder": "stack"}
     for own, weight in after.items():
         part, _, rest = own.partition(".")
         if part in there and ".cross" not in own:
             assert torch.equal(weight, before[f"{there[part]}.{rest}"]), own
-    same = ORIGINS[name]["task"] == task
     parts = {own.partition(".")[0] for own in after}
     expected = [part for part in ("head",) if part in parts and not same]
     expected = (["cross-attention"] if task == "translate" and not same else []) + expected
@@ -328,6 +329,7 @@ def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
         ("masked", "classify", {"init": {"freeze": 3}}, "freeze cannot be 3: .* has 2 layers"),
         ("masked", "generate", {"init": {"freeze": "body"}}, "leaves nothing to learn"),
         ("masked", "generate", {"init": {"freeze": 2}}, "leaves nothing to learn"),
+        ("translate-tied", "translate", {"init": {"freeze": "body"}}, "leaves nothing to learn"),
         ("grams", "generate", {"model": {"ngrams": 3}}, "ngrams is for task 'classify'"),
     ],
 )
@@ -422,6 +424,29 @@ def test_what_is_frozen_costs_nothing(text: Path, origins: Path, tmp_path: Path)
     kept = {id(p) for p in loop.state.optimizer.state}
     assert kept == {id(named[name]) for name in learnt}
     assert all(named[name].grad is None for name in named.keys() - learnt)
+
+
+CHOICES: list[dict[str, Any]] = [{"freeze": "body"}, {"freeze": 1}, {"lora": 2, "lora_on": "all"}]
+
+
+@pytest.mark.parametrize("init", CHOICES)
+@pytest.mark.parametrize("name", ["masked", "translate"])
+def test_new_cross_attention_learns_whole_and_only_that(
+    text: Path, origins: Path, tmp_path: Path, name: str, init: dict[str, Any]
+) -> None:
+    """Of a translator's, which has learnt before, no more learns than of the rest."""
+    recipe = told(text, "translate", init={"from": str(origins / name)} | init)
+    before, _ = begun(recipe, tmp_path / "before")
+    run = trained(recipe, tmp_path / "run")
+    after = load_file(run.weights_path)
+    newest = sorted(run.checkpoints.glob("step-*"))[-1]
+    kept = {key.removeprefix("model.") for key in load_file(newest / "tensors.safetensors")}
+    for key, weight in after.items():
+        if ".blocks.0." in key and not key.endswith("bias"):  # some biases have no gradient
+            plain, across = key in kept, ".cross" in key
+            moved = plain and not torch.equal(weight, before[key])
+            assert moved == (across and name == "masked"), key
+            assert plain or "lora" in init, key
 
 
 # ---------------------------------------------------------------------------- at which rates
@@ -584,6 +609,23 @@ def test_resumed_equals_unbroken(
     shutil.rmtree(tmp_path / "origin")
     broken = engine.resume(tmp_path / "broken", device=device, console=QUIET)
     torch.use_deterministic_algorithms(False)
+    assert outcome(whole) == outcome(broken)
+
+
+@pytest.mark.parametrize("init", CHOICES)
+def test_what_was_new_is_still_so_when_resumed(
+    text: Path, origins: Path, tmp_path: Path, init: dict[str, Any]
+) -> None:
+    """Though where the rest came from is gone."""
+    shutil.copytree(origins / "masked", tmp_path / "origin")
+    recipe = told(text, "translate", init={"from": str(tmp_path / "origin")} | init)
+    whole = trained(recipe, tmp_path / "whole")
+    with dies_at(3):
+        trained(recipe, tmp_path / "broken")
+    shutil.rmtree(tmp_path / "origin")
+    with dies_at(5):  # what it keeps, it keeps when it goes on as well
+        engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(whole) == outcome(broken)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -21,8 +22,9 @@ from heed.errors import ConfigError, DataError, HeedError, StoppedError
 from heed.runs import Run, kept
 from heed.score import evaluation
 from heed.score.objective import Objective
-from heed.train import checkpoint, engine, setup
+from heed.train import checkpoint, command, engine, setup
 from heed.train.setup import prepare
+from heed.train.track import flat
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -109,6 +111,19 @@ def test_texts_are_counted_not_their_windows(text: Path) -> None:
     count, total = (int(word) for word in line.split() if word.isdecimal())
     assert count < len(parts.sets["dev"].rows)
     assert total == len(parts.train.store)
+
+
+@pytest.mark.parametrize("how", [{}, {"pack": True}, {"blocks": "random"}])
+def test_a_dry_run_tells_texts_from_windows(text: Path, how: dict[str, Any]) -> None:
+    """Lines of three to nine words, each with a mark; packed ones are read across windows."""
+    console = Console(file=io.StringIO(), record=True, width=200)
+    data = {"dev": [str(text / "dev.txt")], "max_length": 4} | how
+    (text / "dev.txt").write_text("a b c\na b c d\na b c d e f g h\n")
+    command.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
+    lines = (text / "train.txt").read_text().splitlines()
+    windows = sum(-(-(len(line.split()) + 1) // 4) for line in lines)
+    learnt = "160" if how else f"160 ({windows} windows)"
+    assert f"texts       {learnt} to learn from, 3 (6 windows) in dev\n" in console.export_text()
 
 
 def test_a_figure_that_cannot_be_drawn_costs_no_run(
@@ -246,7 +261,7 @@ def test_the_mean_of_the_last_weights_is_kept_only_if_better(text: Path) -> None
     (line,) = scores(run, "average")
     best = min(scores(run), key=lambda line: line["dev"]["loss"])["dev"]["loss"]
     assert line["kept"] == (line["dev"]["loss"] < best)
-    assert len(list(run.checkpoints.glob("recent-*"))) == 3
+    assert len(list(run.checkpoints.glob("recent-*"))) == 4  # the checkpoint before has one more
 
 
 def test_a_run_begins_from_another(text: Path) -> None:
@@ -353,6 +368,26 @@ def test_a_loss_that_is_not_finite_is_skipped(text: Path, monkeypatch: pytest.Mo
     assert [line["skipped"] for line in lines] == [0, 1, 2, 2, 2, 2]
     weights: dict[str, Tensor] = load_file(run.weights_path)
     assert all(bool(weight.isfinite().all()) for weight in weights.values())
+
+
+def test_where_all_were_skipped_no_loss_is_told(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the metrics, which stay JSON, nor to a person or a tracker; the rest is drawn."""
+    poison(monkeypatch, 2, 3)
+    told = recipe(text, train={"log_every": 1, "evaluate_every": 1})
+    console = Console(file=io.StringIO(), record=True, width=200)
+    run = engine.start(told, text / "run", device="cpu", console=console)
+    unknown = {"loss": None, "accuracy": None}
+    for line in run.metrics():
+        means = line["seen"] if line["event"] == "evaluate" else {key: line[key] for key in unknown}
+        assert (means == unknown) == (line["step"] in (2, 3))
+        assert (flat("train", means) == {}) == (line["step"] in (2, 3))
+    assert "NaN" not in run.metrics_path.read_text()
+    said = console.export_text()
+    assert "step 2/6  loss –  accuracy –  " in said
+    assert "step 2  train loss – accuracy –  ·  dev loss " in said
+    assert (run.figures / "loss.png").stat().st_size
 
 
 def test_too_many_of_them_stop_the_run_and_keep_the_batch(

@@ -6,7 +6,7 @@ Which names belong together stands in one table a model, in the modules beside t
 
 from __future__ import annotations
 
-from heed.models.pretrained.load import class_names, load
+from heed.models.pretrained.load import class_names, load, of_pairs
 from heed.models.pretrained.save import save
 
-__all__ = ["class_names", "load", "save"]
+__all__ = ["class_names", "load", "of_pairs", "save"]

@@ -39,6 +39,9 @@ SAME = 1e-5
 """How far a table that is computed may be from what we compute."""
 SHOWN = 3
 """How many names an error tells."""
+PAIRS = "heed_pairs"
+"""What config.json of a classifier of pairs has that was trained here: transformers, which keeps
+keys that it does not know, has none that says so."""
 
 Weights = dict[str, Tensor]
 
@@ -186,3 +189,8 @@ def class_names(told: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(found[key]) for key in sorted(found, key=int))
     except ValueError:
         return ()
+
+
+def of_pairs(told: Mapping[str, Any]) -> bool:
+    """Whether a config.json says that its classifier was trained on pairs of texts."""
+    return told.get(PAIRS) is True

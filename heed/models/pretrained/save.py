@@ -22,7 +22,7 @@ from heed.models import Classifier
 from heed.models.pretrained.architecture import AnyModel, Architecture
 from heed.models.pretrained.facts import CONFIG, GENERATION, WEIGHTS, Facts
 from heed.models.pretrained.forms import Draft, meaning
-from heed.models.pretrained.load import ARCHITECTURES, class_names
+from heed.models.pretrained.load import ARCHITECTURES, PAIRS, class_names
 from heed.models.pretrained.tokens import write_tokenizer
 from heed.models.weights import write_weights
 from heed.nn.positions import ENCODINGS
@@ -34,17 +34,18 @@ def save(
     folder: str | Path,
     *,
     classes: Sequence[str] = (),
+    pairs: bool = False,
     search: Mapping[str, Any] | None = None,
 ) -> str:
     """Write what `from_pretrained` reads, and return the name of the class.
 
-    `classes` are the names of a classifier's, `search` is what `generate` is to be told of a
-    translator's beam.
+    `classes` are the names of a classifier's, which was trained on single texts or on `pairs`;
+    `search` is what `generate` is to be told of a translator's beam.
     """
     folder = Path(folder)
     specials = _specials(model, tokenizer)
     kind, draft = fitting(model, specials)
-    facts = _facts(model, kind, draft, specials, classes)
+    facts = _facts(model, kind, draft, specials, classes) | ({PAIRS: True} if pairs else {})
     weights = _weights(kind, draft)
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / WEIGHTS, weights, {"format": "pt"})
