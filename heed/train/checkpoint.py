@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ from heed.models.weights import read_weights, write_weights
 from heed.runs import BEST, weights_in
 from heed.train.sharding import placed_like
 
+PART, BLOCK = 1 << 26, 1 << 20
+"""Bytes that a thread hashes, and those that it reads at once."""
+BY_PARTS = "parts-"
+"""How the checksum of a file begins that was hashed in parts."""
 DRAFT, WHOLE, DAMAGED = ".draft-", "step-", "damaged-"
 """How the names of folders begin: of one being written, of one written, of one put aside."""
 RECENT = "recent-"
@@ -62,7 +67,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Tensor]
     for path in sorted(folder.glob(f"{WHOLE}*"), reverse=True):
         try:
             facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            if checksum(path / "tensors.safetensors") != facts["checksum"]:
+            if not _matches(path / "tensors.safetensors", facts["checksum"]):
                 raise ValueError("its checksum does not match")
             return load_file(path / "tensors.safetensors"), facts
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -158,12 +163,32 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def checksum(path: Path) -> str:
-    """A hash of a file's bytes."""
+    """A hash of a file; of a large one, of the hashes of its parts, made side by side."""
+    size = path.stat().st_size
+    if size <= PART:
+        return _digest(path, 0, size).hex()
+    starts = range(0, size, PART)
+    with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
+        digests = pool.map(lambda start: _digest(path, start, PART), starts)
+        return BY_PARTS + blake2b(b"".join(digests), digest_size=16).hexdigest()
+
+
+def _matches(path: Path, told: str) -> bool:
+    """Whether a file has this checksum. In earlier versions that of a large one is of the whole."""
+    if told.startswith(BY_PARTS):
+        return checksum(path) == told
+    return _digest(path, 0, path.stat().st_size).hex() == told
+
+
+def _digest(path: Path, start: int, size: int) -> bytes:
+    """A hash of some of a file's bytes. Neither to read nor to hash holds other threads up."""
     digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while size > 0 and (block := file.read(min(size, BLOCK))):
             digest.update(block)
-    return digest.hexdigest()
+            size -= len(block)
+    return digest.digest()
 
 
 def disk_trouble(error: Exception, path: Path) -> RunError:

@@ -5,6 +5,7 @@ And where none is whole, nothing that was learnt is lost without a word.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,6 +48,23 @@ def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep
         assert len(list(folder.glob("step-*"))) <= keep
         aside = {int(path.name.removeprefix("damaged-")) for path in folder.glob("damaged-*")}
         assert aside == {step for step in steps if step > last}
+
+
+@given(size=st.integers(0, 40), place=st.integers(0, 39), part=st.sampled_from([7, 8, 64]))
+def test_a_byte_that_changed_is_found_in_whatever_part(size: int, place: int, part: int) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "PART", part)
+        path, content = Path(folder) / "file", bytearray(range(size))
+        path.write_bytes(content)
+        told = checkpoint.checksum(path)
+        assert checkpoint._matches(path, told)
+        assert checkpoint._matches(path, blake2b(content, digest_size=16).hexdigest())
+        if place < size:
+            content[place] ^= 1
+        else:
+            content.append(0)
+        path.write_bytes(content)
+        assert not checkpoint._matches(path, told)
 
 
 def test_one_put_aside_twice_is_there_once(tmp_path: Path) -> None:
