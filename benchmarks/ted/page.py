@@ -47,10 +47,10 @@ EFFECTS = """Set 4 is set 3 with two more layers and half the dropout. What each
 seen twice, with and without the other. Taken together, the mean of both differences, by the same
 tests (Welch's over all four systems' seeds):"""
 FIGURES_ONLY = """Of some runs only figures are kept, and not what was counted in each sentence.
-Scores and the test over seeds are of all runs. What is asked of sentences (brackets, bootstrap,
-randomisation) is of the seeds that there are counts of, or as it was found when the runs were
-there, whichever is of more seeds; brackets are then moved to lie around the mean of all. Where
-these seeds are fewer than all, the column *seeds* has their number in brackets."""
+Scores and the test over seeds are of all runs. What is asked of sentences (scores by length,
+brackets, bootstrap, randomisation) is of the seeds that there are counts of, or as it was found
+when the runs were there, whichever is of more seeds; brackets are then moved to lie around the mean
+of all. Where these seeds are fewer than all, the column *seeds* has their number in brackets."""
 LONGER = f"""The same, but learnt from pairs of at most {SHORT} words a side: nearly all of these
 have at most 40 tokens. Longer pairs are left out, not cut. The test set is the whole one. `learned`
 has vectors for all positions; those that no training text reached are as they were drawn. *Kept* is
