@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from reading import Facts, environments, read, rounded
 
+from heed.score.sentences import words_in
 from heed.score.translation import corpus_scores
 from ted.folders import Trained, find
 from ted.joined import ORDER, Array
@@ -136,7 +137,7 @@ def _test_set(run: Trained) -> Facts:
         "in_train": told["in_train"],
         "hash": told["hash"],
         "signatures": {name: score.signature for name, score in again.items()} | plain,
-        "words": [len(source.split()) for source in own.sources],
+        "words": words_in(own.sources),
         "references": run.counts[:, 1].astype(int).tolist(),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,13 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
         page = io.StringIO()
         Console(file=page, width=200).print(show_batch([write(tmp_path / name, content)]))
         assert "[/" in page.getvalue()
+
+
+def test_windows_of_a_long_text_are_not_called_texts(tmp_path: Path) -> None:
+    page = io.StringIO()
+    path = write(tmp_path / "a.txt", " ".join("abcdefgh"[i % 8] * 3 for i in range(2000)) + "\n")
+    Console(file=page, width=200).print(show_batch([path]))
+    assert re.search(r"one batch: 1 text in \d+ windows, ", page.getvalue())
 
 
 def test_a_file_may_grow_while_the_doctor_reads(

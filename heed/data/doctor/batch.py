@@ -48,7 +48,10 @@ def show_batch(paths: Sequence[str | Path], *, task: str | None = None) -> Group
 
 
 def _tensors(batch: Batch) -> Table:
-    table = Table(title=f"one batch: {len(batch.rows)} texts, {batch.count} targets asked for")
+    texts, rows = len({*batch.rows}), len(batch.rows)
+    held = f"{texts} text{'' if texts == 1 else 's'}"
+    held += f" in {rows} windows" if rows > texts else ""  # a long one is read in several
+    table = Table(title=f"one batch: {held}, {batch.count} targets asked for")
     for name in ("tensor", "type", "shape", "meaning"):
         table.add_column(name)
     for field in fields(batch):
