@@ -109,6 +109,8 @@ def outcome(recipe: Recipe, device: str) -> Outcome:
 def _left(run: Run) -> Outcome:
     lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
     losses = [line["loss"] for line in lines if line["event"] == "train"]
+    if None in losses:
+        raise SystemExit("All updates of a line were skipped: there is no curve to hold beside.")
     return Outcome(losses, run.weights_path.read_bytes(), lines)
 
 

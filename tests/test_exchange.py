@@ -24,7 +24,7 @@ from heed.data import world
 from heed.data.borrowed import Borrowed
 from heed.data.tokenizer import Tokenizer
 from heed.export import FORMATS
-from heed.models import build
+from heed.models import build, pretrained
 from heed.runs import Run
 from heed.train import engine
 
@@ -276,6 +276,8 @@ def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
         asked = [("a", "b"), ("c", "c")]
         assert after.classify(asked) == before.classify(asked)
         assert heed("classify", back, "a\tb").out.split() == before.classify([("a", "b")])
+    pretrained.save(*pretrained.load(out), tmp_path / "single")  # as one that learnt single texts
+    assert not pretrained.of_pairs(json.loads((tmp_path / "single" / "config.json").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,9 @@ def system(share: float, seeds: range) -> dict[int, joined.Array]:
     return {seed: joined.counts(noisy(lines, share, seed), lines) for seed in seeds}
 
 
+GOOD, BAD = system(0.25, range(2)), system(0.3, range(2))
+
+
 # ---------------------------------------------------------------------------------------- tests
 
 
@@ -163,6 +166,22 @@ def test_a_change_is_tested_over_all_systems_that_have_it() -> None:
     assert other.p_seeds is not None
     assert twice.p_seeds < other.p_seeds  # twelve runs instead of six
     assert joined.effect([(good, bad), (good, system(0.3, range(3, 5)))]) is None
+
+
+@given(st.floats(-5, 5))
+def test_sentences_are_asked_about_the_difference_of_all_seeds(found: float) -> None:
+    """Those without counts move it; the larger it is, the surer, and its own changes nothing."""
+    own = joined.effect([(GOOD, BAD)])
+    moved, further = (joined.effect([(GOOD, BAD)], x) for x in (found, 2 * found))
+    assert own is not None
+    assert moved is not None
+    assert further is not None
+    assert joined.effect([(GOOD, BAD)], own.difference) == own
+    assert moved.difference == pytest.approx(found)
+    assert moved.high - moved.low == pytest.approx(own.high - own.low)
+    assert moved.low < found < moved.high
+    assert further.p_bootstrap <= moved.p_bootstrap
+    assert further.p_randomisation <= moved.p_randomisation
 
 
 def test_systems_without_a_seed_in_common_are_not_compared() -> None:
@@ -440,7 +459,7 @@ def test_what_set_4_is_behind_is_shared_out_whole(told: Path) -> None:
     assert (dropout, layers) == about(((with_four + with_six) / 2, (with_more + with_less) / 2))
     assert with_four + with_less == about(behind)  # first the one, then the other
     assert with_six + with_more == about(behind)
-    assert "Half the dropout and two more layers cost it." in page
+    assert "Half the dropout costs it." in page  # here two more layers help
 
 
 def test_without_runs_there_is_little_to_say(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def _described(kept: Kept, name: str) -> Facts:
         "seeds": [run.seed for run in runs],
         "beam": first.facts["beam"],
         "parameters": first.facts["parameters"],
-        "jobs": max((one["jobs"] or 1 for one in told), default=1),
+        "apart": _apart(one["parameters"] for one in told),
+        "jobs": max(one["jobs"] or 1 for one in told),
         "gpu": first.facts["machine"].get("gpu"),
         "bleu": bleu | {"sentences": by_sentence["sentences"]},
     }
@@ -80,6 +81,12 @@ def _described(kept: Kept, name: str) -> Facts:
             facts[key] = spread(one[key] for one in told)
     facts["scaled_otherwise"] = any(one["scaled_otherwise"] for one in told)
     return facts | {key: _mean(one[key] for one in told) for key in PACE}
+
+
+def _apart(sizes: Iterable[int | None]) -> int:
+    """How far apart seeds are in what should be the same: versions of heed may lie between."""
+    known = [size for size in sizes if size is not None]
+    return max(known, default=0) - min(known, default=0)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -144,32 +151,35 @@ def _corrected(found: list[Facts]) -> list[Facts]:
 
 
 def _tested(kept: Kept, pairs: Sequence[Pair], group: Group | None) -> Facts | None:
-    """The mean difference of pairs of systems, if all of them are there.
+    """The mean difference of pairs of systems, if all of them are there, and its tests.
 
-    Tests on sentences are of the seeds that both have counts of, or the earlier ones where those
-    were of more seeds; the difference and the test over seeds are of all seeds there are.
+    On all sentences it is of all seeds, and so is the test over seeds. How much sentences vary is
+    seen in the seeds that both have counts of, or was in an earlier test, if of more seeds. On some
+    sentences all is of the seeds with counts, where there are any.
     """
     if not all(name in kept.runs for pair in pairs for name in pair):
         return None
     tables = [
         (_tables(kept.runs[name], group), _tables(kept.runs[other], group)) for name, other in pairs
     ]
+    scores = [[_scores(kept.runs[name]) for name in pair] for pair in pairs]
+    counts = [len(one) for pair in scores for one in pair]
+    difference = fmean(fmean(one) - fmean(other) for one, other in scores)
     shared = min(len(mine.keys() & theirs.keys()) for mine, theirs in tables)
     earlier = kept.test_of(*pairs[0], _lengths(group)) if len(pairs) == 1 else None
-    if earlier is not None and earlier["sentences"] > shared:
+    whole = group is None
+    if earlier is not None and earlier["sentences"] > shared and (whole or not shared):
         facts = dict(earlier)
-    elif (result := joined.effect(tables)) is not None:
-        facts = asdict(result) | {"sentences": shared}
+        if whole:
+            facts |= _around(difference, facts["difference"], facts)
+    elif (result := joined.effect(tables, difference if whole else None)) is not None:
+        seeds = [len(own) for pair in tables for own in pair]
+        facts = asdict(result) | {"seeds": seeds, "sentences": shared}
     else:
         return None
-    if group is None:
-        scores = [[_scores(kept.runs[name]) for name in pair] for pair in pairs]
-        difference = fmean(fmean(one) - fmean(other) for one, other in scores)
-        facts |= _around(difference, facts["difference"], facts) | {"difference": difference}
-        facts["seeds"] = [len(one) for pair in scores for one in pair]
-        facts["p_seeds"] = joined.welch_of_all(scores) if min(facts["seeds"]) > 1 else None
-    else:
-        facts.setdefault("seeds", [len(own) for pair in tables for own in pair])
+    if whole:
+        facts |= {"difference": difference, "seeds": counts}
+        facts["p_seeds"] = joined.welch_of_all(scores) if min(counts) > 1 else None
     facts["p"] = max(facts["p_bootstrap"], facts["p_randomisation"], facts["p_seeds"] or 0.0)
     return facts
 
@@ -245,12 +255,10 @@ def _scored(kept: Kept, groups: Sequence[Group], names: Sequence[str]) -> list[F
 
 
 def _score(kept: Kept, name: str, group: Group | None = None) -> Facts:
-    """A system's score on some sentences, of the seeds that it has counts of.
-
-    Or what it earlier was, where that was of more seeds.
-    """
+    """A system's score and its interval, of the same seeds as its tests: see `_tested`."""
     tables, earlier = _tables(kept.runs[name], group), kept.interval(name, _lengths(group))
-    if earlier is not None and earlier["sentences"] > len(tables):
+    fewer = earlier is not None and earlier["sentences"] > len(tables)
+    if earlier is not None and fewer and (group is None or not tables):
         return dict(earlier)
     low, high = joined.interval(tables)
     written, reference, *_ = sum(table.sum(axis=0) for table in tables.values())

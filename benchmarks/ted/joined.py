@@ -110,10 +110,12 @@ def against(system: Seeds, other: Seeds) -> Compared | None:
     return effect([(system, other)])
 
 
-def effect(pairs: Sequence[tuple[Seeds, Seeds]]) -> Compared | None:
+def effect(pairs: Sequence[tuple[Seeds, Seeds]], found: float | None = None) -> Compared | None:
     """Test what one change does to several systems, with it and without: its mean difference.
 
     A sentence is drawn or exchanged for all of them at once. None where a pair shares no seed.
+    Where a difference was `found` with further seeds of which there are no counts, sentences are
+    asked about that one, by how much they vary in these, and the interval lies around it.
     """
     shared = [
         tuple({seed: side[seed] for seed in sorted(set(one) & set(other))} for side in (one, other))
@@ -123,16 +125,18 @@ def effect(pairs: Sequence[tuple[Seeds, Seeds]]) -> Compared | None:
         return None
     difference = fmean(score(one) - score(other) for one, other in pairs)
     drawn = np.mean([_samples(one) - _samples(other) for one, other in pairs], axis=0)
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    further = 0.0 if found is None else found - difference
+    low, high = np.quantile(drawn, [0.025, 0.975]) + further
     exchanged = np.mean([_exchanged(one, other) for one, other in shared], axis=0)
     by_seed = [[list(each(side).values()) for side in pair] for pair in pairs]
     several = all(len(scores) > 1 for pair in by_seed for scores in pair)
+    paired = fmean(score(one) - score(other) for one, other in shared)
     return Compared(
-        difference,
+        difference + further,
         float(low),
         float(high),
-        _chance(drawn - drawn.mean(), difference),
-        _chance(exchanged, fmean(score(one) - score(other) for one, other in shared)),
+        _chance(drawn - drawn.mean(), difference + further),
+        _chance(exchanged, paired if found is None else found),
         welch_of_all(by_seed) if several else None,
     )
 

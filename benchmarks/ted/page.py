@@ -44,13 +44,15 @@ systems different is to say yes to every question, so the largest p counts. It i
 number of comparisons in its table (Holm 1979), and "no difference shown" stands where it is not
 below 0.05. That is no proof that there is none."""
 EFFECTS = """Set 4 is set 3 with two more layers and half the dropout. What each of the two does is
-seen twice, with and without the other. Taken together, the mean of both differences, by the same
-tests (Welch's over all four systems' seeds):"""
+seen twice, with and without the other. Taken together, as one analyses a design of two by two, the
+mean of both differences, by the same tests (Welch's over all four systems' seeds). These two were
+asked after the pairs above, and are corrected for each other only:"""
 FIGURES_ONLY = """Of some runs only figures are kept, and not what was counted in each sentence.
-Scores and the test over seeds are of all runs. What is asked of sentences (scores by length,
-brackets, bootstrap, randomisation) is of the seeds that there are counts of, or as it was found
-when the runs were there, whichever is of more seeds; brackets are then moved to lie around the mean
-of all. Where these seeds are fewer than all, the column *seeds* has their number in brackets."""
+Scores, differences and the test over seeds are of all runs. How much sentences vary (brackets,
+bootstrap, randomisation) is seen in the seeds that there are counts of, or was when the runs were
+there, whichever is of more seeds. Where these are fewer than all, the column *seeds* has their
+number in brackets. What is told by length is of the seeds with counts alone, where there are any,
+and *these models* stands where that is one."""
 LONGER = f"""The same, but learnt from pairs of at most {SHORT} words a side: nearly all of these
 have at most 40 tokens. Longer pairs are left out, not cut. The test set is the whole one. `learned`
 has vectors for all positions; those that no training text reached are as they were drawn. *Kept* is
@@ -133,7 +135,15 @@ class Page:
                 f"([log](../log.md#positions-that-could-not-keep-up)), to be trained again: "
                 f"{listed([self.labels[name] for name in before])}."
             )
-        jobs = max((own["jobs"] or 1 for own in self.systems.values()), default=1)
+        apart = {name: own["apart"] for name, own in self.systems.items() if own["apart"]}
+        if apart:
+            yield (
+                f"Seeds of {listed([self.labels[name] for name in apart])} were trained by two "
+                "versions of heed, between which words were split a little otherwise: "
+                "their vocabularies differ by a few words, their parameters by up to "
+                f"{max(apart.values()):,}."
+            )
+        jobs = max((own["jobs"] for own in self.systems.values()), default=1)
         beside = f" Up to {jobs} runs shared the machine." if jobs > 1 else ""
         yield (
             "Minutes are those of the whole training command, evaluations included. Tokens a "
@@ -189,9 +199,19 @@ class Page:
         for name, how in (("sets", "Trained well"), ("reported", "As reported")):
             if own := self.by_length.get(name):
                 yield f"{how}, BLEU by words in the source:"
-                yield tables.by_length(own["groups"], self.labels)
+                yield tables.by_length(own["groups"], self._by_seeds(own["groups"][0]["systems"]))
                 yield from self._picture(f"translation-lengths-{name}.png", f"{how}, by length")
                 yield from self._third(own["tests"])
+
+    def _by_seeds(self, scored: Facts) -> dict[str, str]:
+        """Labels that say of how many seeds a score is, where those are not all."""
+        return {
+            name: f"{self.labels[name]} ({counted['sentences']} of {len(all_seeds)} seeds)"
+            if counted["sentences"] < len(all_seeds)
+            else self.labels[name]
+            for name, counted in scored.items()
+            for all_seeds in [self.systems[name]["seeds"]]
+        }
 
     def _third(self, tests: Sequence[Facts]) -> Iterator[str]:
         """What becomes of the report's claim that set 3 wins on long sentences."""
@@ -242,7 +262,8 @@ class Page:
         neither, less_dropout, layers, both = (self.systems[n]["bleu"]["mean"] for n in names)
         dropout = (neither - less_dropout, layers - both)
         depth = (neither - layers, less_dropout - both)
-        shown = [one["change"] for one in self.compared["effects"] if differs(one)]
+        effects = self.compared["effects"]
+        shown = [e["change"] for e in effects if differs(e) and e["difference"] < 0]
         cost = f"{listed(shown).capitalize()} {'cost' if len(shown) > 1 else 'costs'} it."
         yield (
             f"Of the {neither - both:.2f} BLEU that set 4 is behind set 3, dropout makes "

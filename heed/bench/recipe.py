@@ -35,6 +35,7 @@ from heed.data.batches import Batch
 from heed.data.tokenizer import EOS
 from heed.models import Translator
 from heed.runs import Run
+from heed.train import kindle
 from heed.train.engine import build_loop, memory_guard
 from heed.train.loop import Loop
 from heed.train.origin import settled
@@ -116,6 +117,7 @@ def measure(
             refuse_nonsense(recipe, origin)
             run = Run.create(Path(folder) / "bench", recipe)
             parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
+            kindle.put_out()
             loop = build_loop(parts, run, say=listen)
         speed = launched(said, recipe)
         return _figures(parts, loop, startup, speed, updates, against=against)

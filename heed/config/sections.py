@@ -217,7 +217,7 @@ class TrainConfig(Section):
     checkpoint_every: Count | None = None
     """Updates between checkpoints; unset, at every evaluation."""
     keep: Count = 2
-    """Checkpoints to keep beside the best."""
+    """Checkpoints to keep, each with the weights that were best by then."""
     log_every: Count = 50
     """Updates between lines of metrics."""
     skip_limit: Annotated[int, Field(ge=0)] = 10

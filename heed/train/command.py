@@ -20,6 +20,7 @@ from heed.errors import ConfigError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
 from heed.runs import Run
+from heed.train import kindle
 from heed.train.distributed import among_several, one_voice
 from heed.train.engine import build_loop
 from heed.train.optim import rates
@@ -186,6 +187,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say, origin=origin)
+        kindle.put_out()
         loop = build_loop(parts, run, say=say)
         seconds = []
         for batches in loop.feed.walk(0, min(TRIED + 1, loop.steps)):

@@ -286,8 +286,9 @@ def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recip
 def _best(run: Run, recipe: Recipe) -> Path:
     """The chosen weights; before the end, those that were best so far, and a word about it."""
     adapted = recipe.init.lora is not None  # until the end adapters lie beside the weights
-    if run.finished or adapted or not run.best_path.exists():
+    best = run.best_path
+    if run.finished or adapted or not best.exists():
         return run.require_weights()
     so_far = "its training is not finished; these are its best weights so far."
     warnings.warn(f"{run.folder}: {so_far}", HeedWarning, stacklevel=3)
-    return run.best_path
+    return best

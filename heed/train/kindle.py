@@ -17,7 +17,7 @@ import atexit
 import json
 import os
 import platform
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -40,10 +40,12 @@ GPUS = ("/dev/nvidiactl", "/dev/dxg")
 LONGEST = 60.0
 """Seconds after which a run no longer waits, and compiles for itself."""
 ROOT = Path(__file__).parents[1]
-SOURCES = ("nn", "models", "decode", "score/objective.py", "train/rehearse.py")
+SOURCES = ("nn", "models", "decode", "score/dev.py", "score/objective.py", "train/rehearse.py")
 """What decides which kernels there are."""
-READY = "ready"
+READY = b"ready\n"
 """Said when all is compiled that training needs."""
+WRITING = "-writing"
+"""How the stamp for what a model writes with ends."""
 
 
 class Fire:
@@ -52,7 +54,8 @@ class Fire:
     def __init__(self, device: str) -> None:
         """It begins with its imports, and waits to be told of a recipe."""
         self.stamp: Path | None = None
-        """The file it will leave when all is compiled; None while it knows no recipe."""
+        """The file it will leave when all is compiled that training needs, and another when all is
+        that the model writes with; None while it knows no recipe."""
         path = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # for it forks
         gpu = device.partition(":")[2] or "0"
@@ -72,13 +75,17 @@ class Fire:
         self.stamp = stamp
         self._tell(json.dumps({"recipe": recipe.tables(), "stamp": str(stamp)}))
 
+    @property
+    def out(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._process.poll() is not None
+
     def wait(self) -> None:
-        """Until all is compiled that training needs; it then goes on by itself, to the end of this
-        process at most.
-        """
-        ready, _, _ = select.select([self._words], [], [], LONGEST)
-        if not ready:
-            self.stop()
+        """Until all is compiled that training needs, or there is nothing to wait for."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._words, selectors.EVENT_READ)
+            if not selector.select(LONGEST) or self._words.readline() != READY:
+                self.stop()
 
     def stop(self) -> None:
         """End it, and all it has started."""
@@ -99,6 +106,8 @@ class Fire:
 
 
 _fire: Fire | None = None
+"""The one that burns, if any: until its recipe's text is read training waits for it, and then it
+goes on by itself, to the end of this process at most."""
 
 
 def lay(device: str) -> None:
@@ -114,35 +123,39 @@ def light(recipe: Recipe, device: str) -> None:
     if not _useful(device) or recipe.model.family == "lstm":
         return
     stamp = _stamp(recipe)
-    if stamp.exists():
+    if _fire is not None and (_fire.out or _fire.stamp not in (None, stamp)):
+        put_out()
+    if stamp.exists() and stamp.with_name(stamp.name + WRITING).exists():
         return
-    if _fire is not None and _fire.stamp not in (None, stamp):
-        _fire.stop()
-        _fire = None
     _fire = _fire or Fire(device)
     if _fire.stamp is None:
         _fire.light(recipe, stamp)
 
 
+def put_out() -> None:
+    """Stop compiling ahead: nothing more is needed, or what is timed shall be alone."""
+    global _fire
+    if _fire is not None:
+        _fire.stop()
+        _fire = None
+
+
 @contextmanager
 def kindled(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """What the batches of this recipe will need is compiled meanwhile, and is there after."""
-    global _fire
     light(recipe, str(device))
-    fire, _fire = _fire, None
     try:
         with ThreadPoolExecutor(1) as pool:
             waking = pool.submit(_wake, device)
             yield
             waking.exception()
+        if _fire is not None and _fire.stamp is None:  # laid for what needs none
+            put_out()
+        elif _fire is not None and not _stamp(recipe).exists():
+            _fire.wait()
     except BaseException:
-        if fire is not None:
-            fire.stop()
+        put_out()
         raise
-    if fire is not None and fire.stamp is not None:
-        fire.wait()
-    elif fire is not None:
-        fire.stop()
 
 
 def _wake(device: torch.device) -> None:

@@ -20,20 +20,24 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from heed.config import Recipe
-from heed.train.kindle import READY
+from heed.train.kindle import READY, WRITING
 
 DIE_WITH_PARENT = 1
 """What Linux calls PR_SET_PDEATHSIG."""
+NICE = 10
+"""How far it stands back while a run learns."""
 CAPABILITY = (75, 76)
 """What CUDA calls the two numbers of a GPU's compute capability."""
 
 
 def main(parent: int, gpu: int) -> None:
-    """Import what it takes, be told of a recipe, compile, and leave a file that says so.
+    """Import what it takes, be told of a recipe, compile, and leave files that say so.
 
-    First what training needs, which waits for it to say so; then what writing will need.
+    First what training needs, which waits for an answer; then, out of its way, what writing needs.
     """
     die_with(parent)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # whatever others print is no answer
     asked = _ask(gpu)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Torch would start threads for a GPU it sees.
     _without_compiler()
@@ -46,13 +50,15 @@ def main(parent: int, gpu: int) -> None:
     os.wait()  # for the process that was asked, so that later only those that compile are left
     if capability and told:
         tables, forge = json.loads(told), Forge()
-        recipe = Recipe.of(tables["recipe"])
+        recipe, stamp = Recipe.of(tables["recipe"]), Path(tables["stamp"])
         rehearse(recipe, int(capability), forge)
         forge.finish()
-        print(READY, flush=True)
+        stamp.touch()
+        os.write(answer, READY)
+        os.nice(NICE)
         rehearse_writing(recipe, int(capability), forge)
         forge.finish()
-        Path(tables["stamp"]).touch()
+        stamp.with_name(stamp.name + WRITING).touch()
 
 
 class Forge:

@@ -28,6 +28,7 @@ from heed.config import Recipe
 from heed.data.shapes import ladder
 from heed.nn.kernels import HAS_TRITON
 from heed.train import kindle
+from heed.train.speed import cpp_compiler
 
 ROOT = Path(heed.__file__).parent
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not here")
@@ -114,7 +115,9 @@ def test_a_warm_machine_starts_nothing(
 ) -> None:
     monkeypatch.setattr(kindle, "GPUS", (str(tmp_path),))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kindle._stamp(recipe()).touch()
+    stamp = kindle._stamp(recipe())
+    stamp.touch()
+    stamp.with_name(stamp.name + kindle.WRITING).touch()
     kindle.lay("auto")
     kindle.light(recipe(), "auto")
     assert started == []
@@ -157,6 +160,42 @@ def test_nobody_waits_for_one_that_has_nothing_to_do(tmp_path: Path) -> None:
     assert time.monotonic() - began < kindle.LONGEST
     fire.stop()
     assert not (tmp_path / "stamp").exists()
+
+
+CUDA = """
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{ *value = attribute == 75 ? 9 : 0; return 0; }
+"""
+"""A GPU as far as kindling asks for one."""
+
+
+@needs_triton
+@on_linux
+@pytest.mark.skipif(cpp_compiler() is None, reason="there is no compiler here")
+def test_training_waits_for_its_own_kernels_and_writing_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Triton prints meanwhile."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(CUDA)
+    subprocess.run(
+        [str(cpp_compiler()), "-shared", "-fPIC", "-x", "c", str(source), "-o", str(library)],
+        check=True,
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NVPTX_ENABLE_DUMP", "1")
+    fire, stamp = kindle.Fire("auto"), tmp_path / "stamp"
+    try:
+        fire.light(recipe(data={"max_length": 16}), stamp)
+        fire.wait()
+        assert stamp.exists()
+        assert eventually(lambda: fire.out, 60.0)
+        assert stamp.with_name(stamp.name + kindle.WRITING).exists()
+    finally:
+        fire.stop()
 
 
 @on_linux
@@ -363,7 +402,7 @@ def test_what_was_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- on a GPU
 
 TRAIN = """
-import json, sys
+import json, sys, time
 from triton import knobs
 
 compiled = []
@@ -371,7 +410,15 @@ def hear(*, src, cache_hit, **rest):
     if not cache_hit:
         compiled.append(src.name)
 knobs.compilation.listener = hear
-from heed.cli import app
+from heed.cli import app, learning
+from heed.train import kindle
+
+score = learning._score_test
+def when_all_is_compiled(*told):
+    while kindle._fire is not None and not kindle._fire.out:
+        time.sleep(0.05)
+    score(*told)
+learning._score_test = when_all_is_compiled
 try:
     app(sys.argv[1:])
 finally:
@@ -383,10 +430,10 @@ finally:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("position", ["rope", "t5"])
 def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str) -> None:
-    """Nor does it when it then translates: it has learnt long enough for that to be compiled."""
+    """Nor does it when it then translates, where it has learnt for long enough."""
     changes = {
         **{"data.world": 2000, "data.world_test": 200, "tokenizer.vocab_size": 1200},
-        **{"model.position": position, "train.steps": 1500, "train.evaluate_every": 750},
+        **{"model.position": position, "train.steps": 60, "train.evaluate_every": 30},
         **{"train.evaluate_test": "true", "decode.beam": 4},
     }
     options = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]

@@ -127,7 +127,7 @@ def _facts(
     source = draft.weights.get("source_embedding.table.weight")
     table = draft.weights["embedding.table.weight"] if source is None else source
     facts = kind.describe(draft) | {"vocab_size": len(table), "pad_token_id": specials.pad}
-    before = dict(model.elsewhere.get(CONFIG, {}))
+    before = {k: v for k, v in model.elsewhere.get(CONFIG, {}).items() if k != PAIRS}
     names = {name for ours in draft.weights for name in _names(kind, ours)}
     if before and _same(kind, before, facts, names):
         facts = before
