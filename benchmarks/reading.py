@@ -45,12 +45,20 @@ def spent(noted: Mapping[str, Any]) -> str:
 
 def environments(paths: Iterable[Path], keys: Sequence[str] = KEPT) -> list[Facts]:
     """The machines and versions that runs were trained with, each once."""
+    return distinct(environment(path, keys) for path in paths)
+
+
+def environment(path: Path, keys: Sequence[str] = KEPT) -> Facts:
+    """The machine and versions that one run was trained with."""
+    known = read(path)
+    return {key: known[key] for key in keys if known.get(key) is not None}
+
+
+def distinct(values: Iterable[Facts]) -> list[Facts]:
+    """Each once, without those that say nothing."""
     found: list[Facts] = []
-    for path in paths:
-        known = read(path)
-        kept = {key: known[key] for key in keys if known.get(key) is not None}
-        if kept and kept not in found:
-            found.append(kept)
+    for value in values:
+        found += [value] if value and value not in found else []
     return found
 
 

@@ -21,7 +21,7 @@ from ted.figures import gather
 from ted.page import Page
 from ted.pictures import draw_all
 from ted.records import keep
-from ted.systems import GROUPS
+from ted.systems import GROUPS, SYSTEMS
 from ted.training import train, wanted
 
 NAME = "translation"
@@ -44,7 +44,7 @@ def options() -> argparse.Namespace:
         devices=("auto", "cpu", "cuda"),
         records=True,
     )
-    systems = [system.name for group in GROUPS.values() for system in group]
+    systems = [system.name for system in SYSTEMS]
     some_seeds(told.training, list(dict.fromkeys([*GROUPS, *systems])))
     return told.parser.parse_args()
 

@@ -84,6 +84,11 @@ def system(share: float, seeds: range) -> dict[int, joined.Array]:
     return {seed: joined.counts(noisy(lines, share, seed), lines) for seed in seeds}
 
 
+def against(one: joined.Seeds, other: joined.Seeds) -> joined.Compared | None:
+    """Two systems alone."""
+    return joined.effect([(one, other)])
+
+
 GOOD, BAD = system(0.25, range(2)), system(0.3, range(2))
 
 
@@ -100,7 +105,7 @@ def test_bleu_from_counts_is_sacrebleu_s(lines: list[tuple[str, str]]) -> None:
 
 def test_a_system_does_not_differ_from_itself() -> None:
     own = system(0.3, range(3))
-    found = joined.against(own, own)
+    found = against(own, own)
     assert found is not None
     assert found.difference == 0
     assert found.p == 1.0
@@ -108,7 +113,7 @@ def test_a_system_does_not_differ_from_itself() -> None:
 
 def test_who_is_held_against_whom_only_turns_the_sign() -> None:
     good, bad = system(0.2, range(3)), system(0.4, range(3))
-    one, other = joined.against(good, bad), joined.against(bad, good)
+    one, other = against(good, bad), against(bad, good)
     assert one is not None
     assert other is not None
     assert one.difference == pytest.approx(-other.difference)
@@ -121,8 +126,8 @@ def test_who_is_held_against_whom_only_turns_the_sign() -> None:
 def test_seeds_that_wrote_the_same_make_nothing_surer() -> None:
     """Three copies of one model are one model: pooled sentences would claim otherwise."""
     (a,), (b,) = (system(share, range(1)).values() for share in (0.30, 0.33))
-    once = joined.against({0: a}, {0: b})
-    thrice = joined.against(dict.fromkeys(range(3), a), dict.fromkeys(range(3), b))
+    once = against({0: a}, {0: b})
+    thrice = against(dict.fromkeys(range(3), a), dict.fromkeys(range(3), b))
     assert once is not None
     assert thrice is not None
     assert once.p_seeds is None
@@ -134,13 +139,13 @@ def test_seeds_that_wrote_the_same_make_nothing_surer() -> None:
 def test_a_seed_that_only_one_system_has_counts_where_nothing_is_paired() -> None:
     good, bad = system(0.2, range(3)), system(0.4, range(2))
     found, scores = (
-        joined.against(good, bad),
+        against(good, bad),
         [list(joined.each(own).values()) for own in (good, bad)],
     )
     assert found is not None
     assert found.difference == pytest.approx(joined.score(good) - joined.score(bad))
     assert found.p_seeds == pytest.approx(joined.welch(*scores))
-    paired = joined.against({seed: good[seed] for seed in bad}, bad)
+    paired = against({seed: good[seed] for seed in bad}, bad)
     assert paired is not None
     assert found.p_randomisation == paired.p_randomisation
 
@@ -185,7 +190,7 @@ def test_sentences_are_asked_about_the_difference_of_all_seeds(found: float) -> 
 
 
 def test_systems_without_a_seed_in_common_are_not_compared() -> None:
-    assert joined.against(system(0.2, range(2)), system(0.4, range(2, 4))) is None
+    assert against(system(0.2, range(2)), system(0.4, range(2, 4))) is None
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reading import Facts, spread
+from reading import Facts, distinct, spread
 
 from heed.score.sentences import Group, length_groups
 from ted import joined
-from ted.joined import Array
+from ted.joined import Array, Compared
 from ted.records import METRICS, Kept, Lengths, Record
 from ted.systems import GROUPS, REPORTED, SETS, SHORT, System
 
@@ -39,18 +39,11 @@ def gather(folder: Path) -> Facts:
     if not runs:
         return found
     found["test"] = {key: kept.test[key] for key in ("texts", "in_train", "hash", "signatures")}
-    found["machines"] = _once(run.facts["machine"] for own in runs.values() for run in own)
+    found["machines"] = distinct(run.facts["machine"] for own in runs.values() for run in own)
     found["compared"] = dict(_compared(kept))
     found["by_length"] = dict(_by_length(kept))
     drawn = [system for group in CURVED for system in GROUPS[group]]
     found["curves"] = {name: runs[name][0].facts["curve"] for name in _there(kept, drawn)}
-    return found
-
-
-def _once(values: Iterable[Facts]) -> list[Facts]:
-    found: list[Facts] = []
-    for value in values:
-        found += [value] if value and value not in found else []
     return found
 
 
@@ -169,19 +162,19 @@ def _tested(kept: Kept, pairs: Sequence[Pair], group: Group | None) -> Facts | N
     earlier = kept.test_of(*pairs[0], _lengths(group)) if len(pairs) == 1 else None
     whole = group is None
     if earlier is not None and earlier["sentences"] > shared and (whole or not shared):
-        facts = dict(earlier)
+        seeds, shared = earlier["seeds"], earlier["sentences"]
+        result = Compared(**{field.name: earlier[field.name] for field in fields(Compared)})
         if whole:
-            facts |= _around(difference, facts["difference"], facts)
-    elif (result := joined.effect(tables, difference if whole else None)) is not None:
-        seeds = [len(own) for pair in tables for own in pair]
-        facts = asdict(result) | {"seeds": seeds, "sentences": shared}
+            result = replace(result, **_around(difference, result.difference, earlier))
+    elif (found := joined.effect(tables, difference if whole else None)) is not None:
+        seeds, result = [len(own) for pair in tables for own in pair], found
     else:
         return None
     if whole:
-        facts |= {"difference": difference, "seeds": counts}
-        facts["p_seeds"] = joined.welch_of_all(scores) if min(counts) > 1 else None
-    facts["p"] = max(facts["p_bootstrap"], facts["p_randomisation"], facts["p_seeds"] or 0.0)
-    return facts
+        seeds, several = counts, min(counts) > 1
+        over_seeds = joined.welch_of_all(scores) if several else None
+        result = replace(result, difference=difference, p_seeds=over_seeds)
+    return asdict(result) | {"p": result.p, "seeds": seeds, "sentences": shared}
 
 
 def _around(mean: float, of_some: float, interval: Facts) -> Facts:

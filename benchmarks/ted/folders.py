@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,7 +18,7 @@ from heed.runs import FORMAT, Run
 from heed.score.systems import TABLES
 from ted import joined
 from ted.joined import Array
-from ted.systems import GROUPS, System
+from ted.systems import System, runs_among
 
 FILES = ("train", "dev", "test", "sets")
 """Keys that differ from place to place and change nothing."""
@@ -136,22 +135,15 @@ def find(folder: Path) -> tuple[Runs, list[str]]:
     found: Runs = {}
     lines: list[str] = []
     test: Sentences | None = None
-    for system in dict.fromkeys(system for group in GROUPS.values() for system in group):
-        for seed, path in _seeds(folder, system):
-            run = Trained(system, seed, path)
-            if not run.scored:
-                lines.append(f"{path.name}: it has no scores.")
-                continue
-            own = run.sentences
-            test = test or own
-            if (own.sources, own.references) != (test.sources, test.references):
-                lines.append(f"{path.name}: it was scored on other sentences.")
-                continue
-            found.setdefault(system.name, []).append(run)
+    for system, seed, path in runs_among(path for path in folder.iterdir() if path.is_dir()):
+        run = Trained(system, seed, path)
+        if not run.scored:
+            lines.append(f"{path.name}: it has no scores.")
+            continue
+        own = run.sentences
+        test = test or own
+        if (own.sources, own.references) != (test.sources, test.references):
+            lines.append(f"{path.name}: it was scored on other sentences.")
+            continue
+        found.setdefault(system.name, []).append(run)
     return found, lines
-
-
-def _seeds(folder: Path, system: System) -> list[tuple[int, Path]]:
-    named = re.compile(re.escape(system.name) + r"-(\d+)")
-    found = [(named.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
-    return sorted((int(match[1]), path) for match, path in found if match)

@@ -105,11 +105,6 @@ class Compared:
         return max(self.p_bootstrap, self.p_randomisation, self.p_seeds or 0.0)
 
 
-def against(system: Seeds, other: Seeds) -> Compared | None:
-    """Test a system against another one; None where no seed is in both."""
-    return effect([(system, other)])
-
-
 def effect(pairs: Sequence[tuple[Seeds, Seeds]], found: float | None = None) -> Compared | None:
     """Test what one change does to several systems, with it and without: its mean difference.
 

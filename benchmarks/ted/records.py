@@ -10,20 +10,19 @@ records: such runs have figures, and no counts; what training took is the mean o
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from reading import Facts, environments, read, rounded
+from reading import Facts, environment, read, rounded
 
 from heed.score.sentences import words_in
 from heed.score.translation import corpus_scores
 from ted.folders import Trained, find
 from ted.joined import ORDER, Array
-from ted.systems import GROUPS, System
+from ted.systems import System, runs_among
 
 TEST, EARLIER = "test.json", "earlier.json"
 METRICS = {
@@ -64,9 +63,8 @@ class Kept:
         self.runs: Records = {}
         self.left_out: list[str] = []
         self._earlier = read(folder / EARLIER)
-        for system in dict.fromkeys(system for group in GROUPS.values() for system in group):
-            for seed, path in _seeds(folder, system):
-                self._take(system, seed, read(path))
+        for system, seed, path in runs_among(folder.glob("*.json"), ".json"):
+            self._take(system, seed, read(path))
 
     def _take(self, system: System, seed: int, facts: Facts) -> None:
         if facts["test"] != self.test["hash"]:
@@ -99,20 +97,15 @@ def _lengths(told: Facts) -> Lengths | None:
     return (told["words"][0], told["words"][1]) if told["words"] else None
 
 
-def _seeds(folder: Path, system: System) -> list[tuple[int, Path]]:
-    named = re.compile(re.escape(system.name) + r"-(\d+)\.json")
-    found = [(named.fullmatch(path.name), path) for path in folder.glob("*.json")]
-    return sorted((int(match[1]), path) for match, path in found if match)
-
-
 def keep(runs: Path, folder: Path) -> list[str]:
     """Write the records of all runs in a folder; a line for each run that cannot be kept."""
     found, left_out = find(runs)
     folder.mkdir(parents=True, exist_ok=True)
+    known = read(folder / TEST)
     for run in (run for own in found.values() for run in own):
         test = _test_set(run)
-        known = read(folder / TEST)
         if not known:
+            known = test
             _write(folder / TEST, test)
         elif any(known[key] != test[key] for key in ("hash", "words", "references")):
             left_out.append(f"{run.run.folder.name}: it was scored on other sentences.")
@@ -161,9 +154,8 @@ def _facts(run: Trained) -> Facts:
         "scaled_otherwise": run.scaled_otherwise(),
         "best_epoch": (told["checkpoint"] or {}).get("epoch"),
     }
-    (machine,) = environments([run.run.environment_path], MACHINE) or [{}]
-    curve = run.curve()
-    return facts | run.pace() | {"machine": machine, "curve": curve, "counts": packed(run.counts)}
+    facts |= run.pace() | {"machine": environment(run.run.environment_path, MACHINE)}
+    return facts | {"curve": run.curve(), "counts": packed(run.counts)}
 
 
 # --------------------------------------------------------------------------------------- counts

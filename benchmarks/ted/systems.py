@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 POSITIONS = ("rope", "sinusoidal", "learned", "shaw", "t5", "alibi", "none")
 """The first is what the others are held against."""
@@ -67,7 +70,19 @@ GROUPS: dict[str, list[System]] = {
     "lengths": [_position("length", name, f"data.drop={LONGER}") for name in POSITIONS],
 }
 """In the order in which they are trained."""
+SYSTEMS = list(dict.fromkeys(system for group in GROUPS.values() for system in group))
+"""Each once: one may stand in two groups."""
 SCORED_ON_DEV = ("best", "sets", "lstm")
 """Groups whose dev score is told beside that of test; in the others it chooses nothing."""
 SAID = {1: 0.3745, 2: 0.3796, 3: 0.3854, 4: 0.3154}
 """The "BLEU" that the course report gives its sets, without saying which."""
+
+
+def runs_among(paths: Iterable[Path], suffix: str = "") -> Iterator[tuple[System, int, Path]]:
+    """Those called NAME-SEED and a suffix, system by system and seed by seed."""
+    listed = list(paths)
+    for system in SYSTEMS:
+        named = re.compile(re.escape(system.name) + r"-(\d+)" + re.escape(suffix))
+        found = [(named.fullmatch(path.name), path) for path in listed]
+        for seed, path in sorted((int(match[1]), path) for match, path in found if match):
+            yield system, seed, path

@@ -130,8 +130,7 @@ class Search:
             first, (logits, looked) = self._begin(reading, [1] * texts, list(range(texts)))
             board = first.blank(self.sizes.seats(texts), self.sizes.room(0))
             board.take(first, torch.arange(texts, device=self.device))
-            looked = None if looked is None else self._seated(looked, board)
-            self._choose(board, self._seated(logits, board), looked)
+            self._choose_first(board, logits, looked)
             self._step(board)
 
     def _padded(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -179,8 +178,7 @@ class Search:
         places, longest, written = list(range(len(limits))), max(limits), 1
         first, (logits, looked) = self._begin(reading, limits, numbers)
         board, step = self._move(first, places, self.sizes.room(0))
-        looked = None if looked is None else self._seated(looked, board)
-        self._choose(board, self._seated(logits, board), looked)
+        self._choose_first(board, logits, looked)
         self._told(board)
         finished = board.finished()
         while written < longest:
@@ -312,6 +310,11 @@ class Search:
         if self.specials.unwritten:
             logits.index_fill_(-1, self.unwritten, -torch.inf)
         return logits, torch.stack(looks).mean(0) if looks else None
+
+    def _choose_first(self, board: Board, logits_bv: Tensor, looked_bm: Tensor | None) -> None:
+        """The hypotheses of a text begin alike."""
+        looked = None if looked_bm is None else self._seated(looked_bm, board)
+        self._choose(board, self._seated(logits_bv, board), looked)
 
     def _choose(self, board: Board, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
         parents = self.how.choose(logits_bkv, looked_bkm, board)

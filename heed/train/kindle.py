@@ -44,8 +44,6 @@ SOURCES = ("nn", "models", "decode", "score/dev.py", "score/objective.py", "trai
 """What decides which kernels there are."""
 READY = b"ready\n"
 """Said when all is compiled that training needs."""
-WRITING = "-writing"
-"""How the stamp for what a model writes with ends."""
 
 
 class Fire:
@@ -125,11 +123,16 @@ def light(recipe: Recipe, device: str) -> None:
     stamp = _stamp(recipe)
     if _fire is not None and (_fire.out or _fire.stamp not in (None, stamp)):
         put_out()
-    if stamp.exists() and stamp.with_name(stamp.name + WRITING).exists():
+    if stamp.exists() and for_writing(stamp).exists():
         return
     _fire = _fire or Fire(device)
     if _fire.stamp is None:
         _fire.light(recipe, stamp)
+
+
+def for_writing(stamp: Path) -> Path:
+    """The stamp beside a recipe's own: that all is compiled that its model writes with."""
+    return stamp.with_name(f"{stamp.name}-writing")
 
 
 def put_out() -> None:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from heed.config import Recipe
-from heed.train.kindle import READY, WRITING
+from heed.train.kindle import READY, for_writing
 
 DIE_WITH_PARENT = 1
 """What Linux calls PR_SET_PDEATHSIG."""
@@ -58,7 +58,7 @@ def main(parent: int, gpu: int) -> None:
         os.nice(NICE)
         rehearse_writing(recipe, int(capability), forge)
         forge.finish()
-        stamp.with_name(stamp.name + WRITING).touch()
+        for_writing(stamp).touch()
 
 
 class Forge:

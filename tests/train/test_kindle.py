@@ -117,7 +117,7 @@ def test_a_warm_machine_starts_nothing(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     stamp = kindle._stamp(recipe())
     stamp.touch()
-    stamp.with_name(stamp.name + kindle.WRITING).touch()
+    kindle.for_writing(stamp).touch()
     kindle.lay("auto")
     kindle.light(recipe(), "auto")
     assert started == []
@@ -193,7 +193,7 @@ def test_training_waits_for_its_own_kernels_and_writing_comes_after(
         fire.wait()
         assert stamp.exists()
         assert eventually(lambda: fire.out, 60.0)
-        assert stamp.with_name(stamp.name + kindle.WRITING).exists()
+        assert kindle.for_writing(stamp).exists()
     finally:
         fire.stop()
 
