@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from heed.bench.measure import side_by_side, synchronize
+from heed.bench.timing import side_by_side, synchronize
 
 __all__ = [
     "DOCS",

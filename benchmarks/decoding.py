@@ -36,7 +36,7 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 from heed.config import DecodeConfig, ModelConfig
-from heed.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from heed.data.tokenizers.tokenizer import BOS, EOS, PAD, Tokenizer
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
@@ -90,9 +90,9 @@ def random_task(shape: str, *, vocab: int, texts: int, tokens: int, device: str,
 
 def task_of(run: Path, source: Path, *, texts: int, tokens: int, device: str, size: int) -> Task:
     """A trained model and real text: all of it, or about so many of its lines."""
-    from heed.train import engine
+    from heed.train import run as train_run
 
-    model, tokenizer, recipe = engine.load(run, device=device)
+    model, tokenizer, recipe = train_run.load(run, device=device)
     if not isinstance(model, Translator):
         raise SystemExit(f"{run} does not translate.")
     lines = [line for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -282,7 +282,7 @@ def measure(
     """Sentences a second of all, and on how many sentences each says the same as `generate`."""
     marian, served = to_marian(task.model), None
     if engines and task.tokenizer is not None:
-        from heed.decode.ctranslate2 import Served
+        from heed.decode.ctranslate2_engine import Served
 
         longest = max(map(len, task.sources))
         served = Served(task.model, task.tokenizer, least=longest, device=device)

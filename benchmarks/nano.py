@@ -23,7 +23,7 @@ from nanolm.training import JUDGED, train, wanted
 from running import Plan, note
 from study import command_line, note_machine, obey, planned, publish, some_seeds
 
-from heed.runs import Run
+from heed.runs.run import Run
 
 
 def report(runs: Path, out: Path, results: Path) -> None:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.bench.peers import Update, full_step
-from heed.bench.standard import Setting
-from heed.data.batches import Batch
-from heed.data.tokenizer import PAD
+from heed.bench.standard_shapes import Setting
+from heed.data.batching.bucketed import Batch
+from heed.data.tokenizers.tokenizer import PAD
 
 
 class TorchTranslator(nn.Module):

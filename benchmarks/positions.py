@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from common import keep, side_by_side, table
 from torch import Tensor, nn
 
-from heed.bench.standard import Setting, trainee
+from heed.bench.standard_shapes import Setting, trainee
 from heed.config import ModelConfig
 from heed.models import LanguageModel, build
 from heed.nn.stack import Stack
-from heed.train.setup import wants_bf16
+from heed.train.prepare.setup import wants_bf16
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
 BEFORE_BLOCKS = ("sinusoidal", "learned")

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from reading import EVALUATION, FACTS, facts
 from safetensors.numpy import load_file
 
-from heed.runs import Run
+from heed.runs.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SPLITS = ("test", "dev")

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from heed.api import LanguageModel
 from heed.data.corpus import open_corpus
-from heed.score.language import judge
+from heed.metrics.perplexity import judge
 
 COUNTS = (0, 1, 5, 50)
 RARITY = ("unknown", "never in train", "1 to 4 times", "5 to 49 times", "50 and more")

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from common import keep, table
-from watch import watch
+from process_monitor import watch
 
 BARS = {"fresh": 15.0, "warm": 4.0}
 """Seconds that are too long."""

@@ -25,12 +25,21 @@ from common import keep, table
 from peers import plain_gpt_step, torch_translator_step
 
 from heed.bench.flops import Operations, operations
-from heed.bench.measure import Product, side_by_side
 from heed.bench.peers import Update, peer_of, peer_step
-from heed.bench.standard import GPT2, SETS, SMALL_LM, SMALL_MT, Setting, few, for_peer, trainee
+from heed.bench.standard_shapes import (
+    GPT2,
+    SETS,
+    SMALL_LM,
+    SMALL_MT,
+    Setting,
+    few,
+    for_peer,
+    trainee,
+)
+from heed.bench.timing import Product, side_by_side
 from heed.errors import HeedError
-from heed.train.setup import wants_bf16
-from heed.train.speed import obstacle
+from heed.train.execution.choose import obstacle
+from heed.train.prepare.setup import wants_bf16
 
 WORKS = ("gpt2", "sets", "few", "small")
 NANOGPT = 521_000

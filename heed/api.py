@@ -15,25 +15,25 @@ from rich.console import Console
 from heed import models
 from heed.config import SECTIONS, Recipe
 from heed.data.corpus import Files, names_of
-from heed.data.tokenizer import Tokenizer
-from heed.decode import engines
-from heed.decode.author import Author, Tell
-from heed.decode.classes import Calibration, Classes
-from heed.decode.few import kept
-from heed.decode.labels import Label, Labeller, Text, check_kind
-from heed.decode.pipe import too_long
-from heed.decode.texts import Scribe, Translation, decoding, listed, several
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.decode import engine_choice
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest
-from heed.probe.maps import CrossMap, cross_map
-from heed.runs import Run
-from heed.score.language import Judged, judge
-from heed.train import engine
-from heed.train.classes import classes_in
-from heed.train.command import free_folder
-from heed.train.setup import open_corpora
+from heed.few import kept
+from heed.metrics.perplexity import Judged, judge
+from heed.pipelines.classify import ClassificationPipeline, Label, Text, check_kind
+from heed.pipelines.generate import GenerationPipeline, Tell
+from heed.pipelines.line_io import too_long
+from heed.pipelines.translate import Translation, TranslationPipeline, decoding, listed, several
+from heed.probe.attention_maps import CrossMap, cross_map
+from heed.runs.labels import Calibration, Classes
+from heed.runs.run import Run
+from heed.train import run as engine
+from heed.train.prepare.class_weights import classes_in
+from heed.train.prepare.setup import open_corpora
+from heed.train.resolve import free_folder
 
 if TYPE_CHECKING:
-    from heed.decode.ctranslate2 import Served
+    from heed.decode.ctranslate2_engine import Served
 
 STREAMED = 64
 """Lines read ahead of a stream and translated side by side."""
@@ -67,7 +67,7 @@ class Translator:
         """Whether the models translate either way."""
         self.longest = recipe.data.max_length
         """Tokens of a text that all of the models read."""
-        self._scribes: dict[str, Scribe] = {}
+        self._scribes: dict[str, TranslationPipeline] = {}
 
     @classmethod
     def load(
@@ -82,8 +82,8 @@ class Translator:
 
         `engine` is who writes: heed itself, or "ctranslate2" where that is installed.
         """
-        engines.check(engine, models=1 + len(others))
-        own = precision if engine == engines.HEED else "float32"
+        engine_choice.check(engine, models=1 + len(others))
+        own = precision if engine == engine_choice.HEED else "float32"
         model, tokenizer, recipe = _load(folder, models.Translator, device, own)
         more, trained_on = [], [recipe.data]
         for other in others:
@@ -97,7 +97,9 @@ class Translator:
             more.append(another)
             trained_on.append(trained_by.data)
         told = {"device": device, "precision": precision}
-        served = engines.served(engine, model, tokenizer, least=recipe.data.max_length, **told)
+        served = engine_choice.served(
+            engine, model, tokenizer, least=recipe.data.max_length, **told
+        )
         found = cls(model, tokenizer, recipe, others=more, served=served)
         found.both = all(data.both for data in trained_on)
         found.longest = min(data.max_length for data in trained_on)
@@ -154,7 +156,7 @@ class Translator:
 
     def scribe(
         self, nbest: int = 1, alignments: bool = False, reverse: bool = False, **settings: Any
-    ) -> Scribe:
+    ) -> TranslationPipeline:
         """What translates by these settings, kept for the next time."""
         if reverse and not self.both:
             what = "was not trained with data.both = true, so it does not translate in reverse."
@@ -165,7 +167,7 @@ class Translator:
         return kept(
             self._scribes,
             f"{decode.model_dump_json()} {nbest} {alignments} {reverse}",
-            lambda: Scribe(
+            lambda: TranslationPipeline(
                 self.models,
                 self.tokenizer,
                 decode,
@@ -195,7 +197,7 @@ class LanguageModel:
 
     def __init__(self, model: models.LanguageModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
-        self._authors: dict[str, Author] = {}
+        self._authors: dict[str, GenerationPipeline] = {}
 
     @classmethod
     def load(
@@ -251,7 +253,7 @@ class LanguageModel:
         )
         return [[one.whole for one in several] for several in found]
 
-    def author(self, **settings: Any) -> Author:
+    def author(self, **settings: Any) -> GenerationPipeline:
         """What writes by these settings; unless they or the recipe have a beam, by chance."""
         searched = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
         told = settings if searched else {"sample": True} | settings
@@ -260,7 +262,7 @@ class LanguageModel:
         return kept(
             self._authors,
             decode.model_dump_json(),
-            lambda: Author(self.model, self.tokenizer, decode, context=longest),
+            lambda: GenerationPipeline(self.model, self.tokenizer, decode, context=longest),
         )
 
     def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
@@ -283,7 +285,7 @@ class Classifier:
         temperature: float = 1.0,
     ) -> None:
         self.model, self.tokenizer, self.recipe, self.classes = model, tokenizer, recipe, classes
-        self.labeller = Labeller(
+        self.labeller = ClassificationPipeline(
             model,
             tokenizer,
             classes,

@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heed import draw
+from heed import plot
 from heed.api import Translator
 from heed.config import Recipe
-from heed.data import world
-from heed.disk import write_whole
+from heed.data import synthetic
 from heed.errors import RunError, StoppedError
-from heed.probe.maps import CrossMap, best_layer, cross_maps
+from heed.files import write_whole
+from heed.metrics.corpus_bleu import alignment_error, bleu, exact_match
+from heed.probe.attention_maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
-from heed.runs import Run
-from heed.score.translation import alignment_error, bleu, exact_match
-from heed.train import engine
+from heed.runs.run import Run
+from heed.train import run as train_run
 from heed.train.checkpoint import checksum
 
 RECIPE = "demo-translate"
@@ -60,7 +60,7 @@ def demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = N
     recipe = Recipe.read(find(RECIPE), changes)
     with _room(folder) as draft:
         _introduce(recipe, console)
-        run = engine.start(recipe, draft, device="cpu", console=console)
+        run = train_run.start(recipe, draft, device="cpu", console=console)
         facts = _story(run, recipe, console)
         seconds = round(time.monotonic() - began, 1)
         result = Result(**facts, seconds=seconds, run=str(folder))
@@ -72,12 +72,12 @@ def demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = N
 def _story(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
     """What a trained run is worth, as facts and figures."""
     translator = Translator.load(run.folder, device="cpu")
-    test = list(world.sentences("test", recipe.data.world_test, seed=recipe.seed))
+    test = list(synthetic.sentences("test", recipe.data.world_test, seed=recipe.seed))
     console.print(f"Translating {len(test):,} sentences of combinations it never saw…")
     hypotheses = translator.translate(s.english for s in test)
     references = [s.french for s in test]
     _show(test, hypotheses, console)
-    dev = list(world.sentences("dev", ALIGNED, seed=recipe.seed))
+    dev = list(synthetic.sentences("dev", ALIGNED, seed=recipe.seed))
     layer = best_layer(_maps(translator, dev), [s.alignment for s in dev])
     maps = _maps(translator, test[:ALIGNED])
     error = alignment_error([m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]])
@@ -187,13 +187,13 @@ def _introduce(recipe: Recipe, console: Console) -> None:
     )
 
 
-def _maps(translator: Translator, sentences: Sequence[world.Sentence]) -> list[CrossMap]:
+def _maps(translator: Translator, sentences: Sequence[synthetic.Sentence]) -> list[CrossMap]:
     """Attention while the reference is written, so that the gold alignment fits its words."""
     pairs = [(s.english, s.french) for s in sentences]
     return cross_maps(translator.model, translator.tokenizer, pairs)
 
 
-def _show(test: Sequence[world.Sentence], hypotheses: Sequence[str], console: Console) -> None:
+def _show(test: Sequence[synthetic.Sentence], hypotheses: Sequence[str], console: Console) -> None:
     """A few translations beside their references, words coloured."""
     table = Table(title="Held-out sentences", title_justify="left", expand=False)
     for column in ("English", "the model's French", "reference"):
@@ -204,7 +204,7 @@ def _show(test: Sequence[world.Sentence], hypotheses: Sequence[str], console: Co
     console.print(table)
 
 
-def chosen(test: Sequence[world.Sentence], hypotheses: Sequence[str]) -> list[int]:
+def chosen(test: Sequence[synthetic.Sentence], hypotheses: Sequence[str]) -> list[int]:
     """Which to show: the longest right ones, then two wrong ones, or more where there is room."""
     right = [i for i, s in enumerate(test) if hypotheses[i] == s.french]
     wrong = [i for i, s in enumerate(test) if hypotheses[i] != s.french]
@@ -226,12 +226,14 @@ def coloured(hypothesis: str, reference: str) -> tuple[Text, Text]:
     return shown, wanted
 
 
-def _draw(run: Run, test: Sequence[world.Sentence], maps: Sequence[CrossMap], layer: int) -> None:
+def _draw(
+    run: Run, test: Sequence[synthetic.Sentence], maps: Sequence[CrossMap], layer: int
+) -> None:
     """Cross-attention of a few sentences, the mean of a layer's heads and each head apart."""
     fitting = [i for i in range(len(maps)) if 8 <= len(maps[i].source_words) <= 14]
     for number, i in enumerate(fitting[:DRAWN], start=1):
         found, links = maps[i], {(t, s) for s, t in test[i].alignment}
-        figure = draw.attention_map(
+        figure = plot.attention_map(
             found.averaged(layer),
             found.target_words,
             found.source_words,
@@ -240,15 +242,15 @@ def _draw(run: Run, test: Sequence[world.Sentence], maps: Sequence[CrossMap], la
             row_label="written",
             column_label="read",
         )
-        draw.save(figure, run.figures / f"attention-{number}")
-        heads = draw.attention_grid(
+        plot.save(figure, run.figures / f"attention-{number}")
+        heads = plot.attention_grid(
             found.weights_lhnm[layer],
             found.target_words,
             found.source_words,
             title=f"Cross-attention, layer {layer + 1}, by head",
             gold=links,
         )
-        draw.save(heads, run.figures / f"attention-{number}-heads")
+        plot.save(heads, run.figures / f"attention-{number}-heads")
 
 
 def _conclude(result: Result, run: Run, console: Console) -> None:

@@ -24,9 +24,9 @@ from torch import Tensor
 from heed.config import ModelConfig, Recipe, position_names
 from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
-from heed.runs import Run
-from heed.train.setup import wants_bf16
-from heed.train.speed import cpp_compiler
+from heed.runs.run import Run
+from heed.train.execution.choose import cpp_compiler
+from heed.train.prepare.setup import wants_bf16
 
 VOCAB, LENGTH, ROWS = 50, 24, 3
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.data import world
+from heed.data import synthetic
 from heed.evaluate import Settings, evaluate
-from heed.runs import Run
-from heed.train import engine
+from heed.runs.run import Run
+from heed.train import run as train_run
 
 LEARNT, HELD_OUT, SHARED = 200, 40, 10
 QUICK = Settings(resamples=20)
@@ -20,8 +20,8 @@ QUICK = Settings(resamples=20)
 
 def write_text(folder: Path) -> Path:
     """Files for the three tasks; the first lines of every test file are also in train."""
-    learnt = list(world.sentences("train", LEARNT, seed=1))
-    fresh = list(world.sentences("test", HELD_OUT - SHARED, seed=1))
+    learnt = list(synthetic.sentences("train", LEARNT, seed=1))
+    fresh = list(synthetic.sentences("test", HELD_OUT - SHARED, seed=1))
     for split, sentences in (("train", learnt), ("test", learnt[:SHARED] + fresh)):
         for suffix, lines in (
             ("en", [s.english for s in sentences]),
@@ -47,7 +47,7 @@ def trained(text: Path, task: str, name: str, **tables: Any) -> Path:
             | tables.pop("train", {}),
         }
     )
-    engine.start(recipe, text / name, device="cpu", console=Console(quiet=True))
+    train_run.start(recipe, text / name, device="cpu", console=Console(quiet=True))
     return text / name
 
 

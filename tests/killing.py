@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from heed.data.batches import Batch
-from heed.runs import Run
-from heed.train.feed import Feed
+from heed.data.batching.bucketed import Batch
+from heed.runs.run import Run
+from heed.train.loader import Feed
 
 TESTS = Path(__file__).resolve().parent
 FOUND = os.pathsep.join([str(TESTS.parent), str(TESTS)])

@@ -23,10 +23,10 @@ from test_cli import ROOT
 import heed as package
 from heed import LanguageModel, Translator
 from heed.config import DecodeConfig, Recipe
-from heed.data import world
-from heed.decode.few import MOST
+from heed.data import synthetic
 from heed.errors import ConfigError, DataError, RunError
-from heed.train import engine
+from heed.few import MOST
+from heed.train import run as train_run
 
 SMALL = {"layers": 1, "width": 32, "heads": 2, "steps": 150, "lr": 5e-3, "batch_tokens": 512}
 LINES = ["The cat sees the old woman.", "", "   ", "😀 ok", "The dog.", "\x0c\x1f", "A\u2028B\x85C"]
@@ -36,7 +36,7 @@ LINES = ["The cat sees the old woman.", "", "   ", "😀 ok", "The dog.", "\x0c\
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the text is."""
     folder = tmp_path_factory.mktemp("api")
-    world.write(folder, train=300, dev=30, test=30, seed=0)
+    synthetic.write(folder, train=300, dev=30, test=30, seed=0)
     return folder
 
 
@@ -121,7 +121,7 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(place / "cache"))
-        engine.start(Recipe.of(told), place / "lm", device="cpu", console=Console(quiet=True))
+        train_run.start(Recipe.of(told), place / "lm", device="cpu", console=Console(quiet=True))
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
     authors = [weakref.ref(model.author(seed=seed)) for seed in range(9)]
@@ -142,7 +142,7 @@ def test_one_file_needs_no_list(
     place: Path, kind: type[str] | type[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Recipe] = []
-    monkeypatch.setattr(engine, "start", lambda recipe, *_, **__: begun.append(recipe))
+    monkeypatch.setattr(train_run, "start", lambda recipe, *_, **__: begun.append(recipe))
     files = {split: kind(place / f"{split}.txt") for split in ("train", "dev", "test")}
     package.api.trained(
         "generate", files["train"], files["dev"], place / "one", 0, "cpu", {"test": files["test"]}

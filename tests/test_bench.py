@@ -21,12 +21,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from heed.bench import command
 from heed.bench.flops import operations
-from heed.bench.measure import LARGE, matrix_peak, peak_memory, process_age, seconds, side_by_side
-from heed.bench.pace import full
 from heed.bench.peers import arguments, peer_of
-from heed.bench.standard import SMALL_LM, SMALL_MT, Setting, few, measure, settings_for, trainee
+from heed.bench.standard_shapes import (
+    SMALL_LM,
+    SMALL_MT,
+    Setting,
+    few,
+    measure,
+    settings_for,
+    trainee,
+)
 from heed.bench.startup import STAGES, Startup
-from heed.data.batches import IGNORED, Batch, Shape
+from heed.bench.throughput import full
+from heed.bench.timing import LARGE, matrix_peak, peak_memory, process_age, seconds, side_by_side
+from heed.data.batching.bucketed import IGNORED, Batch, Shape
 from heed.errors import ConfigError, HeedError
 from heed.models import Model, Translator
 

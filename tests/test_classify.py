@@ -21,22 +21,22 @@ from test_cli import heed
 import heed as package
 from heed import Classifier
 from heed.config import Recipe
-from heed.data import world
-from heed.data.batches import Batches
+from heed.data import synthetic
+from heed.data.batching.bucketed import Batches
 from heed.data.corpus import open_corpus
-from heed.data.store import open_store
-from heed.data.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
-from heed.decode.classes import Calibration, Classes
-from heed.decode.labels import Label, pump
+from heed.data.held_out import set_aside
+from heed.data.token_store import open_store
+from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
 from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import Settings, evaluate
 from heed.evaluate.classify import numbers
-from heed.runs import Run
-from heed.score.objective import loss
-from heed.score.report import evaluation
-from heed.train import engine
-from heed.train.aside import set_aside
-from heed.train.setup import prepare
+from heed.metrics.tables import evaluation
+from heed.pipelines.classify import Label, pump
+from heed.runs.labels import Calibration, Classes
+from heed.runs.run import Run
+from heed.train import run as train_run
+from heed.train.objective import loss
+from heed.train.prepare.setup import prepare
 
 SMALL: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "steps": 60, "lr": 1e-2}
 SMALL |= {"batch_size": 32, "max_length": 24, "kind": "word", "precision": "float32"}
@@ -47,8 +47,8 @@ LINES = ["The old king sees the cat.", "", "  ", "😀 ok", "a\u2028b\x85c", "wo
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Sentences with their speakers, some of the test lines in train too; and pairs of words."""
     folder = tmp_path_factory.mktemp("classify")
-    learnt = list(world.sentences("train", 300, seed=2))
-    fresh = list(world.sentences("test", 50, seed=2))
+    learnt = list(synthetic.sentences("train", 300, seed=2))
+    fresh = list(synthetic.sentences("test", 50, seed=2))
     for name, texts in (("train", learnt), ("dev", fresh[:20]), ("test", learnt[:10] + fresh)):
         lines = [f"{text.speaker}\t{text.english}\n" for text in texts]
         (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
@@ -286,7 +286,7 @@ def test_class_weights_weigh_the_losses_of_training_alone(place: Path) -> None:
     for wrong, said in (({"z": 1.0}, "names 'z'"), ("balance", "class_weights")):
         tables["train"] = {"steps": 1, "class_weights": wrong}
         with pytest.raises(ConfigError, match=said):
-            engine.start(
+            train_run.start(
                 Recipe.of(tables), place / "wrong", device="cpu", console=Console(quiet=True)
             )
 
@@ -442,7 +442,9 @@ def test_labels_that_cannot_be_learnt_from(
     tables: dict[str, Any] = {"task": "classify", "data": files}
     tables |= {"train": {"steps": 1}, "model": {"layers": 1, "width": 16, "heads": 2}}
     with pytest.raises(DataError, match=said) as caught:
-        engine.start(Recipe.of(tables), tmp_path / "run", device="cpu", console=Console(quiet=True))
+        train_run.start(
+            Recipe.of(tables), tmp_path / "run", device="cpu", console=Console(quiet=True)
+        )
     assert where in (caught.value.where or "")
     assert caught.value.todo
     assert not (tmp_path / "run").exists()

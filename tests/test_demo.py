@@ -16,7 +16,7 @@ from rich.console import Console
 from test_cli import heed
 from torch import Tensor
 
-from heed.data import world
+from heed.data import synthetic
 from heed.demo import SHOWN, chosen, coloured, demo
 from heed.errors import RunError, StoppedError
 from heed.recipes import names
@@ -159,7 +159,7 @@ def test_a_demo_that_is_stopped_leaves_the_earlier_one(
 @given(right=st.lists(st.booleans(), max_size=20))
 def test_as_many_are_shown_as_there_is_room_for(right: list[bool]) -> None:
     """Right ones first; and of the wrong ones two, where there are so many."""
-    test = list(world.sentences("test", len(right), seed=0))
+    test = list(synthetic.sentences("test", len(right), seed=0))
     said = [s.french if good else "" for s, good in zip(test, right, strict=True)]
     shown = chosen(test, said)
     assert len({*shown}) == len(shown) == min(SHOWN, len(test))

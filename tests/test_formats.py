@@ -11,8 +11,8 @@ from rich.console import Console
 
 from heed.config import Recipe
 from heed.models.language_model import LanguageModel
-from heed.runs import FORMAT, Run
-from heed.train import engine
+from heed.runs.run import FORMAT, Run
+from heed.train import run as train_run
 
 QUIET = Console(quiet=True)
 SINCE = ("embedding_scale", "position_scale")
@@ -37,11 +37,11 @@ def trained(folder: Path, position: str) -> Run:
             "train": {"steps": 2, "batch_size": 4},
         }
     )
-    return engine.start(recipe, folder / position, device="cpu", console=QUIET)
+    return train_run.start(recipe, folder / position, device="cpu", console=QUIET)
 
 
 def logits(run: Run) -> torch.Tensor:
-    model, _, _ = engine.load(run.folder, device="cpu")
+    model, _, _ = train_run.load(run.folder, device="cpu")
     assert isinstance(model, LanguageModel)
     with torch.inference_mode():
         return model(torch.arange(5, 17)[None])

@@ -26,13 +26,13 @@ import heed as package
 from heed import LanguageModel
 from heed.cli import app
 from heed.config import DecodeConfig, Recipe
-from heed.data import world
-from heed.data.tokenizer import EOS, SPECIALS
-from heed.decode import pipe, recite
+from heed.data import synthetic
+from heed.data.tokenizers.tokenizer import EOS, SPECIALS
 from heed.errors import ConfigError, DataError, HeedError
-from heed.runs import Run
-from heed.train import engine
-from heed.train.command import recipe as resolved
+from heed.pipelines import line_io, recite
+from heed.runs.run import Run
+from heed.train import run as train_run
+from heed.train.resolve import recipe as resolved
 
 SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.0}
 CPU = ("--device", "cpu")
@@ -43,8 +43,8 @@ FLOAT = {"precision": "float32"}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Sentences to learn from, some of which stand in a test set again; a cache of one's own."""
     folder = tmp_path_factory.mktemp("generate")
-    learnt = [s.french for s in world.sentences("train", 150, seed=1)]
-    fresh = [s.french for s in world.sentences("test", 20, seed=1)]
+    learnt = [s.french for s in synthetic.sentences("train", 150, seed=1)]
+    fresh = [s.french for s in synthetic.sentences("test", 20, seed=1)]
     for name, lines in {"train": learnt, "near": learnt[:8] + fresh, "far": fresh}.items():
         (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
     labelled = "".join(f"0\t{line} Extraordinaire !\n" for line in fresh)
@@ -73,7 +73,7 @@ def tables(place: Path, **changes: Any) -> dict[str, Any]:
 
 def trained(place: Path, name: str, **changes: Any) -> Path:
     recipe = Recipe.of(tables(place, **changes))
-    engine.start(recipe, place / name, device="cpu", console=Console(quiet=True))
+    train_run.start(recipe, place / name, device="cpu", console=Console(quiet=True))
     return place / name
 
 
@@ -204,7 +204,7 @@ def test_a_translator_has_no_such_texts(place: Path) -> None:
             "train": {"steps": 1},
         }
     )
-    engine.start(recipe, place / "mt", device="cpu", console=Console(quiet=True))
+    train_run.start(recipe, place / "mt", device="cpu", console=Console(quiet=True))
     assert "for language models" in refused("evaluate", str(place / "mt"), "--text", "Le chat")
 
 
@@ -238,7 +238,7 @@ def test_the_recipe_s_beam_searches_unless_draws_are_asked_for(model: LanguageMo
         ["Le"], length=5, beam=3, length_penalty=0.5
     )
     for flags in ({"seed": 1}, {"top_p": 0.9}):
-        drawn = other.author(**pipe.chosen(flags)).settings
+        drawn = other.author(**line_io.chosen(flags)).settings
         assert (drawn.sample, drawn.beam, drawn.length_penalty) == (True, 1, 0.5)
     assert not model.author(beam=2).settings.sample
     assert not model.author(sample=False).settings.sample
@@ -257,7 +257,7 @@ def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
         answer = heed(*asked, *CPU, *by_pipe, stdin="".join(f"{line}\n" for line in prompts))
         assert answer.stdout == by_file, answer.stderr
     out, author = io.BytesIO(), model.author(seed=3, top_k=40)
-    nothing = pipe.incoming(None, Path(os.devnull))
+    nothing = line_io.incoming(None, Path(os.devnull))
     recite.recite(nothing, author, recite.Asked(20), out=out, say=print)
     assert out.getvalue().decode() == told(*asked, "--prompt", "")
 
@@ -348,7 +348,7 @@ def test_a_stream_resumes_to_the_same_bits(place: Path) -> None:
     whole = trained(place, "stream", **changes)
     with dies_at(8):
         trained(place, "broken", **changes)
-    engine.resume(place / "broken", device="cpu", console=Console(quiet=True))
+    train_run.resume(place / "broken", device="cpu", console=Console(quiet=True))
     weights = [Run(folder).weights_path.read_bytes() for folder in (whole, place / "broken")]
     assert weights[0] == weights[1]
 
@@ -385,7 +385,7 @@ def test_a_tokenizer_may_learn_from_more_text(place: Path) -> None:
     assert "<unk>" not in loaded.tokenizer.pieces((place / "far.txt").read_text())
     missing = tables(place, tokenizer={"text": ["nowhere.tsv"]})
     with pytest.raises(HeedError, match="no such file"):
-        engine.start(
+        train_run.start(
             Recipe.of(missing), place / "missing", device="cpu", console=Console(quiet=True)
         )
     assert not (place / "missing").exists()
@@ -416,7 +416,7 @@ def test_keys_that_make_no_sense(place: Path, changes: dict[str, Any], said: str
 def test_blocks_are_for_language_models(place: Path) -> None:
     told = tables(place, task="classify", data={"blocks": "random"})
     with pytest.raises(ConfigError, match="blocks is for language models"):
-        engine.start(Recipe.of(told), place / "no", device="cpu", console=Console(quiet=True))
+        train_run.start(Recipe.of(told), place / "no", device="cpu", console=Console(quiet=True))
 
 
 QUICK = ["train.steps=2", "train.warmup=0", "model.width=24", "model.layers=1"]
@@ -426,13 +426,13 @@ SPEECHES = ("train_LM", "test_LM_obama", "test_LM_hbush", "test_LM_wbush", "tiny
 @pytest.mark.parametrize("name", ["speeches/generate", "speeches/generate-reported", "lm/nano"])
 def test_a_shipped_recipe_trains(name: str, place: Path, tmp_path: Path) -> None:
     """On other text in files of the names that it asks for."""
-    stories = [s.english for s in world.sentences("train", 80, seed=2)]
+    stories = [s.english for s in synthetic.sentences("train", 80, seed=2)]
     for number, stem in enumerate(SPEECHES):
         text = "\n\n".join(stories[:60] if number in (0, 4) else stories[60:])
         (tmp_path / f"{stem}.txt").write_text(text)
     (tmp_path / "train_CLS.tsv").write_text("".join(f"0\t{line}\n" for line in stories))
     recipe, _ = resolved(name, None, None, None, QUICK, None, tmp_path)
-    run = engine.start(recipe, tmp_path / "run", device="cpu", console=Console(quiet=True))
+    run = train_run.start(recipe, tmp_path / "run", device="cpu", console=Console(quiet=True))
     assert run.finished
 
 

@@ -20,9 +20,9 @@ from support import VOCAB, Changes, new_language_model
 from ted.joined import student
 
 from heed.config import Recipe
+from heed.metrics.perplexity import Judged
 from heed.nn.merges import Reweight
 from heed.recipes import find
-from heed.score.language import Judged
 
 losses = st.lists(st.floats(0.1, 12), min_size=1, max_size=8)
 

@@ -38,7 +38,7 @@ from running import DIVERGED, FailedError, Plan, learnt, pack, settings
 
 from heed.config import Recipe
 from heed.recipes import find
-from heed.runs import Run
+from heed.runs.run import Run
 
 CLASSIFY, GENERATE = TASKS
 RULE = {rule.name: rule for rule in RULES}

@@ -46,8 +46,9 @@ from safetensors.numpy import load_file
 
 from heed.config import Recipe
 from heed.recipes import find
-from heed.runs import Run
-from heed.train import command, engine
+from heed.runs.run import Run
+from heed.train import resolve
+from heed.train import run as train_run
 
 BEST = {TUNED: Trial(3e-4, 0.1), SCRATCH: Trial(1e-3, 0.3)}
 """Where each way is made to do best."""
@@ -125,13 +126,13 @@ def test_both_ways_are_one_model_with_one_tokenizer(job: Callable[[float], Job])
     more = f"tokenizer.text={json.dumps([str(told.data / 'train.tsv')])}"
     files = [str(told.text)], [str(told.data / "dev.tsv")]
     changes = [*SHAPE, *READING, *TINY, *few, more]
-    recipe, _ = command.recipe(PRETRAIN, None, *files, changes, None)
-    origin = engine.start(recipe, told.runs / PRETRAINED, device="cpu", console=quiet)
+    recipe, _ = resolve.recipe(PRETRAIN, None, *files, changes, None)
+    origin = train_run.start(recipe, told.runs / PRETRAINED, device="cpu", console=quiet)
     made: dict[str, Run] = {}
     for way in WAYS:
         changes = [*begins(told, way), *few, *TRIALS[0].changes]
-        recipe, _ = command.recipe(TUNE, None, None, None, changes, None, told.data)
-        made[way] = engine.start(recipe, told.runs / way, device="cpu", console=quiet)
+        recipe, _ = resolve.recipe(TUNE, None, None, None, changes, None, told.data)
+        made[way] = train_run.start(recipe, told.runs / way, device="cpu", console=quiet)
     pieces = {run.tokenizer_path.read_bytes() for run in (origin, *made.values())}
     assert len(pieces) == 1
     sizes = [

@@ -47,13 +47,13 @@ from translation import NAME, report
 
 from heed.config import Recipe
 from heed.data.corpus import Corpus
-from heed.data.corpus.files import Place
 from heed.data.corpus.records import Record
+from heed.data.corpus.text_files import Place
+from heed.metrics.sentence_bleu import table
+from heed.metrics.systems import assess
 from heed.models import build
 from heed.recipes import find
-from heed.runs import Run
-from heed.score.assess import assess
-from heed.score.sentences import table
+from heed.runs.run import Run
 
 WORDS = ("le", "la", "un", "chat", "chien", "mange", "voit", "petit", "et", "ne", "pas", ".", ",")
 SYSTEMS = {system.name: system for group in GROUPS.values() for system in group}

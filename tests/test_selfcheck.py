@@ -9,7 +9,7 @@ import torch
 from test_cli import heed
 
 from heed.selfcheck import equipment
-from heed.train.setup import wants_bf16
+from heed.train.prepare.setup import wants_bf16
 
 
 def test_everything_holds_on_this_machine() -> None:

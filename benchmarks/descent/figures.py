@@ -29,7 +29,7 @@ from descent.systems import (
     rate,
 )
 from descent.training import dev_figure, swept
-from heed.runs import Run
+from heed.runs.run import Run
 
 
 def gather(folder: Path) -> Facts:

@@ -20,7 +20,7 @@ from ted.joined import welch
 
 from descent.systems import Task
 from descent.training import TABLES
-from heed.score.bootstrap import RESAMPLES, Real, Whole, interval, resampled
+from heed.stats.bootstrap import RESAMPLES, Real, Whole, interval, resampled
 
 Table = Real
 """Two numbers for every text, [n, 2]."""

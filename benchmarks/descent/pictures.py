@@ -1,4 +1,4 @@
-"""The figure of the page, in the style of `heed.draw`: a column a task, a row a question."""
+"""The figure of the page, in the style of `heed.plot`: a column a task, a row a question."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reading import Facts
 
 from descent.systems import RULES, TASKS, Task
-from heed import draw
+from heed import plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def draw_all(figures: Facts, folder: Path) -> list[str]:
     tasks = [task for task in TASKS if task.name in figures["tasks"]]
     if not tasks:
         return []
-    with style.context(draw.STYLE, after_reset=True):
+    with style.context(plot.STYLE, after_reset=True):
         figure = _figure(tasks, figures["tasks"])
         figure.savefig(folder / NAME, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
     return [NAME]
@@ -64,8 +64,8 @@ def _figure(tasks: list[Task], facts: Mapping[str, Facts]) -> Figure:
 
 def _looks(number: int) -> dict[str, Any]:
     """How an optimizer is drawn: dashes let the line below show where two are the same."""
-    dash = draw.DASHES[number % len(draw.DASHES)]
-    line = {"color": draw.COLOURS[number], "linestyle": dash, "linewidth": 1.3}
+    dash = plot.DASHES[number % len(plot.DASHES)]
+    line = {"color": plot.COLOURS[number], "linestyle": dash, "linewidth": 1.3}
     return line | {"marker": MARKS[number], "markersize": 3.5}
 
 
@@ -81,14 +81,14 @@ def _by_rate(axes: Axes, own: Facts) -> None:
         axes.plot(*zip(*points, strict=True), label=rule.label, **_looks(number))
         top = told["by_rate"][f"{told['best']:g}"]
         axes.plot(told["best"], top, "o", markersize=9, fillstyle="none", color=_colour(number))
-    axes.axvline(own["shared_rate"], color=draw.INK, linewidth=0.8, linestyle=":")
+    axes.axvline(own["shared_rate"], color=plot.INK, linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("learning rate")
 
 
 def _colour(number: int) -> str:
-    return draw.COLOURS[number]
+    return plot.COLOURS[number]
 
 
 def _by_step(axes: Axes, own: Facts, which: str) -> None:
@@ -110,7 +110,7 @@ def _finish(axes: Axes, task: Task, own: Facts) -> None:
     low, high = _range(task, own)
     axes.set_ylim(low, high)
     axes.set_ylabel(f"dev {task.unit}")
-    axes.grid(axis="y", color=draw.FAINT, linewidth=0.6)
+    axes.grid(axis="y", color=plot.FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if task.rises:

@@ -27,7 +27,7 @@ from descent.systems import (
     grid,
     rate,
 )
-from heed.runs import Run
+from heed.runs.run import Run
 
 PLAY, CORPUS, TEXT = "tinyshakespeare.txt", "sst2", "text"
 PARTS = {"train": (0.0, 0.9), "dev": (0.9, 0.95), "test": (0.95, 1.0)}

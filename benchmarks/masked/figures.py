@@ -11,7 +11,7 @@ from descent.figures import tables_of
 from reading import MACHINE, Facts, environments, evaluation, facts, read, spread
 from ted.joined import welch
 
-from heed.runs import Run
+from heed.runs.run import Run
 from masked.systems import (
     FIRST_SEED,
     PRETRAIN,

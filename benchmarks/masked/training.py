@@ -30,7 +30,7 @@ from running import (
     settings,
 )
 
-from heed.runs import Run
+from heed.runs.run import Run
 from masked.overlap import described
 from masked.systems import (
     FIRST_SEED,

@@ -19,7 +19,7 @@ from reading import MACHINE, Facts, facts, read
 from ted.joined import holm, student
 from ted.systems import System
 
-from heed.runs import Run
+from heed.runs.run import Run
 from nanolm.systems import LONG, LONG_PLAIN, MERGES, PLAIN, POSITIONS, REWEIGHT, SYSTEMS
 from nanolm.training import JUDGED
 

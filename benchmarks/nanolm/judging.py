@@ -27,15 +27,15 @@ from reading import Facts
 from torch import Tensor
 
 from heed.api import LanguageModel
-from heed.data.store import open_store
-from heed.evaluate.sets import HeldOut, Settings, find_set, training_text
+from heed.data.token_store import open_store
+from heed.evaluate.held_out_set import HeldOut, Settings, find_set, training_text
+from heed.metrics.perplexity import Judged, judge
 from heed.models import LanguageModel as Predictor
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.merges import Merge, build_merge
-from heed.runs import Run
-from heed.score.evaluation import evaluate, evaluating
-from heed.score.language import Judged, judge
-from heed.train.setup import batches_of
+from heed.runs.run import Run
+from heed.train.prepare.setup import batches_of
+from heed.train.validate import evaluate, evaluating
 from nanolm.systems import SENTENCES
 
 Ids = list[list[int]]

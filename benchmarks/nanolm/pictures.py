@@ -1,4 +1,4 @@
-"""The figure of the page, in the style of `heed.draw`."""
+"""The figure of the page, in the style of `heed.plot`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reading import Facts
 
-from heed import draw
+from heed import plot
 from nanolm.systems import HEADS, LONG, REWEIGHT
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def draw_all(figures: Facts, folder: Path) -> list[str]:
         return []
     from matplotlib import style
 
-    with style.context(draw.STYLE, after_reset=True):
+    with style.context(plot.STYLE, after_reset=True):
         figure = _drawn(figures["systems"], panels)
         figure.savefig(folder / NAME, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
     return [NAME]
@@ -61,11 +61,11 @@ def _drawn(systems: Facts, panels: dict[str, list[str]]) -> Figure:
         axes.set_yticks(range(len(names)), [systems[name]["label"] for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_title(title)
-        axes.axvline(1.0, color=draw.INK, linewidth=0.8)
+        axes.axvline(1.0, color=plot.INK, linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"× {value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(axis="x", color=draw.FAINT, linewidth=0.6)
+        axes.grid(axis="x", color=plot.FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     grid[-1].set_xlabel("dev perplexity, as a multiple of its own; 95% over seeds")
@@ -78,7 +78,7 @@ def _drawn(systems: Facts, panels: dict[str, list[str]]) -> Figure:
 def _marks(axes: Axes, own: Facts, row: int) -> None:
     levels = {"apart": own["apart"], "blind": own["blind"]["hidden"]} | own["lost"]
     for place, (label, (how, mark)) in enumerate(READ.items()):
-        level, colour = levels[how], draw.COLOURS[place]
+        level, colour = levels[how], plot.COLOURS[place]
         y = row + APART * (place - (len(READ) - 1) / 2)
         if level["low"] is not None:
             ends = [math.exp(level[key]) for key in ("low", "high")]

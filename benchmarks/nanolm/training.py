@@ -15,7 +15,7 @@ from reading import facts, spent
 from running import ROOT, Plan, all_of, learn, note, packing, parameters, settings, spawn
 from ted.systems import System
 
-from heed.runs import Run
+from heed.runs.run import Run
 from nanolm.systems import GROUPS
 
 SCRIPT = ROOT / "benchmarks" / "nano.py"

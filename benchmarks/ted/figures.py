@@ -10,7 +10,7 @@ from typing import Any
 
 from reading import Facts, distinct, spread
 
-from heed.score.sentences import Group, length_groups
+from heed.metrics.sentence_bleu import Group, length_groups
 from ted import joined
 from ted.joined import Array, Compared
 from ted.records import METRICS, Kept, Lengths, Record

@@ -11,11 +11,11 @@ from statistics import median
 from reading import Facts, evaluation, facts
 
 from heed.config import Recipe
-from heed.data.corpus.files import unescaped
+from heed.data.corpus.text_files import unescaped
 from heed.errors import ConfigError
+from heed.evaluate.read_outputs import TABLES
 from heed.recipes import find as shipped
-from heed.runs import FORMAT, Run
-from heed.score.systems import TABLES
+from heed.runs.run import FORMAT, Run
 from ted import joined
 from ted.joined import Array
 from ted.systems import System, runs_among

@@ -1,4 +1,4 @@
-"""The figures of the page, in the style of `heed.draw`."""
+"""The figures of the page, in the style of `heed.plot`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from reading import Facts
 
-from heed import draw
+from heed import plot
 from ted.systems import GROUPS, REPORTED, SETS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WELL, TOLD = draw.COLOURS[:2]
+WELL, TOLD = plot.COLOURS[:2]
 HOW = ("trained well", "as reported")
 DPI = 120
 APART = 0.35
@@ -60,7 +60,7 @@ def _all(figures: Facts) -> Iterator[tuple[str, Figure]]:
 def _style() -> Iterator[None]:
     from matplotlib import style
 
-    with style.context(draw.STYLE, after_reset=True):
+    with style.context(plot.STYLE, after_reset=True):
         yield
 
 
@@ -71,7 +71,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _plain(axes: Axes) -> None:
-    axes.grid(axis="y", color=draw.FAINT, linewidth=0.6)
+    axes.grid(axis="y", color=plot.FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -131,7 +131,7 @@ def _by_words(
                 xs,
                 ys,
                 yerr=[below, above],
-                color=draw.COLOURS[number % len(draw.COLOURS)],
+                color=plot.COLOURS[number % len(plot.COLOURS)],
                 label=systems[name]["label"],
                 linewidth=1.4,
                 elinewidth=0.8,
@@ -161,7 +161,7 @@ def _dots(systems: Mapping[str, Facts], names: Sequence[str]) -> Figure:
         axes.set_title("BLEU by position encoding: mean, 95% over sentences, each seed", pad=10)
         axes.set_xlabel("BLEU")
         _plain(axes)
-        axes.grid(axis="x", color=draw.FAINT, linewidth=0.6)
+        axes.grid(axis="x", color=plot.FAINT, linewidth=0.6)
     return figure
 
 
@@ -174,8 +174,8 @@ def _side_by_side(curves: Facts, systems: Mapping[str, Facts], names: Sequence[s
         for number, name in enumerate(names):
             points = curves[name]
             look = {
-                "color": draw.COLOURS[number % len(draw.COLOURS)],
-                "linestyle": draw.DASHES[number % len(draw.DASHES)],
+                "color": plot.COLOURS[number % len(plot.COLOURS)],
+                "linestyle": plot.DASHES[number % len(plot.DASHES)],
                 "label": systems[name]["label"],
             }
             epochs = [point["epoch"] for point in points]

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from reading import Facts, environment, read, rounded
 
-from heed.score.sentences import words_in
-from heed.score.translation import corpus_scores
+from heed.metrics.corpus_bleu import corpus_scores
+from heed.metrics.sentence_bleu import words_in
 from ted.folders import Trained, find
 from ted.joined import ORDER, Array
 from ted.systems import System, runs_among

@@ -10,7 +10,7 @@ from pathlib import Path
 from reading import evaluation, facts, spent
 from running import SPLITS, Plan, all_of, command, learn, note, packing, parameters, settings
 
-from heed.runs import Run
+from heed.runs.run import Run
 from ted.systems import GROUPS, SCORED_ON_DEV, System
 
 PACKED_FOLDERS = ("translations", "figures")

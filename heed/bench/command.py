@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from heed.bench import recipe as by_recipe
-from heed.bench import standard
+from heed.bench import recipe_speed as by_recipe
+from heed.bench import standard_shapes
 from heed.bench.peers import require_transformers
 from heed.bench.report import recipe_report, standard_report
 from heed.bench.startup import Startup
 from heed.errors import ConfigError
-from heed.runs import environment
-from heed.train import command as training
-from heed.train.setup import choose_device
+from heed.runs.run import environment
+from heed.train import resolve as training
+from heed.train.prepare.setup import choose_device
 
 Say = Callable[[str], None]
 Told = tuple[dict[str, Any], RenderableType]
@@ -64,12 +64,14 @@ def _standard(
     device: str, updates: int | None, against: bool, changes: Sequence[str], say: Say
 ) -> Told:
     chosen = choose_device(device)
-    settings = standard.settings_for(chosen)
+    settings = standard_shapes.settings_for(chosen)
     rows = []
     for setting in settings:
         say(f"Measuring {setting.name}…")
         rows.append(
-            standard.measure(setting, changes, device=chosen, rounds=updates, against=against)
+            standard_shapes.measure(
+                setting, changes, device=chosen, rounds=updates, against=against
+            )
         )
     facts = {
         "environment": environment(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from heed.data.shapes import Shape
+from heed.data.batching.length_buckets import Shape
 from heed.models import Classifier, Model
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.lstm import LSTMStack

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heed.bench.recipe import RecipeFigures
-from heed.bench.standard import StandardFigures
+from heed.bench.recipe_speed import RecipeFigures
+from heed.bench.standard_shapes import StandardFigures
 
 
 def recipe_report(figures: RecipeFigures) -> RenderableType:

@@ -12,17 +12,18 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from heed.bench.measure import process_age
-from heed.train import engine, setup
+from heed.bench.timing import process_age
+from heed.train import run
+from heed.train.prepare import setup
 
 STAGES: dict[str, list[tuple[ModuleType, str]]] = {
     "read and check": [(setup, "open_corpora"), (setup, "_see_the_doctor")],
     "tokenizer": [(setup, "tokenizer_for")],
-    "store": [(setup, "_batches"), (engine, "Feed")],
+    "store": [(setup, "_batches"), (run, "Feed")],
     "model": [(setup, "build_model")],
     # torch loads its compiler, of which optimizers use a part, when first asked for either.
-    "optimizer": [(engine, "build_optimizer")],
-    "capture": [(engine, "build_step")],
+    "optimizer": [(run, "build_optimizer")],
+    "capture": [(run, "build_step")],
 }
 """Which functions make which part."""
 

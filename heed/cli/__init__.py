@@ -12,13 +12,13 @@ import typer
 from heed import __version__
 
 # Importing these adds their commands to the app, in the order that `heed --help` lists them.
-from heed.cli import learning, machine, scoring, writing
+from heed.cli import evaluate, inference, machine, train
 from heed.cli.common import app, sentence
 
 # isort: split
-from heed.cli import exchange
+from heed.cli import convert
 
-__all__ = ["app", "exchange", "learning", "machine", "main", "scoring", "writing"]
+__all__ = ["app", "convert", "evaluate", "inference", "machine", "main", "train"]
 
 
 def _version(asked: bool) -> None:
@@ -46,8 +46,8 @@ def main() -> None:
     try:
         _run()
     except SystemExit as end:
-        if "heed.train.distributed" in sys.modules:
-            from heed.train.distributed import leave
+        if "heed.train.distributed.ranks" in sys.modules:
+            from heed.train.distributed.ranks import leave
 
             leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
         raise

@@ -80,7 +80,7 @@ def console(*, quiet: bool = False) -> Console:
 
 def print_json(value: object) -> None:
     """An answer for a program, on one line."""
-    from heed.decode.facts import to_json
+    from heed.files import to_json
 
     typer.echo(to_json(value))
 
@@ -98,7 +98,7 @@ def output() -> BinaryIO:
 
 def sentence(problem: OSError) -> HeedError | None:
     """What to tell of a file or folder that cannot be used; None for what is another's fault."""
-    from heed.disk import FULL, of_the_disk
+    from heed.files import FULL, of_the_disk
 
     where = todo = None
     if problem.errno in FULL:
@@ -118,7 +118,7 @@ def _let_go() -> None:
 
 
 def _in_cache(name: str) -> bool:
-    from heed.data.store import cache_root
+    from heed.data.token_store import cache_root
 
     return Path(name).is_relative_to(cache_root())
 

@@ -37,10 +37,10 @@ def bench(
 
     heed bench --against transformers
     """
-    from heed.train import kindle
+    from heed.train.precompile import start
 
     if recipe or train:
-        kindle.lay(device)
+        start.lay(device)
     from heed.bench import command
 
     facts, report = command.bench(

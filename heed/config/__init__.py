@@ -5,9 +5,9 @@ default, the text below a key is its help, an unknown key is an error that names
 one, and all complaints about a recipe come at once.
 """
 
+from heed.config.base import Section
 from heed.config.model import MERGES, ModelConfig, position_names
 from heed.config.recipe import SECTIONS, TASKS, Recipe, blamed, changed, read_tables
-from heed.config.section import Section
 from heed.config.sections import (
     DataConfig,
     DecodeConfig,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from heed.config.section import Count, Rule, Section, Share
+from heed.config.base import Count, Rule, Section, Share
 from heed.errors import nearest
 
 Merge = Literal["concat", "shuffle", "shift", "reweight"]

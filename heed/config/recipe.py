@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heed.config.base import Section
 from heed.config.model import ModelConfig
-from heed.config.section import Section
 from heed.config.sections import (
     DataConfig,
     DecodeConfig,

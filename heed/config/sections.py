@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from heed.config.section import Count, Rule, Section, Share
+from heed.config.base import Count, Rule, Section, Share
 from heed.errors import nearest
 
 

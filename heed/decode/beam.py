@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heed.decode.board import Board, Kept, picked
+from heed.decode.state import DecodeState, StateTensors, picked
 from heed.decode.strategy import Array, Strategy
 
 LEAST_LOOK = 1e-6
@@ -42,14 +42,18 @@ class Beam(Strategy):
         self.nbest, self.early_stop = nbest, early_stop
         self.coverage_penalty, self.looks = coverage_penalty, coverage_penalty > 0
 
-    def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
+    def begin(
+        self, limits: Sequence[int], numbers: Sequence[int], device: torch.device
+    ) -> StateTensors:
         """All begin alike, so the others do not count until the first has forked."""
         kept = super().begin(limits, numbers, device)
         kept["logprobs"][0][:, 1:] = -torch.inf
         history, grows = kept["tokens"]
         return kept | {"parents": (history.clone(), grows)}
 
-    def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
+    def choose(
+        self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: DecodeState
+    ) -> Tensor | None:
         """The k likeliest ways to go on, and what ends on the way."""
         k, length = self.lanes, board.at + 1
         logprobs, tokens, parents = self._candidates(logits_bkv, board["logprobs"])
@@ -91,13 +95,13 @@ class Beam(Strategy):
         parents = order.div(most, rounding_mode="floor")
         return totals[:, : 2 * k], tokens.flatten(1).gather(1, order), parents
 
-    def _penalties(self, looked_bkm: Tensor, board: Board) -> Tensor:
+    def _penalties(self, looked_bkm: Tensor, board: DecodeState) -> Tensor:
         """β Σ_j log min(Σ_i a_ij, 1) of every hypothesis, the step just made included."""
         board["coverage"].add_(looked_bkm)
         return self.coverage_penalty * coverage(board["coverage"], board["source_real"][:, None])
 
     def _collect(
-        self, board: Board, scores: Tensor, logprobs: Tensor, parents: Tensor, ends: Tensor
+        self, board: DecodeState, scores: Tensor, logprobs: Tensor, parents: Tensor, ends: Tensor
     ) -> None:
         """Keep the best k of those that ended before and those that end now."""
         k, names = self.lanes, ("logprob", "steps", "lane")
@@ -113,7 +117,7 @@ class Beam(Strategy):
             both = torch.cat([board[f"out.{name}"], new], dim=1)
             torch.gather(both, 1, places, out=board[f"out.{name}"])
 
-    def _fill(self, board: Board, scores: Tensor, logprobs: Tensor, now_b: Tensor) -> None:
+    def _fill(self, board: DecodeState, scores: Tensor, logprobs: Tensor, now_b: Tensor) -> None:
         """At the limit, the best of those that go on take the places that none has that ended."""
         best, lanes = scores.sort(dim=1, descending=True, stable=True)
         free = board["out.score"] == -torch.inf

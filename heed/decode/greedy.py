@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from heed.decode.board import Board
-from heed.decode.strategy import Apart
+from heed.decode.state import DecodeState
+from heed.decode.strategy import IndependentStrategy
 
 
-class Greedy(Apart):
+class Greedy(IndependentStrategy):
     """One hypothesis a text."""
 
-    def pick(self, logits_bkv: Tensor, board: Board) -> Tensor:
+    def pick(self, logits_bkv: Tensor, board: DecodeState) -> Tensor:
         """The likeliest."""
         return logits_bkv.argmax(dim=-1)

@@ -21,16 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.data.batches import padded
-from heed.data.specials import OWN, Specials
-from heed.decode import limits as allowed
-from heed.decode.board import Board, Growth, Kept, Key, stacked
-from heed.decode.crew import each
-from heed.decode.graphs import Step, captured
-from heed.decode.strategy import Strategy, Written
-from heed.decode.writers import Reading, Writer, Writing, together, writer
+from heed.data.batching.bucketed import padded
+from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.decode import batch_plan as allowed
+from heed.decode.cpu_threads import each
+from heed.decode.cuda_graph import Step, captured
+from heed.decode.model_step import GenerativeModel, ModelStep, Prompt, together, writer
+from heed.decode.state import DecodeState, GrowAxis, Key, StateTensors, stacked
+from heed.decode.strategy import Hypothesis, Strategy
 from heed.errors import HeedWarning, RunError
-from heed.nn.packed import packed
+from heed.nn.kernels.prepacked_weights import packed
 
 LOOK = 4
 """Tokens between two looks at who is finished. On a GPU a look says how it was a step before, so
@@ -56,7 +56,7 @@ class Search:
 
     def __init__(
         self,
-        models: Sequence[Writing],
+        models: Sequence[GenerativeModel],
         how: Strategy,
         *,
         batch_size: int | None = None,
@@ -77,7 +77,7 @@ class Search:
         self.capture = capture
         self.unwritten = torch.tensor(specials.unwritten, dtype=torch.long, device=self.device)
         self.sizes = allowed.Sizes(few=self.capture)
-        self._boards: dict[Key, tuple[Board, Step]] = {}
+        self._boards: dict[Key, tuple[DecodeState, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
 
     def translate(
@@ -87,7 +87,7 @@ class Search:
         max_ratio: float = 2.0,
         max_extra: int = 10,
         numbers: Sequence[int] | None = None,
-    ) -> list[list[Written]]:
+    ) -> list[list[Hypothesis]]:
         """The hypotheses for each source (ids without an end mark), the best first.
 
         An output has at most max_ratio times the source's tokens plus max_extra. `numbers` name
@@ -99,17 +99,17 @@ class Search:
             [n - 1 for n in lengths], max_ratio=max_ratio, max_extra=max_extra, most=ends
         )
 
-        def reading(chosen: list[int]) -> Reading:
+        def reading(chosen: list[int]) -> Prompt:
             source, real = self._padded([[*sources[i], self.specials.eos] for i in chosen])
             prompt = torch.full_like(source[:, :1], self.begin)
             groups = allowed.groups([lengths[i] for i in chosen], source.shape[1])
-            return Reading(prompt, None, source, real, groups)
+            return Prompt(prompt, None, source, real, groups)
 
         return self._all(lengths, limits, reading, numbers)
 
     def go_on(
         self, prompts: Sequence[Sequence[int]], *, most: int, numbers: Sequence[int] | None = None
-    ) -> list[list[Written]]:
+    ) -> list[list[Hypothesis]]:
         """What a language model writes after each prompt, `most` tokens at most.
 
         A prompt is ids with the begin mark; only what follows it is returned.
@@ -118,12 +118,12 @@ class Search:
         ends = allowed.positions_of(self.models)
         limits = [most if ends is None else max(1, min(most, ends - n)) for n in lengths]
 
-        def reading(chosen: list[int]) -> Reading:
-            return Reading(*self._padded([list(prompts[i]) for i in chosen]))
+        def reading(chosen: list[int]) -> Prompt:
+            return Prompt(*self._padded([list(prompts[i]) for i in chosen]))
 
         return self._all(lengths, limits, reading, numbers)
 
-    def try_out(self, reading: Reading) -> None:
+    def try_out(self, reading: Prompt) -> None:
         """Begin these texts and write a step, for those who want to know what is launched."""
         texts = len(reading.prompt_bp)
         with at_rest(self.models):
@@ -142,14 +142,14 @@ class Search:
         self,
         lengths: Sequence[int],
         limits: Sequence[int],
-        reading: Callable[[list[int]], Reading],
+        reading: Callable[[list[int]], Prompt],
         numbers: Sequence[int] | None,
-    ) -> list[list[Written]]:
+    ) -> list[list[Hypothesis]]:
         numbers = range(len(lengths)) if numbers is None else numbers
-        out: list[list[Written]] = [[] for _ in lengths]
+        out: list[list[Hypothesis]] = [[] for _ in lengths]
         batches = list(self._batches(lengths, limits))
 
-        def work(chosen: list[int]) -> list[list[Written]]:
+        def work(chosen: list[int]) -> list[list[Hypothesis]]:
             own = [limits[i] for i in chosen], [numbers[i] for i in chosen]
             return self._batch(reading(chosen), *own)
 
@@ -171,10 +171,10 @@ class Search:
         return allowed.batches(lengths, self.batch_size, costs=kept, most=most)
 
     def _batch(
-        self, reading: Reading, limits: list[int], numbers: list[int]
-    ) -> list[list[Written]]:
+        self, reading: Prompt, limits: list[int], numbers: list[int]
+    ) -> list[list[Hypothesis]]:
         """Write until all texts are finished."""
-        out: list[list[Written]] = [[] for _ in limits]
+        out: list[list[Hypothesis]] = [[] for _ in limits]
         places, longest, written = list(range(len(limits))), max(limits), 1
         first, (logits, looked) = self._begin(reading, limits, numbers)
         board, step = self._move(first, places, self.sizes.room(0))
@@ -200,12 +200,12 @@ class Search:
         self._read(board, places, list(range(len(places))), out)
         return out
 
-    def _told(self, board: Board) -> None:
+    def _told(self, board: DecodeState) -> None:
         """A token was written: for one who listens."""
 
     def _begin(
-        self, reading: Reading, limits: list[int], numbers: list[int]
-    ) -> tuple[Board, tuple[Tensor, Tensor | None]]:
+        self, reading: Prompt, limits: list[int], numbers: list[int]
+    ) -> tuple[DecodeState, tuple[Tensor, Tensor | None]]:
         """Read what there is to read; a board without room, and what the models say comes first."""
         lanes, prompt = self.how.lanes, self.sizes.length(reading.prompt_bp.shape[1])
         kept = self.how.begin(limits, numbers, self.device)
@@ -220,30 +220,30 @@ class Search:
             said.append((logits, looked))
         tensors = {name: tensor for name, (tensor, _) in kept.items()}
         growth = {name: grown for name, (_, grown) in kept.items() if grown is not None}
-        return Board(tensors, growth, size=len(limits), room=0), self._joined(said)
+        return DecodeState(tensors, growth, size=len(limits), room=0), self._joined(said)
 
     def _begun(
-        self, one: Writer, reading: Reading, prompt: int
-    ) -> tuple[Tensor, Tensor | None, Kept]:
+        self, one: ModelStep, reading: Prompt, prompt: int
+    ) -> tuple[Tensor, Tensor | None, StateTensors]:
         """What one model says comes first, where it found that, and what it keeps on the board."""
-        said, looks, kept = list[Tensor](), list[Tensor](), list[Kept]()
+        said, looks, kept = list[Tensor](), list[Tensor](), list[StateTensors]()
         for part in reading.parts():
             logits, looked, cache = one.begin(part, looking=self.how.looks)
             said.append(logits)
             looks += [] if looked is None else [looked]
             kept.append(one.keep(cache, self.how.lanes, prompt))
-        whole: Kept = {
+        whole: StateTensors = {
             name: (stacked([own[name][0] for own in kept]), growth)
             for name, (_, growth) in kept[0].items()
         }
         return torch.cat(said), stacked(looks) if looks else None, whole
 
-    def _seated(self, x_b: Tensor, board: Board) -> Tensor:
+    def _seated(self, x_b: Tensor, board: DecodeState) -> Tensor:
         """The same for every hypothesis of a text, and zeros for seats that no text has."""
         seated = F.pad(x_b, (0, 0, 0, board.size - x_b.shape[0]))
         return seated[:, None].expand(-1, self.how.lanes, -1)
 
-    def _move(self, board: Board, rows: list[int], room: int) -> tuple[Board, Step]:
+    def _move(self, board: DecodeState, rows: list[int], room: int) -> tuple[DecodeState, Step]:
         """These texts on a board of their own, and the step over it."""
         if not self.capture and room == board.room:
             kept = board.kept(rows)
@@ -262,7 +262,7 @@ class Search:
         moved.take(board, torch.tensor(rows, device=self.device))
         return moved, step
 
-    def _captured(self, board: Board) -> Step:
+    def _captured(self, board: DecodeState) -> Step:
         step = partial(self._step, board)
         try:
             return captured(step, self._pool)
@@ -287,7 +287,7 @@ class Search:
         return free + idle + self._held()
 
     def _read(
-        self, board: Board, places: list[int], rows: list[int], out: list[list[Written]]
+        self, board: DecodeState, places: list[int], rows: list[int], out: list[list[Hypothesis]]
     ) -> None:
         """Put the results of these rows where their texts belong."""
         read = self.how.read(board, torch.tensor(rows, dtype=torch.long, device=self.device))
@@ -296,7 +296,7 @@ class Search:
                 raise _no_number(self.models)
             out[places[row]] = written
 
-    def _step(self, board: Board) -> None:
+    def _step(self, board: DecodeState) -> None:
         """Read the last token of every hypothesis and choose the next: no waiting, fixed shapes."""
         board.see_self()
         said = [one.read(board, looking=self.how.looks) for one in self.writers]
@@ -311,12 +311,14 @@ class Search:
             logits.index_fill_(-1, self.unwritten, -torch.inf)
         return logits, torch.stack(looks).mean(0) if looks else None
 
-    def _choose_first(self, board: Board, logits_bv: Tensor, looked_bm: Tensor | None) -> None:
+    def _choose_first(
+        self, board: DecodeState, logits_bv: Tensor, looked_bm: Tensor | None
+    ) -> None:
         """The hypotheses of a text begin alike."""
         looked = None if looked_bm is None else self._seated(looked_bm, board)
         self._choose(board, self._seated(logits_bv, board), looked)
 
-    def _choose(self, board: Board, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
+    def _choose(self, board: DecodeState, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
         parents = self.how.choose(logits_bkv, looked_bkm, board)
         board.at.add_(1)
         if parents is not None:
@@ -336,14 +338,14 @@ def _no_number(models: Sequence[nn.Module]) -> RunError:
     )
 
 
-def _facts(reading: Reading, lanes: int, prompt: int) -> Kept:
+def _facts(reading: Prompt, lanes: int, prompt: int) -> StateTensors:
     """What all models share: who has which cell in its past, and what the source is."""
     ids, real = reading.prompt_bp, reading.prompt_real
     seen_bp = torch.ones_like(ids, dtype=torch.bool) if real is None else real
     seen_bp = F.pad(seen_bp, (0, prompt - ids.shape[1]))
     whole = torch.full_like(ids[:1, :1], ids.shape[1])
-    facts: Kept = {
-        "seen": (seen_bp[:, None].expand(-1, lanes, -1), Growth(axis=2, cells=lanes)),
+    facts: StateTensors = {
+        "seen": (seen_bp[:, None].expand(-1, lanes, -1), GrowAxis(axis=2, cells=lanes)),
         "offset": (whole if real is None else real.sum(dim=1, keepdim=True), None),
     }
     if reading.source_real is not None:

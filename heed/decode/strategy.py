@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heed.data.specials import OWN
-from heed.decode.board import Board, Growth, Kept
+from heed.data.tokenizers.special_tokens import OWN
+from heed.decode.state import DecodeState, GrowAxis, StateTensors
 
 Array = NDArray[Any]
 RESULTS = ("score", "logprob", "steps", "lane", "cut")
 
 
 @dataclass(frozen=True)
-class Written:
+class Hypothesis:
     """A hypothesis that is finished."""
 
     ids: list[int]
@@ -47,7 +47,9 @@ class Strategy(ABC):
     def __init__(self, lanes: int = 1, *, length_penalty: float = 1.0) -> None:
         self.lanes, self.length_penalty = lanes, length_penalty
 
-    def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
+    def begin(
+        self, limits: Sequence[int], numbers: Sequence[int], device: torch.device
+    ) -> StateTensors:
         """What this strategy keeps on a board, with no room yet.
 
         `limits` are the tokens that may be written for each text; `numbers` tell texts apart,
@@ -61,7 +63,7 @@ class Strategy(ABC):
         history = torch.zeros(b, 0, k, dtype=torch.long, device=device)
         return {
             "ids": (filled(0, torch.long), None),
-            "tokens": (history, Growth(axis=1)),
+            "tokens": (history, GrowAxis(axis=1)),
             "logprobs": (filled(0.0), None),
             "done": (torch.zeros(b, dtype=torch.bool, device=device), None),
             "limit": (torch.tensor(limits, device=device), None),
@@ -73,7 +75,9 @@ class Strategy(ABC):
         }
 
     @abstractmethod
-    def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
+    def choose(
+        self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: DecodeState
+    ) -> Tensor | None:
         """Write the next token of every hypothesis, and note what is finished.
 
         Returns which hypothesis each goes on from, where that may be another than itself.
@@ -83,7 +87,7 @@ class Strategy(ABC):
         """logprob / length^penalty, the length with its end mark."""
         return logprob / length.double() ** self.length_penalty
 
-    def read(self, board: Board, rows: Tensor) -> list[list[Written]]:
+    def read(self, board: DecodeState, rows: Tensor) -> list[list[Hypothesis]]:
         """The finished hypotheses of some texts, the best first."""
         names = ["tokens", *(f"out.{name}" for name in RESULTS)]
         names += ["parents"] if "parents" in board.tensors else []
@@ -92,7 +96,7 @@ class Strategy(ABC):
         paths = _trace_back(tokens_blk, parents_blk[0] if parents_blk else None, steps, lane)
         return [
             [
-                Written(
+                Hypothesis(
                     paths[i, j, : steps[i, j]].tolist(),
                     float(score[i, j]),
                     float(logprob[i, j]),
@@ -108,10 +112,12 @@ class Strategy(ABC):
         return list(range(len(scores_k)))
 
 
-class Apart(Strategy):
+class IndependentStrategy(Strategy):
     """Hypotheses that know nothing of one another: each takes its own next token."""
 
-    def begin(self, limits: Sequence[int], numbers: Sequence[int], device: torch.device) -> Kept:
+    def begin(
+        self, limits: Sequence[int], numbers: Sequence[int], device: torch.device
+    ) -> StateTensors:
         """And which of them have ended. Each keeps its lane."""
         kept = super().begin(limits, numbers, device)
         kept["out.lane"][0].copy_(torch.arange(self.lanes, device=device))
@@ -119,10 +125,12 @@ class Apart(Strategy):
         return kept | {"ended": (ended, None)}
 
     @abstractmethod
-    def pick(self, logits_bkv: Tensor, board: Board) -> Tensor:
+    def pick(self, logits_bkv: Tensor, board: DecodeState) -> Tensor:
         """The next token of each hypothesis [b, k]."""
 
-    def choose(self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: Board) -> Tensor | None:
+    def choose(
+        self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: DecodeState
+    ) -> Tensor | None:
         """Take it, and add up its log-probability until the hypothesis ends."""
         tokens_bk = self.pick(logits_bkv, board)
         gained = logits_bkv.log_softmax(dim=-1).gather(2, tokens_bk[..., None])[..., 0]

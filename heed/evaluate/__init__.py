@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from heed.config import Recipe
-from heed.data.batches import Batches
-from heed.data.store import open_store
-from heed.data.tokenizer import Tokenizer
+from heed.data.batching.bucketed import Batches
+from heed.data.token_store import open_store
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
-from heed.evaluate import classify, generate, keeping, translate
-from heed.evaluate.sets import (
+from heed.evaluate import classify, generate, translate
+from heed.evaluate.held_out_set import (
     Facts,
     HeldOut,
     Job,
@@ -32,11 +32,12 @@ from heed.evaluate.sets import (
     training_text,
 )
 from heed.models import LanguageModel
-from heed.runs import Run, kept
-from heed.score.evaluation import evaluate as mean_loss
-from heed.train.classes import classes_in
-from heed.train.engine import load
-from heed.train.setup import batches_of
+from heed.runs import results_file
+from heed.runs.run import Run, kept
+from heed.train.prepare.class_weights import classes_in
+from heed.train.prepare.setup import batches_of
+from heed.train.run import load
+from heed.train.validate import evaluate as mean_loss
 
 __all__ = ["Settings", "checkpoint", "evaluate"]
 
@@ -58,7 +59,7 @@ def evaluate(
     facts, later = _found(folder, settings, device=device, say=say)
     if tell is not None:
         tell(facts)
-    keeping.write_all(folder, later)
+    results_file.write_all(folder, later)
     return facts
 
 
@@ -80,7 +81,7 @@ def _found(
         head = {"run": str(folder), "task": recipe.task, "checkpoint": checkpoint(run, recipe)}
         return head | generate.sentences(model, tokenizer, recipe, settings), []
     train = training_text(run, recipe)
-    before = keeping.results(folder)
+    before = results_file.results(folder)
     held_out = _named(find_set(recipe, train, settings), before, others(recipe, settings), say)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)
@@ -110,13 +111,13 @@ def _found(
         "in_train": None if seen is None else sum(seen),
         "clean": {k: v for k, v in found[-1].items() if k not in WHOLE} if clean else None,
     } | ({"unknown": train.missing} if seen is None else {})
-    return result, [*job.later, partial(keeping.keep, folder, held_out.name, result)]
+    return result, [*job.later, partial(results_file.keep, folder, held_out.name, result)]
 
 
 def _named(held_out: HeldOut, before: dict[str, Facts], taken: set[str], say: Say) -> HeldOut:
     """The same set under a name that no other text has."""
     name, files = held_out.name, held_out.corpus.paths
-    own = keeping.own_name(name, files, held_out.corpus.fingerprint(), before, taken)
+    own = results_file.own_name(name, files, held_out.corpus.fingerprint(), before, taken)
     if own != name:
         say(f"{name!r} is the name of another text here: this one is kept as {own!r}.")
     return replace(held_out, name=own)

@@ -15,22 +15,23 @@ from typing import Any, cast
 
 import numpy as np
 
-from heed import draw
+from heed import plot
 from heed.data.corpus import Record
-from heed.data.corpus.files import escaped
-from heed.data.store import class_number
-from heed.decode.classes import Calibration, Classes
-from heed.decode.labels import Labeller, Text
-from heed.disk import write_whole
+from heed.data.corpus.text_files import escaped
+from heed.data.held_out import set_aside
+from heed.data.token_store import class_number
 from heed.errors import RunError
-from heed.evaluate.sets import Facts, HeldOut, Job, Settings, find_set
+from heed.evaluate.held_out_set import Facts, HeldOut, Job, Settings, find_set
+from heed.files import write_whole
+from heed.metrics import baselines, classification
+from heed.metrics import calibration as calibration_metrics
+from heed.metrics.baselines import Baseline, Labelled
+from heed.metrics.classification import Answers
 from heed.models import Classifier
-from heed.score import baselines, classification, reliability
-from heed.score.baselines import Baseline, Labelled
-from heed.score.bootstrap import Real, Whole
-from heed.score.classification import Answers
-from heed.train.aside import set_aside
-from heed.train.classes import classes_in
+from heed.pipelines.classify import ClassificationPipeline, Text
+from heed.runs.labels import Calibration, Classes
+from heed.stats.bootstrap import Real, Whole
+from heed.train.prepare.class_weights import classes_in
 
 PREDICTIONS = "predictions"
 UNCALIBRATED = ("log_loss", "brier", "calibration_error", "interval")
@@ -43,7 +44,9 @@ def facts(job: Job) -> list[Facts]:
         baselines.require()
     classes = classes_in(job.run, job.train.corpus, job.train.missing)
     longest = job.recipe.data.max_length
-    labeller = Labeller(cast("Classifier", job.model), job.tokenizer, classes, longest=longest)
+    labeller = ClassificationPipeline(
+        cast("Classifier", job.model), job.tokenizer, classes, longest=longest
+    )
     calibration = _fitted(job, labeller) if job.settings.calibrate else Calibration.read(job.run)
     raw = answers_to(labeller, job.records)
     answers = raw if calibration is None else _cooled(raw, calibration)
@@ -51,7 +54,7 @@ def facts(job: Job) -> list[Facts]:
     if calibration is not None:
         told[0]["calibration"] = asdict(calibration)
         for part, rows in zip(told, job.parts, strict=True):
-            before = reliability.describe(raw.only(rows), resamples=job.settings.resamples)
+            before = calibration_metrics.describe(raw.only(rows), resamples=job.settings.resamples)
             part["uncalibrated"] = {key: before[key] for key in UNCALIBRATED if key in before}
     if job.settings.baseline:
         found = list(_baselines(job, classes))
@@ -64,10 +67,10 @@ def facts(job: Job) -> list[Facts]:
     return told
 
 
-def answers_to(labeller: Labeller, records: Sequence[Record]) -> Answers:
+def answers_to(labeller: ClassificationPipeline, records: Sequence[Record]) -> Answers:
     """What the model says of labelled texts."""
     texts: list[Text] = [(r.texts[0], r.texts[1]) if r.texts[1:] else r.texts[0] for r in records]
-    log_p = reliability.cooled(labeller.logits(texts), 1.0)
+    log_p = calibration_metrics.cooled(labeller.logits(texts), 1.0)
     return Answers.likeliest(numbers(records, labeller.classes), log_p)
 
 
@@ -79,14 +82,14 @@ def numbers(records: Sequence[Record], classes: Classes) -> Whole:
 
 def _cooled(answers: Answers, calibration: Calibration) -> Answers:
     log_p = cast("Real", answers.log_p)
-    return replace(answers, log_p=reliability.cooled(log_p, calibration.temperature))
+    return replace(answers, log_p=calibration_metrics.cooled(log_p, calibration.temperature))
 
 
 def _describe(job: Job, answers: Answers, classes: Classes, rows: Sequence[int]) -> Facts:
     """Everything about the answers to some of the texts."""
     some, resamples = answers.only(rows), job.settings.resamples
     found = classification.describe(some, classes.names, resamples=resamples)
-    more = reliability.describe(some, resamples=resamples)
+    more = calibration_metrics.describe(some, resamples=resamples)
     spans = found.pop("interval", {}) | more.pop("interval", {})
     return found | more | ({"interval": spans} if spans else {})
 
@@ -99,12 +102,12 @@ def _dev(job: Job) -> HeldOut:
     return find_set(job.recipe, job.train, Settings(split="dev"))
 
 
-def _fitted(job: Job, labeller: Labeller) -> Calibration:
+def _fitted(job: Job, labeller: ClassificationPipeline) -> Calibration:
     """The temperature that suits dev best."""
     dev = _dev(job)
     records = dev.records(Counter())
     answers = answers_to(labeller, records)
-    temperature = reliability.fit_temperature(answers.truth, cast("Real", answers.log_p))
+    temperature = calibration_metrics.fit_temperature(answers.truth, cast("Real", answers.log_p))
     return Calibration(temperature, dev.name, len(records), dev.corpus.fingerprint())
 
 
@@ -159,7 +162,7 @@ def _draw(job: Job, told: dict[str, Any]) -> None:
     name, counts = job.held_out.name, np.array(told["confusion"]["counts"])
     share = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     names = told["confusion"]["classes"]
-    figure = draw.attention_map(
+    figure = plot.attention_map(
         share,
         names,
         names,
@@ -168,15 +171,15 @@ def _draw(job: Job, told: dict[str, Any]) -> None:
         column_label="was called",
         numbers=counts.tolist(),
     )
-    draw.save(figure, job.run.figures / f"confusion-{name}")
+    plot.save(figure, job.run.figures / f"confusion-{name}")
     bins = told["reliability"]
     points = [(one["confidence"], one["accuracy"]) for one in bins]
     spans = [(one["interval"]["low"], one["interval"]["high"]) for one in bins if "interval" in one]
-    figure = draw.curves(
+    figure = plot.curves(
         {"answers": points, "as sure as right": [(0.0, 0.0), (1.0, 1.0)]},
         title=f"How often answers are right, by how sure they are ({name})",
         x="confidence",
         y="accuracy",
         bands={"answers": spans} if spans else None,
     )
-    draw.save(figure, job.run.figures / f"reliability-{name}")
+    plot.save(figure, job.run.figures / f"reliability-{name}")

@@ -11,14 +11,14 @@ from typing import cast
 
 from heed.config import Recipe
 from heed.data.corpus import Record
-from heed.data.corpus.files import escaped
-from heed.data.tokenizer import Tokenizer
-from heed.data.wordwise import Wordwise
-from heed.disk import write_whole
+from heed.data.corpus.text_files import escaped
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.data.tokenizers.word_cache import Wordwise
 from heed.errors import HeedError
-from heed.evaluate.sets import Facts, Job, Settings, find_set, seen_in_train
+from heed.evaluate.held_out_set import Facts, Job, Settings, find_set, seen_in_train
+from heed.files import write_whole
+from heed.metrics.perplexity import Counts, Judged, count, judge, told
 from heed.models import LanguageModel, Model
-from heed.score.language import Counts, Judged, count, judge, told
 
 DOCUMENTS = "documents"
 SHOWN = 200

@@ -8,12 +8,12 @@ from typing import cast
 
 from heed import models
 from heed.api import Translator
-from heed.decode.texts import Translation, decoding
-from heed.disk import write_whole
-from heed.evaluate.sets import Facts, Job
-from heed.score.assess import Assessment, assess
-from heed.score.systems import TABLES
-from heed.score.translation import METRICS
+from heed.evaluate.held_out_set import Facts, Job
+from heed.evaluate.read_outputs import TABLES
+from heed.files import write_whole
+from heed.metrics.corpus_bleu import METRICS
+from heed.metrics.systems import Assessment, assess
+from heed.pipelines.translate import Translation, decoding
 
 
 def facts(job: Job) -> list[Facts]:

@@ -11,12 +11,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from heed.disk import drafted
 from heed.errors import ConfigError, RunError, nearest
-from heed.runs import Run
+from heed.files import drafted
+from heed.runs.run import Run
 
 FORMATS = {
-    "hf": "heed.export.hf",
+    "hf": "heed.export.huggingface",
     "ctranslate2": "heed.export.ctranslate2",
     "onnx": "heed.export.onnx",
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heed.decode.engines import check_installed
+from heed.decode.engine_choice import check_installed
 from heed.errors import ConfigError, RunError
 from heed.models import Translator
-from heed.train import engine
+from heed.train import run as train_run
 
 NUMBERS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_bfloat16")
 """How CTranslate2 can keep weights."""
@@ -18,11 +18,11 @@ def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
     check_installed("ctranslate2")
     if quantize is not None and quantize not in NUMBERS:
         raise ConfigError([f"quantize cannot be {quantize!r}: use one of {', '.join(NUMBERS)}."])
-    model, tokenizer, recipe = engine.load(run, device="cpu")
+    model, tokenizer, recipe = train_run.load(run, device="cpu")
     if not isinstance(model, Translator):
         what = f"this run was trained to {recipe.task}, and CTranslate2 gets translators alone."
         raise RunError(what, where=str(run), todo="Export it with --to onnx.")
-    from heed.decode.ctranslate2 import convert, refuse
+    from heed.decode.ctranslate2_engine import convert, refuse
 
     refuse(model)
     convert(model, tokenizer, folder, least=recipe.data.max_length, quantization=quantize)

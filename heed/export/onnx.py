@@ -33,14 +33,14 @@ from torch import Tensor, nn
 from heed.config import ModelConfig
 from heed.errors import ConfigError, RunError
 from heed.models import LanguageModel, Model, Translator
-from heed.nn import kernels
 from heed.nn.cache import Cache, LayerCache
-from heed.nn.flow import Tokens
+from heed.nn.kernels import dispatch
 from heed.nn.masks import count_positions
 from heed.nn.positions import Rope
 from heed.nn.stack import Block, Stack
-from heed.runs import Run
-from heed.train import engine
+from heed.nn.tokens import Tokens
+from heed.runs.run import Run
+from heed.train import run as train_run
 
 NEEDED = ("onnx", "onnxscript")
 BATCH, LENGTH, SOURCE, PAST = 2, 3, 5, 4
@@ -56,7 +56,7 @@ def export(run: Path, folder: Path) -> None:
     if missing:
         what = f"{' and '.join(missing)}: not installed."
         raise RunError(what, todo="Install what is missing: pip install heed[onnx]")
-    model, tokenizer, recipe = engine.load(run, device="cpu")
+    model, tokenizer, recipe = train_run.load(run, device="cpu")
     found = complaints(model.config, causal=causal(model))
     if found:
         raise ConfigError(found, where=str(run))
@@ -140,7 +140,7 @@ class Encoder(nn.Module):
         out, at = [], tokens.positions_bn
         for block in decoder.blocks:
             cross = cast(Block, block).cross
-            k, v = kernels.split(cross.kv(memory), (cross.kv_heads,) * 2, cross.head_width)
+            k, v = dispatch.split(cross.kv(memory), (cross.kv_heads,) * 2, cross.head_width)
             _, k = decoder.cross_position.rotate(k, cross.k_norm(k), at, at)
             out += [k, v]
         return out

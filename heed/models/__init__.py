@@ -8,17 +8,25 @@ from torch import Tensor
 
 from heed.config import TASKS, ModelConfig
 from heed.errors import ConfigError, nearest
+from heed.models.backbone import Backbone
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
-from heed.models.reader import Reader
 from heed.models.translator import Translator
 from heed.models.weights import refuse_misfit
-from heed.nn.layers import initialise
+from heed.nn.embedding import initialise
 from heed.nn.positions import ENCODINGS
 
 Model = Translator | Classifier | LanguageModel
 
-__all__ = ["Classifier", "LanguageModel", "Model", "Reader", "Translator", "build", "holding"]
+__all__ = [
+    "Backbone",
+    "Classifier",
+    "LanguageModel",
+    "Model",
+    "Translator",
+    "build",
+    "from_weights",
+]
 
 
 def build(
@@ -44,7 +52,7 @@ def build(
     return model
 
 
-def holding(
+def from_weights(
     weights: Mapping[str, Tensor],
     task: str,
     config: ModelConfig,

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.models.parts import Base, Trace, build_embedding, build_stack
+from heed.models.trace import Base, Trace, build_embedding, build_stack
 from heed.nn.cache import Cache
-from heed.nn.flow import StackOutput, Tokens
-from heed.nn.grams import Grams
+from heed.nn.ngrams import NgramFeatures
+from heed.nn.tokens import StackOutput, Tokens
 
 BETWEEN = {"relu": nn.ReLU, "tanh": nn.Tanh}
 """What may stand in a classifier's head."""
@@ -60,7 +60,7 @@ class Classifier(Base):
         self.embedding = build_embedding(config, vocab)
         self.stack = build_stack(config, causal=False)
         self.pool = Pooling(config)
-        self.grams = Grams(config, vocab) if config.ngrams > 1 else None
+        self.grams = NgramFeatures(config, vocab) if config.ngrams > 1 else None
         self.dropout = nn.Dropout(config.dropout)
         if config.classifier_hidden is None:
             self.head: nn.Module = nn.Linear(config.width, classes)

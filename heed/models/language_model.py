@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.models.parts import Base, Trace, VocabularyHead, build_embedding, build_stack
+from heed.models.trace import Base, Trace, VocabularyHead, build_embedding, build_stack
 from heed.nn.cache import Cache
-from heed.nn.flow import StackOutput, Tokens
+from heed.nn.tokens import StackOutput, Tokens
 
 
 class LanguageModel(Base):

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.nn import kernels
 from heed.nn.cache import LayerCache
-from heed.nn.layers import BranchOut
-from heed.nn.maps import Linear
+from heed.nn.embedding import OutputLinear
+from heed.nn.kernels import dispatch
+from heed.nn.kernels.linear import Linear
+from heed.nn.kernels.short_attention import PendingRotation
 from heed.nn.masks import Mask
 from heed.nn.merges import Merge
-from heed.nn.positions import LazyBias, Position
-from heed.nn.short import LazyTurn
+from heed.nn.positions import Position, PositionBias
 
 STILL = Position()
 """No position, for queries and keys that the kernel will turn itself."""
@@ -41,7 +41,7 @@ def attend(
     returned are those before dropout: what the model attends to, not what training hid of it.
     """
     scale = q_bhnd.shape[-1] ** -0.5 if scale is None else scale
-    k_bhmd, v_bhmd = (kernels.share_heads(x, q_bhnd.shape[1]) for x in (k_bgmd, v_bgmd))
+    k_bhmd, v_bhmd = (dispatch.share_heads(x, q_bhnd.shape[1]) for x in (k_bgmd, v_bgmd))
     scores_bhnm = (q_bhnd * scale) @ k_bhmd.mT
     if bias is not None:
         scores_bhnm = scores_bhnm + bias
@@ -54,7 +54,7 @@ def attend(
 
 
 @dataclass
-class Sight:
+class AttentionContext:
     """What all layers of one forward pass share: who stands where, and who may see whom."""
 
     q_positions: Tensor
@@ -63,13 +63,13 @@ class Sight:
     mask: Mask | None = None
     real_bn: Tensor | None = None
     """Which queries are tokens, not padding, for merges that look past one token."""
-    bias: LazyBias | None = None
+    bias: PositionBias | None = None
     """The position's bias where it is the same for every layer; else each layer makes its own."""
     source_bmw: Tensor | None = None
     """Whose keys and values to attend to, in cross-attention."""
-    _turn: LazyTurn | None = field(default=None, init=False, repr=False)
+    _turn: PendingRotation | None = field(default=None, init=False, repr=False)
 
-    def turn(self, position: Position) -> LazyTurn | None:
+    def turn(self, position: Position) -> PendingRotation | None:
         """The turn of queries and keys, where an encoding's is one: kernels can do it.
 
         There is one for all layers, unless a compiler looks on: to it they are to look alike.
@@ -78,7 +78,7 @@ class Sight:
             return None
         if self._turn is not None and self._turn.position is position:
             return self._turn
-        turn = LazyTurn(position, self.q_positions, self.k_positions)
+        turn = PendingRotation(position, self.q_positions, self.k_positions)
         if not torch.compiler.is_compiling():
             self._turn = turn
         return turn
@@ -116,7 +116,7 @@ class MultiHeadAttention(nn.Module):
             self.q = Linear(width, inner, bias=bias)
             self.kv = Linear(source_width, 2 * shared, bias=bias)
         self.crosses = source_width is not None
-        self.out = BranchOut(inner, width, bias=bias)
+        self.out = OutputLinear(inner, width, bias=bias)
         self.q_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
         self.merge = merge or Merge()
@@ -124,7 +124,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x_bnw: Tensor,
-        sight: Sight,
+        sight: AttentionContext,
         position: Position,
         *,
         cache: LayerCache | None = None,
@@ -136,7 +136,7 @@ class MultiHeadAttention(nn.Module):
         turn = sight.turn(position) if cache is None and not plain else None
         rotates = position if turn is None else STILL
         q_bhnd, k_bgmd, v_bgmd = self._heads(x_bnw, sight, rotates, cache)
-        bias = sight.bias or LazyBias(
+        bias = sight.bias or PositionBias(
             position, q_positions, k_positions, q_bhnd=q_bhnd, scale=self.scale
         )
         dropout = self.dropout if self.training else 0.0
@@ -149,7 +149,7 @@ class MultiHeadAttention(nn.Module):
             heads_bhnd = heads_bhnd if extra is None else heads_bhnd + extra
         else:
             weights_bhnm = None
-            heads_bhnd = kernels.fused(
+            heads_bhnd = dispatch.fused(
                 q_bhnd,
                 k_bgmd,
                 v_bgmd,
@@ -162,15 +162,15 @@ class MultiHeadAttention(nn.Module):
         return self.out(self.merge(heads_bhnd, sight.real_bn)), weights_bhnm if weights else None
 
     def _heads(
-        self, x_bnw: Tensor, sight: Sight, position: Position, cache: LayerCache | None
+        self, x_bnw: Tensor, sight: AttentionContext, position: Position, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by head, normalised and rotated, the cached ones first."""
         q_positions, shared = sight.q_positions, self.kv_heads
         if not self.crosses:
-            q, k, v = kernels.split(self.qkv(x_bnw), (self.heads, shared, shared), self.head_width)
+            q, k, v = dispatch.split(self.qkv(x_bnw), (self.heads, shared, shared), self.head_width)
             q, k = position.rotate(self.q_norm(q), self.k_norm(k), q_positions, q_positions)
             return (q, k, v) if cache is None else (q, *cache.append(k, v))
-        (q,) = kernels.split(self.q(x_bnw), (self.heads,), self.head_width)
+        (q,) = dispatch.split(self.q(x_bnw), (self.heads,), self.head_width)
         q = self.q_norm(q)
         if cache is not None and cache.filled:
             # The source was projected and rotated at the first step: only the query turns.
@@ -178,6 +178,6 @@ class MultiHeadAttention(nn.Module):
             return (q, *cache.read())
         if sight.source_bmw is None:
             raise ValueError("Cross-attention needs a source until its cache is filled.")
-        k, v = kernels.split(self.kv(sight.source_bmw), (shared, shared), self.head_width)
+        k, v = dispatch.split(self.kv(sight.source_bmw), (shared, shared), self.head_width)
         q, k = position.rotate(q, self.k_norm(k), q_positions, sight.k_positions)
         return (q, k, v) if cache is None else (q, *cache.append(k, v))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from heed.nn.few import put
-from heed.nn.flow import Tokens
-from heed.nn.kernels import on_gpu
+from heed.nn.kernels.decode_attention import put
+from heed.nn.kernels.dispatch import on_gpu
+from heed.nn.tokens import Tokens
 
 FIRST_CAPACITY = 64
 

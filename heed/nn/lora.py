@@ -21,11 +21,11 @@ from torch.nn.utils import parametrize
 
 from heed.errors import ConfigError
 from heed.nn.attention import MultiHeadAttention
-from heed.nn.layers import FeedForward
-from heed.nn.maps import GATES
+from heed.nn.embedding import FeedForward
+from heed.nn.kernels.linear import GATES
 
 On = Literal["qv", "attention", "all"]
-Parts = list[tuple[int, bool]]
+TrainingSetup = list[tuple[int, bool]]
 """The rows of each projection in a matrix, and whether it is adapted."""
 PLACE = ".parametrizations.weight"
 
@@ -33,7 +33,7 @@ PLACE = ".parametrizations.weight"
 class LowRank(nn.Module):
     """W + (α / r) B A for each projection that is adapted, W for the others."""
 
-    def __init__(self, parts: Parts, columns: int, *, rank: int, alpha: float) -> None:
+    def __init__(self, parts: TrainingSetup, columns: int, *, rank: int, alpha: float) -> None:
         super().__init__()
         self.rows, self.adapted = zip(*parts, strict=True)
         self.scale = alpha / rank
@@ -81,7 +81,7 @@ def adapt(
         parametrize.register_parametrization(linear, "weight", factors.to(device, dtype))
 
 
-def _maps(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, Parts]]:
+def _maps(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, TrainingSetup]]:
     """The maps to adapt, each with the projections it packs."""
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
@@ -92,7 +92,9 @@ def _maps(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, Parts]]:
             yield module.down, [(module.down.out_features, True)]
 
 
-def _projections(module: MultiHeadAttention, *, every: bool) -> Iterator[tuple[nn.Linear, Parts]]:
+def _projections(
+    module: MultiHeadAttention, *, every: bool
+) -> Iterator[tuple[nn.Linear, TrainingSetup]]:
     query, shared = (n * module.head_width for n in (module.heads, module.kv_heads))
     q, k, v = (query, True), (shared, every), (shared, True)
     if module.crosses:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from heed.config import ModelConfig
-from heed.nn import kernels
 from heed.nn.attention import attend
 from heed.nn.cache import Cache
-from heed.nn.flow import StackOutput, Tokens
+from heed.nn.kernels import dispatch
 from heed.nn.masks import Mask
+from heed.nn.tokens import StackOutput, Tokens
 
 State = tuple[Tensor, Tensor]
 
@@ -105,7 +105,7 @@ class LSTMStack(nn.Module):
             context, seen = attend(q, kv, kv, mask=mask.dense())
             out.cross_weights.append(seen)
         else:
-            context = kernels.fused(q, kv, kv, mask=mask)
+            context = dispatch.fused(q, kv, kv, mask=mask)
         out.x_bnw = torch.tanh(self.combine(torch.cat([context[:, 0], out.x_bnw], dim=-1)))
 
 

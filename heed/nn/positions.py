@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from heed.config import ModelConfig
 from heed.errors import DataError
-from heed.nn import kernels
-from heed.nn.bias import LazyBias as LazyBias
-from heed.nn.layers import Table, position_scale, token_size
-from heed.nn.relative import ByBucket, Relative, ScoreMod
+from heed.nn.embedding import Table, position_scale, token_size
+from heed.nn.kernels import dispatch
+from heed.nn.kernels.distance_attention import ByBucket, Relative, ScoreMod
+from heed.nn.kernels.position_bias import PositionBias as PositionBias
 from heed.nn.waves import sinusoids as sinusoids
 from heed.nn.waves import wavelengths
 
@@ -371,10 +371,10 @@ class Rope(Position):
         """Both turned by their own position; their product then knows only the difference."""
         frequencies = self.frequencies()
         if k_positions is q_positions:
-            q_bhnd, k_bgmd = kernels.turned([q_bhnd, k_bgmd], q_positions, frequencies)
+            q_bhnd, k_bgmd = dispatch.turned([q_bhnd, k_bgmd], q_positions, frequencies)
             return q_bhnd, k_bgmd
-        (q_bhnd,) = kernels.turned([q_bhnd], q_positions, frequencies)
-        (k_bgmd,) = kernels.turned([k_bgmd], k_positions, frequencies)
+        (q_bhnd,) = dispatch.turned([q_bhnd], q_positions, frequencies)
+        (k_bgmd,) = dispatch.turned([k_bgmd], k_positions, frequencies)
         return q_bhnd, k_bgmd
 
     def frequencies(self) -> Tensor:

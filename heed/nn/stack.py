@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn import kernels
-from heed.nn.attention import MultiHeadAttention, Sight
+from heed.nn.attention import AttentionContext, MultiHeadAttention
 from heed.nn.cache import Cache
-from heed.nn.flow import StackOutput, Tokens
-from heed.nn.join import draw_seeds, join
-from heed.nn.layers import FeedForward, build_norm
-from heed.nn.maps import Dropout
+from heed.nn.embedding import FeedForward, build_norm
+from heed.nn.kernels import dispatch
+from heed.nn.kernels.linear import Dropout
+from heed.nn.kernels.residual_norm import draw_seeds, join
 from heed.nn.masks import Mask
 from heed.nn.merges import build_merge
-from heed.nn.positions import LazyBias, Position, build_position
+from heed.nn.positions import Position, PositionBias, build_position
+from heed.nn.tokens import StackOutput, Tokens
 
 
 class Block(nn.Module):
@@ -49,10 +49,10 @@ class Block(nn.Module):
         self,
         x_bnw: Tensor,
         branch_bnw: Tensor | None,
-        sight: Sight,
+        sight: AttentionContext,
         position: Position,
         *,
-        cross: tuple[Sight, Position] | None = None,
+        cross: tuple[AttentionContext, Position] | None = None,
         cache: Cache | None = None,
         name: str = "",
         weights: bool = False,
@@ -157,8 +157,8 @@ class Stack(nn.Module):
     def through(
         self,
         x_bnw: Tensor,
-        sight: Sight,
-        looks_across: Sight | None = None,
+        sight: AttentionContext,
+        looks_across: AttentionContext | None = None,
         *,
         cache: Cache | None = None,
         weights: bool = False,
@@ -192,7 +192,7 @@ class Stack(nn.Module):
         _, out.x_bnw = join(x_bnw, branch, self.norm, self.dropout, seed=last)
         return out
 
-    def _sight(self, x_bnw: Tensor, tokens: Tokens, keys: Tokens) -> Sight:
+    def _sight(self, x_bnw: Tensor, tokens: Tokens, keys: Tokens) -> AttentionContext:
         mask = Mask(
             x_bnw.shape[1],
             keys.positions_bn.shape[1],
@@ -203,10 +203,12 @@ class Stack(nn.Module):
             k_segments_bm=keys.segments_bn,
         )
         bias = _shared_bias(self.position, tokens.positions_bn, keys.positions_bn)
-        kernels.prepare(mask, tokens.positions_bn, keys.positions_bn, self.position, bias)
-        return Sight(tokens.positions_bn, keys.positions_bn, mask, tokens.real_bn, bias)
+        dispatch.prepare(mask, tokens.positions_bn, keys.positions_bn, self.position, bias)
+        return AttentionContext(tokens.positions_bn, keys.positions_bn, mask, tokens.real_bn, bias)
 
-    def _cross_sight(self, tokens: Tokens, memory: Tensor, memory_tokens: Tokens) -> Sight:
+    def _cross_sight(
+        self, tokens: Tokens, memory: Tensor, memory_tokens: Tokens
+    ) -> AttentionContext:
         mask = Mask(
             tokens.positions_bn.shape[1],
             memory.shape[1],
@@ -217,8 +219,8 @@ class Stack(nn.Module):
         )
         q_positions, k_positions = tokens.positions_bn, memory_tokens.positions_bn
         bias = _shared_bias(self.cross_position, q_positions, k_positions)
-        kernels.prepare(mask, q_positions, k_positions, self.cross_position, bias)
-        return Sight(q_positions, k_positions, mask, tokens.real_bn, bias, memory)
+        dispatch.prepare(mask, q_positions, k_positions, self.cross_position, bias)
+        return AttentionContext(q_positions, k_positions, mask, tokens.real_bn, bias, memory)
 
 
 def _layer_positions(
@@ -239,7 +241,9 @@ def _nth(own: nn.ModuleList, first: Position, layer: int) -> Position:
     return cast(Position, own[layer - 1]) if layer and len(own) else first
 
 
-def _shared_bias(position: Position, q_positions: Tensor, k_positions: Tensor) -> LazyBias | None:
+def _shared_bias(
+    position: Position, q_positions: Tensor, k_positions: Tensor
+) -> PositionBias | None:
     if position.bias_uses_query:
         return None
-    return LazyBias(position, q_positions, k_positions)
+    return PositionBias(position, q_positions, k_positions)

@@ -29,8 +29,8 @@ from torch.optim import Optimizer
 
 from heed.errors import RunError
 from heed.models.weights import read_weights, write_weights
-from heed.runs import BEST, weights_in
-from heed.train.sharding import placed_like
+from heed.runs.run import BEST, weights_in
+from heed.train.distributed.sharding import placed_like
 
 PART, BLOCK = 1 << 26, 1 << 20
 """Bytes that a thread hashes, and those that it reads at once."""

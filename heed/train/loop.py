@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from heed.data.batches import Batch
+from heed.data.batching.bucketed import Batch
 from heed.errors import STOPPED, HeedError, StoppedError
-from heed.runs import Run
+from heed.runs.run import Run
 from heed.train import checkpoint
-from heed.train.feed import Feed
 from heed.train.interrupt import Interrupt
-from heed.train.ledger import Ledger
-from heed.train.optim import set_lr
-from heed.train.schedules import Schedule
-from heed.train.setup import Parts
+from heed.train.loader import Feed
+from heed.train.optimizers.build import set_lr
+from heed.train.optimizers.schedules import Schedule
+from heed.train.prepare.setup import TrainingSetup
+from heed.train.progress import View
+from heed.train.recorder import Ledger
 from heed.train.step import Step
-from heed.train.view import View
 
 
 class Loop:
     """One run, from wherever its state stands to its end."""
 
     def __init__(
-        self, parts: Parts, step: Step, run: Run, feed: Feed, schedule: Schedule, steps: int
+        self, parts: TrainingSetup, step: Step, run: Run, feed: Feed, schedule: Schedule, steps: int
     ) -> None:
         self.parts, self.step, self.state, self.run = parts, step, step.state, run
         self.feed, self.schedule, self.steps = feed, schedule, steps

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator
 
 from heed.config import Recipe, Section
 from heed.errors import ConfigError, nearest
-from heed.train import track
-from heed.train.optim import settings_of
-from heed.train.schedules import schedule
+from heed.train import trackers
+from heed.train.optimizers.build import settings_of
+from heed.train.optimizers.schedules import schedule
 
 FOR = {
     "data.both": "translate",
@@ -49,7 +49,7 @@ def complaints(recipe: Recipe) -> Iterator[str]:
             )
     yield from _refusals(lambda: settings_of(train))
     yield from _refusals(lambda: schedule(train.schedule, warmup=0, steps=1))
-    yield from track.complaints(train.track)
+    yield from trackers.complaints(train.track)
     sets = ["dev", *data.sets]
     if "-clean/" in train.best:  # what of a set is not also in train, if any, is yet to be read
         sets += [f"{name}-clean" for name in sets]

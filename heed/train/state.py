@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from heed.train.checkpoint import optimizer_pieces, restore_optimizer
-from heed.train.distributed import ALONE, World
-from heed.train.sharding import Twin, gather, placed_like
+from heed.train.distributed.ranks import ALONE, World
+from heed.train.distributed.sharding import Twin, gather, placed_like
 
 NOW, RECENT, EPOCH = range(3)
 """Rows of a tally's sums: this update, since the last line of metrics, since the last evaluation.
@@ -26,7 +26,7 @@ Means = dict[str, float | None]
 """Loss and accuracy while training; None where nothing was learnt."""
 
 
-class Tally:
+class Counters:
     """What is counted while training, kept on the device: to read it is the only wait.
 
     Each rank adds up its own losses and answers; all of them count the targets of all.
@@ -115,13 +115,13 @@ class State:
     """Evaluations since the best one."""
     pieces_of_batch: int = 1
     """Into how many parts each batch is cut, because a whole one did not fit into memory."""
-    tally: Tally = field(init=False)
+    tally: Counters = field(init=False)
     ema: dict[str, Tensor] = field(default_factory=dict)
     ema_share: Tensor = field(init=False)
     """How much of the weights the running mean takes in at this update."""
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.device, self.world)
+        self.tally = Counters(self.device, self.world)
         self.ema_share = torch.zeros((), device=self.device)
         if self.ema_decay:
             named = self.model.named_parameters()
@@ -157,13 +157,13 @@ class State:
 
     def averaged(self) -> AbstractContextManager[nn.Module]:
         """A model with the weights to keep, to be scored: the running mean where there is one."""
-        return self.holding(self.ema if self.twin is None else self.weights())
+        return self.from_weights(self.ema if self.twin is None else self.weights())
 
     @contextmanager
-    def holding(self, weights: dict[str, Tensor]) -> Iterator[nn.Module]:
+    def from_weights(self, weights: dict[str, Tensor]) -> Iterator[nn.Module]:
         """A model with these weights, to be scored; then all is as it was."""
         if self.twin is not None:
-            with self.twin.holding(weights) as model:
+            with self.twin.from_weights(weights) as model:
                 yield model
             return
         named = self.model.named_parameters()

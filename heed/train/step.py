@@ -1,7 +1,7 @@
 """One update: forward and backward over its micro-batches, clip, move, average.
 
 Nothing here asks the device for a number, so the host runs ahead of a GPU, and the whole of it can
-be captured (`heed.train.graphs`). Whether the gradient is finite is decided where it lies.
+be captured (`heed.train.execution.cuda_graphs`). Whether the gradient is finite is decided where it lies.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from heed.data.batches import IGNORED, Batch
-from heed.train.optim import move
-from heed.train.sharding import apart, whole
+from heed.data.batching.bucketed import IGNORED, Batch
+from heed.train.distributed.sharding import apart, whole
+from heed.train.optimizers.build import move
 from heed.train.state import NOW, State
 
 

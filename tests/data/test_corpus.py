@@ -23,9 +23,9 @@ from heed.data.corpus import (
     Place,
     Record,
     class_order,
-    files,
     open_corpus,
     splits,
+    text_files,
 )
 from heed.errors import DataError
 
@@ -82,12 +82,12 @@ def test_lines_come_back_whatever_ends_them(
 @given(st.binary(max_size=60) | st.text("a\r\n\ufeffé\u2028", max_size=40), st.integers(1, 7))
 def test_chunks_never_show(tmp_path: Path, content: bytes | str, chunk: int) -> None:
     path = write(tmp_path / "a.txt", content)
-    assume(not path.read_bytes().startswith((files.GZIP_MAGIC, files.ZSTD_MAGIC)))
+    assume(not path.read_bytes().startswith((text_files.GZIP_MAGIC, text_files.ZSTD_MAGIC)))
     whole = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     wanted = re.split("\r\n|\r|\n", whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "CHUNK", chunk)
-        assert list(files.lines(str(path))) == (wanted if wanted[-1] else wanted[:-1])
+        patch.setattr(text_files, "CHUNK", chunk)
+        assert list(text_files.lines(str(path))) == (wanted if wanted[-1] else wanted[:-1])
 
 
 @quick
@@ -268,7 +268,7 @@ def test_compressed_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(HAS_ZSTD, reason="zstd can be read here")
 def test_zstd_says_what_to_install(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt.zst", files.ZSTD_MAGIC + b"rest")
+    path = write(tmp_path / "a.txt.zst", text_files.ZSTD_MAGIC + b"rest")
     with pytest.raises(DataError, match="pip install zstandard"):
         list(open_corpus([path], task="generate"))
 

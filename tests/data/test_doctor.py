@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heed.data.corpus import Corpus, Place, Record, open_corpus
-from heed.data.doctor import Finding, Limits, Report, check, digests, examine, overlap, render
-from heed.data.doctor.charts import WORD
-from heed.data.doctor.digests import as_digests, repeated
+from heed.data.doctor import Finding, Limits, Report, check, duplicates, examine, overlap, render
+from heed.data.doctor.duplicates import as_digests, repeated
+from heed.data.doctor.scan import WORD
 from heed.errors import DataError, HeedError
 
 quick = settings(
@@ -241,7 +241,7 @@ def test_repeats_and_contradictions_are_what_a_dictionary_says(
 def test_repeated_digests_are_found_across_chunks(numbers: list[int], size: int) -> None:
     counts = Counter(numbers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests, "CHUNK", size)
+        patch.setattr(duplicates, "CHUNK", size)
         found, count = repeated(as_digests(array("Q", sorted(numbers))))
     assert found.tolist() == sorted(number for number, times in counts.items() if times > 1)
     assert count == len(numbers) - len(counts)

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from heed.data.corpus import infer_task, open_corpus
-from heed.data.doctor import charts, check, examine
-from heed.data.doctor.batch import show_batch
+from heed.data.doctor import check, examine, scan
+from heed.data.doctor.show_batch import show_batch
 from heed.errors import DataError
 
 
@@ -99,9 +99,9 @@ def test_a_file_may_grow_while_the_doctor_reads(
 ) -> None:
     train = write(tmp_path / "train.tsv", "a b\t1\nc d\t0\na b\t0\n")
     test = write(tmp_path / "test.tsv", "a b\t1\ne f\t0\n")
-    first_reading = charts.read
+    first_reading = scan.read
 
-    def read_then_grow(chart: charts.Chart, *more: Any) -> None:
+    def read_then_grow(chart: scan.SplitScan, *more: Any) -> None:
         first_reading(chart, *more)
         with Path(chart.corpus.paths[0]).open("a") as file:
             file.write("a b\tnew\n")

@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data.batches import IGNORED
+from heed.data.batching.bucketed import IGNORED
+from heed.data.batching.packing import PackedBatches
 from heed.data.corpus import open_corpus
-from heed.data.packing import PackedBatches
-from heed.data.store import Store, open_store
-from heed.data.tokenizer import BOS, EOS, Tokenizer
+from heed.data.token_store import Store, open_store
+from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 
 WORDS = [f"w{i}" for i in range(20)]
 

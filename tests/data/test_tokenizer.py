@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from heed.data.spelling import broken
-from heed.data.tokenizer import BOS, EOS, KINDS, MASK, PAD, SPECIALS, UNK, Tokenizer
+from heed.data.tokenizers.byte_symbols import broken
+from heed.data.tokenizers.tokenizer import BOS, EOS, KINDS, MASK, PAD, SPECIALS, UNK, Tokenizer
 from heed.errors import DataError
 
 SIZE = 340  # less than the corpus could fill
@@ -203,7 +203,7 @@ def test_fingerprints_tell_tokenizers_apart() -> None:
 TRAIN_IN_A_PROCESS = """
 import sys
 from pathlib import Path
-from heed.data.tokenizer import Tokenizer
+from heed.data.tokenizers.tokenizer import Tokenizer
 lines = Path(sys.argv[1]).read_text(encoding="utf-8").split("\\n")
 for kind in ("bpe", "unigram", "word", "char"):
     size = 340 if kind in ("bpe", "unigram") else None
@@ -240,7 +240,7 @@ def test_training_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
 
 FORK = """
 import os
-from heed.data.tokenizer import Tokenizer
+from heed.data.tokenizers.tokenizer import Tokenizer
 tokenizer = Tokenizer.train(["a fork in the road"] * 9, kind="bpe", vocab_size=270)
 before = tokenizer.encode_batch(["a fork"] * 3000)
 child = os.fork()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data.tokenizer import Tokenizer
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError
 
 RULES = {

@@ -9,7 +9,7 @@ import torch
 from support import VARIANTS, new_language_model, new_translator
 from torch import Tensor
 
-from heed.data.tokenizer import BOS, EOS
+from heed.data.tokenizers.tokenizer import BOS, EOS
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from heed import Translator
-from heed.data import world
+from heed.data import synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def test_random_weights(tmp_path: Path) -> None:
 def test_a_trained_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of different lengths, ended by the model."""
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
-    world.write(tmp_path, train=600, dev=20, test=40, seed=0)
+    synthetic.write(tmp_path, train=600, dev=20, test=40, seed=0)
     Translator.train(
         train=[tmp_path / "train.en", tmp_path / "train.fr"],
         dev=[tmp_path / "dev.en", tmp_path / "dev.fr"],

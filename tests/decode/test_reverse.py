@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from heed.api import Translator
 from heed.cli import app
 from heed.config import Recipe
-from heed.data.tokenizer import BOS, EOS
-from heed.decode.align import soft_alignments
+from heed.data.tokenizers.tokenizer import BOS, EOS
+from heed.decode.alignment import soft_alignments
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.errors import ConfigError
-from heed.train import engine
+from heed.train import run as train_run
 
 LETTERS = "abcde"
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
-        engine.start(recipe, folder / "run", device="cpu", console=Console(file=io.StringIO()))
+        train_run.start(recipe, folder / "run", device="cpu", console=Console(file=io.StringIO()))
     return folder / "run"
 
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FEW, new_translator, texts
 
-from heed.data.tokenizer import BOS, EOS
+from heed.data.tokenizers.tokenizer import BOS, EOS
+from heed.decode.batch_plan import Sizes, rung
 from heed.decode.beam import Beam, coverage
 from heed.decode.greedy import Greedy
-from heed.decode.limits import Sizes, rung
-from heed.decode.sample import Sample
+from heed.decode.sampling import Sample
 from heed.decode.search import Search
-from heed.decode.strategy import Strategy, Written
+from heed.decode.strategy import Hypothesis, Strategy
 from heed.models.translator import Translator
 
 RATIO, EXTRA = 1.0, 4
@@ -27,7 +27,7 @@ STRATEGIES: list[Strategy] = [Greedy(), Beam(3, nbest=3), Sample(2, seed=5)]
 lengths = st.lists(st.integers(1, 9), min_size=2, max_size=5)
 
 
-def written(search: Search, sources: list[list[int]] = SOURCES) -> list[list[Written]]:
+def written(search: Search, sources: list[list[int]] = SOURCES) -> list[list[Hypothesis]]:
     """With limits that a plain search can wait for."""
     return search.translate(sources, max_ratio=RATIO, max_extra=EXTRA)
 

@@ -12,9 +12,9 @@ from support import FEW, texts
 
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
-from heed.decode.sample import Sample
+from heed.decode.sampling import Sample
 from heed.decode.search import Search
-from heed.decode.strategy import Strategy, Written
+from heed.decode.strategy import Hypothesis, Strategy
 from heed.models.translator import Translator
 
 pytestmark = [
@@ -37,7 +37,9 @@ def on_gpu(variant: str) -> Translator:
     return deepcopy(plain.ending_translator(variant)).to("cuda")
 
 
-def same(one: list[list[Written]], other: list[list[Written]], tolerance: float = 1e-4) -> None:
+def same(
+    one: list[list[Hypothesis]], other: list[list[Hypothesis]], tolerance: float = 1e-4
+) -> None:
     """The same scores, and so the same texts or such as are tied."""
     for several, others in zip(one, other, strict=True):
         assert len(several) == len(others)

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from heed import Translator
-from heed.data import world
+from heed.data import synthetic
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, and a run that learnt from it."""
     folder = tmp_path_factory.mktemp("export")
-    world.write(folder, train=600, dev=100, test=20, seed=0)
+    synthetic.write(folder, train=600, dev=100, test=20, seed=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
         Translator.train(

@@ -19,18 +19,18 @@ from test_cli import heed
 
 from heed import Translator as Mt
 from heed.config import DecodeConfig
-from heed.data.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
+from heed.data.tokenizers.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
 from heed.decode.search import Search
-from heed.decode.strategy import Written
-from heed.decode.texts import strategy
+from heed.decode.strategy import Hypothesis
 from heed.errors import ConfigError, HeedError
 from heed.export import export
-from heed.models import Translator, build, pretrained
+from heed.models import Translator, build, huggingface
+from heed.pipelines.translate import strategy
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `serve` is not installed")
 
-from heed.decode.ctranslate2 import Served, names_of  # noqa: E402
-from heed.models import ctranslate2 as layout  # noqa: E402
+from heed.decode.ctranslate2_engine import Served, names_of  # noqa: E402
+from heed.models import ctranslate2_layout as layout  # noqa: E402
 
 HELD: dict[str, dict[str, Any]] = {
     **{position: {"position": position} for position in POSITIONS},
@@ -96,7 +96,7 @@ def test_the_same_numbers_of_models_from_elsewhere(case: str, tmp_path: Path) ->
     import foreign
 
     folder = foreign.saved(foreign.make(foreign.CASES[case]), tmp_path / "there")
-    model, _ = pretrained.load(str(folder))
+    model, _ = huggingface.load(str(folder))
     assert isinstance(model, Translator)
     assert_same_numbers(model, tmp_path / "model")
 
@@ -153,7 +153,7 @@ def both(model: Translator, served: Served, texts: list[list[int]], **told: Any)
     return [search.translate(texts, **limits) for search in searches]
 
 
-def assert_same(ours: list[list[Written]], theirs: list[list[Written]]) -> None:
+def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         assert [(one.ids, one.cut) for one in mine] == [(one.ids, one.cut) for one in other]
         for one, two in zip(mine, other, strict=True):

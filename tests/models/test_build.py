@@ -30,9 +30,9 @@ from heed.config import TASKS, ModelConfig
 from heed.errors import ConfigError
 from heed.models import Model, build
 from heed.models.translator import Translator
-from heed.nn.attention import Sight
+from heed.nn.attention import AttentionContext
 from heed.nn.cache import Cache
-from heed.nn.layers import FeedForward
+from heed.nn.embedding import FeedForward
 from heed.nn.positions import ENCODINGS, Position
 from heed.nn.stack import Block, Stack
 
@@ -157,7 +157,7 @@ def test_a_block_normalises_where_it_was_told(place: str) -> None:
     assert isinstance(block, Block)
     ids = torch.stack(texts([6, 6]))
     x = model.embedding(ids)
-    sight = Sight(torch.arange(6)[None], torch.arange(6)[None])
+    sight = AttentionContext(torch.arange(6)[None], torch.arange(6)[None])
 
     def attention(vectors: Tensor) -> Tensor:
         return block.attention(vectors, sight, Position())[0]

@@ -22,15 +22,15 @@ from support import (
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.data.batches import Batch
+from heed.data.batching.bucketed import Batch
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.errors import ConfigError, DataError
-from heed.models import LanguageModel, Reader, build, holding
+from heed.models import Backbone, LanguageModel, build, from_weights
 from heed.nn.cache import Cache
 from heed.nn.positions import sinusoids
 from heed.nn.stack import Stack
-from heed.score.objective import loss
+from heed.train.objective import loss
 
 POST: dict[str, Any] = {"norm_place": "post", "embedding_norm": True, "position": "learned"}
 BERT = POST | {"head_map": True, "head_bias": True, "embedding_scale": 1.0, "position_offset": 2}
@@ -168,7 +168,7 @@ def test_the_loss_is_that_of_the_logits(shape: str) -> None:
 def test_weights_say_how_large_a_model_is(task: str, shape: str) -> None:
     hidden: dict[str, Any] = {"classifier_hidden": 5, "classifier_activation": "tanh"}
     model = fresh(task, **SHAPES[shape], **hidden)
-    again = holding(model.state_dict(), task, model.config)
+    again = from_weights(model.state_dict(), task, model.config)
     assert type(again) is type(model)
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
 
@@ -197,7 +197,7 @@ def test_a_model_begins_by_guessing_evenly(shape: dict[str, Any], scale: float |
 @torch.no_grad()
 def test_a_reader_is_what_stands_below_a_head() -> None:
     model = new_classifier(pooling="first", pooler=True)
-    reader = Reader(model.config, vocab=VOCAB).eval()
+    reader = Backbone(model.config, vocab=VOCAB).eval()
     rest = {name: x for name, x in model.state_dict().items() if not name.startswith("head.")}
     reader.load_state_dict(rest)
     ids, mask = padded(texts([4, 6]), left=[0, 0])
@@ -209,7 +209,7 @@ def test_a_reader_is_what_stands_below_a_head() -> None:
     with pytest.raises(ValueError, match="takes no cache"):
         reader(ids, cache=Cache())
     with pytest.raises(ValueError, match="no pooler"):
-        Reader(tiny(), vocab=VOCAB).summary(ids)
+        Backbone(tiny(), vocab=VOCAB).summary(ids)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -217,7 +217,7 @@ def test_a_trace_lies_under_what_its_stack_is(causal: bool) -> None:
     """Alike with a head and without: what reads both ways is an encoder."""
     config, (ids,) = tiny(), texts([5])
     headed = cast(LanguageModel, build("generate", config, vocab=VOCAB, causal=causal))
-    for model in (headed, Reader(config, vocab=VOCAB, causal=causal)):
+    for model in (headed, Backbone(config, vocab=VOCAB, causal=causal)):
         trace = model.eval().trace(ids[None])
         assert [len(trace.decoder), len(trace.encoder)] == ([2, 0] if causal else [0, 2])
         assert list(trace.hidden) == ["decoder" if causal else "encoder"]

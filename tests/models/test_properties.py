@@ -33,7 +33,7 @@ from torch import Tensor
 
 from heed.errors import DataError
 from heed.models import Model
-from heed.models.parts import Trace
+from heed.models.trace import Trace
 from heed.models.translator import Translator
 
 TASKS = ("generate", "classify", "translate")

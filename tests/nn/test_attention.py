@@ -24,11 +24,11 @@ from support import (
 )
 from torch import Tensor
 
-from heed.nn import kernels
-from heed.nn.attention import MultiHeadAttention, Sight, attend
+from heed.nn.attention import AttentionContext, MultiHeadAttention, attend
 from heed.nn.cache import LayerCache
+from heed.nn.kernels import dispatch
 from heed.nn.masks import Mask
-from heed.nn.positions import LazyBias, Position, build_position
+from heed.nn.positions import Position, PositionBias, build_position
 
 MASKS = ("none", "causal", "padding", "holes", "blind")
 BIASES = ("none", "head", "cell")
@@ -114,7 +114,7 @@ calls = {
 def test_fused_equals_plain(dtype: torch.dtype, sizes: Any, **options: Any) -> None:
     call = make_call(sizes, dtype=dtype, **options)
     plain, _ = attend(call.q, call.k, call.v, **call.options)
-    fast = kernels.fused(call.q, call.k, call.v, **call.options)
+    fast = dispatch.fused(call.q, call.k, call.v, **call.options)
     assert fast.dtype == plain.dtype == dtype
     assert apart(fast, plain) <= TOLERANCE[dtype]
     assert (
@@ -128,7 +128,7 @@ def test_fused_equals_plain(dtype: torch.dtype, sizes: Any, **options: Any) -> N
 def test_fused_reads_masks_and_positions_as_plain_does(
     name: str, dtype: torch.dtype, seed: int, causal: bool, hides: bool, data: st.DataObject
 ) -> None:
-    """`Mask` and `LazyBias` are what a model hands to the kernels in place of tensors."""
+    """`Mask` and `PositionBias` are what a model hands to the kernels in place of tensors."""
     b, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
     m = data.draw(st.integers(n, 10)) if causal else data.draw(st.integers(1, 10))
     call = make_call((b, 2, 2, n, m, 4), seed=seed, dtype=dtype)
@@ -142,8 +142,8 @@ def test_fused_reads_masks_and_positions_as_plain_does(
     places = torch.arange(m)[None]
     told = places[:, m - n :] if causal else torch.arange(n)[None], places
     q, k = position.rotate(call.q, call.k, *told)
-    bias = LazyBias(position, *told, q_bhnd=q, scale=0.5)
-    fast = kernels.fused(q, k, call.v, mask=mask, bias=bias, scale=0.5)
+    bias = PositionBias(position, *told, q_bhnd=q, scale=0.5)
+    fast = dispatch.fused(q, k, call.v, mask=mask, bias=bias, scale=0.5)
     plain, weights = attend(q, k, call.v, mask=mask.dense(), bias=bias.dense(), scale=0.5)
     assert apart(fast, plain) <= TOLERANCE[dtype]
     inputs = call.inputs + list(position.parameters())
@@ -208,7 +208,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_no_nan(
     assert call.mask is not None
     blind = ~call.mask.any(dim=-1).expand(2, 2 * share, 6)
     plain, _ = attend(call.q, call.k, call.v, **call.options)
-    for out in (plain, kernels.fused(call.q, call.k, call.v, **call.options)):
+    for out in (plain, dispatch.fused(call.q, call.k, call.v, **call.options)):
         assert (out[blind] == 0).all()
         found = gradients(out, call.inputs)
         assert all(grad.isfinite().all() for grad in found)
@@ -220,7 +220,7 @@ def test_huge_scores_stay_finite() -> None:
     call = make_call((1, 1, 1, 4, 4, 4), scale=1e4)
     plain, weights = attend(call.q, call.k, call.v, **call.options)
     assert weights.isfinite().all()
-    assert apart(kernels.fused(call.q, call.k, call.v, **call.options), plain) <= 1e-5
+    assert apart(dispatch.fused(call.q, call.k, call.v, **call.options), plain) <= 1e-5
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
@@ -231,7 +231,7 @@ def test_dropout_hides_weights_but_does_not_change_what_is_reported(share: float
     _, whole = attend(call.q, call.k, eye, **call.options)
     torch.manual_seed(5)
     plain, reported = attend(call.q, call.k, eye, dropout=share, **call.options)
-    fast = kernels.fused(call.q, call.k, eye, dropout=share, **call.options)
+    fast = dispatch.fused(call.q, call.k, eye, dropout=share, **call.options)
     assert torch.equal(reported, whole)
     for used in (plain, fast):
         kept = used != 0
@@ -243,9 +243,9 @@ def test_dropout_hides_weights_but_does_not_change_what_is_reported(share: float
 # ------------------------------------------------------------------------------ the layer around
 
 
-def look(n: int, m: int | None = None) -> Sight:
+def look(n: int, m: int | None = None) -> AttentionContext:
     """Everyone sees everyone, in counting order."""
-    return Sight(torch.arange(n)[None], torch.arange(m or n)[None])
+    return AttentionContext(torch.arange(n)[None], torch.arange(m or n)[None])
 
 
 def test_grouped_heads_equal_full_heads_that_repeat_them() -> None:
@@ -302,7 +302,9 @@ def test_cross_attention_needs_a_source_until_its_cache_is_filled() -> None:
     with pytest.raises(ValueError, match="needs a source"):
         layer(x, sight, Position())
     cache = LayerCache()
-    with_source = Sight(sight.q_positions, sight.k_positions, source_bmw=torch.randn(2, 4, 6))
+    with_source = AttentionContext(
+        sight.q_positions, sight.k_positions, source_bmw=torch.randn(2, 4, 6)
+    )
     first, _ = layer(x, with_source, Position(), cache=cache)
     again, _ = layer(x, sight, Position(), cache=cache)
     assert torch.equal(first, again)

@@ -22,7 +22,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from heed.config import position_names
 from heed.errors import DataError
-from heed.nn.attention import MultiHeadAttention, Sight
+from heed.nn.attention import AttentionContext, MultiHeadAttention
 from heed.nn.positions import (
     ENCODINGS,
     T5,
@@ -220,7 +220,7 @@ def test_shaw_is_the_papers(with_values: bool) -> None:
     perturb(layer)
     perturb(position)
     x = torch.randn(1, n, 8)
-    sight = Sight(line(n), line(n))
+    sight = AttentionContext(line(n), line(n))
     out, _ = layer(x, sight, position)
     traced, weights = layer(x, sight, position, weights=True)
 

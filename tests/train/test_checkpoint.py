@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.runs import weights_in
+from heed.runs.run import weights_in
 from heed.train import checkpoint
 from heed.train.checkpoint import RECENT
 

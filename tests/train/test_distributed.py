@@ -26,13 +26,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from heed.config import Recipe
-from heed.data.batch import IGNORED, Batch
+from heed.data.batching.batch import IGNORED, Batch
 from heed.errors import ConfigError, StoppedError
-from heed.runs import Run
-from heed.train import engine
-from heed.train.distributed import World, leave, refuse
-from heed.train.feed import Feed
-from heed.train.sharding import share
+from heed.runs.run import Run
+from heed.train import run as train_run
+from heed.train.distributed.ranks import World, leave, refuse
+from heed.train.distributed.sharding import share
+from heed.train.loader import Feed
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
@@ -63,7 +63,7 @@ def no_curves(run: Run) -> None:
 def obey(path: Path) -> None:
     """Start and resume runs as the orders say."""
     torch.set_num_threads(1)
-    engine.draw_curves = no_curves
+    train_run.draw_curves = no_curves
     true_walk = Feed.walk
     for order in json.loads(path.read_text()):
         folder = Path(order["run"])
@@ -72,9 +72,9 @@ def obey(path: Path) -> None:
         try:
             if "recipe" in order:
                 told = Recipe.read(Path(order["recipe"]))
-                engine.start(told, folder, device="cpu", console=QUIET)
+                train_run.start(told, folder, device="cpu", console=QUIET)
             else:
-                engine.resume(folder, device="cpu", console=QUIET)
+                train_run.resume(folder, device="cpu", console=QUIET)
         except (StoppedError, SystemExit):
             if not order["broken"]:
                 raise
@@ -131,7 +131,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_text(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
-        patch.setattr(engine, "draw_curves", no_curves)
+        patch.setattr(train_run, "draw_curves", no_curves)
         orders = []
         for name, told in recipes(folder).items():
             (folder / f"{name}.toml").write_text(told.toml())
@@ -141,7 +141,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 )
                 (folder / f"{name}-{how}.toml").write_text(shared.toml())
             if name not in ("random", "long"):
-                engine.start(told, folder / f"{name}-one", device="cpu", console=QUIET)
+                train_run.start(told, folder / f"{name}-one", device="cpu", console=QUIET)
 
         def order(run: str, recipe: str | None = None, *, broken: bool = False) -> None:
             told = {"recipe": str(folder / f"{recipe}.toml")} if recipe else {}
@@ -163,7 +163,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert process.returncode == 0, said
         assert "Warning" not in said
         for name in HALVES:
-            engine.resume(folder / f"{name}-two-one", device="cpu", console=QUIET)
+            train_run.resume(folder / f"{name}-two-one", device="cpu", console=QUIET)
         yield folder
 
 
@@ -182,7 +182,7 @@ def begun_on_one(folder: Path, name: str) -> None:
         stops_at(BREAK)
         told = Recipe.read(folder / f"{name}.toml")
         with pytest.raises(StoppedError):
-            engine.start(told, folder / f"{name}-one-two", device="cpu", console=QUIET)
+            train_run.start(told, folder / f"{name}-one-two", device="cpu", console=QUIET)
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:

@@ -18,10 +18,11 @@ from rich.console import Console
 
 from heed.config import Recipe
 from heed.errors import RunError, StoppedError
-from heed.runs import Run, kept
-from heed.train import checkpoint, engine
-from heed.train.ledger import Ledger
-from heed.train.optim import OPTIMIZERS
+from heed.runs.run import Run, kept
+from heed.train import checkpoint
+from heed.train import run as train_run
+from heed.train.optimizers.build import OPTIMIZERS
+from heed.train.recorder import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
@@ -58,7 +59,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_same_recipe_gives_the_same_bits(corpus: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        engine.start(recipe(corpus), tmp_path / name, device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / name, device="cpu", console=QUIET)
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
 
@@ -67,26 +68,26 @@ def test_resumed_equals_unbroken_for_every_optimizer(
     corpus: Path, tmp_path: Path, name: str
 ) -> None:
     told = recipe(corpus, optimizer=name, lr=1e-3, ema=0.9, accumulate=2)
-    engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(5):
-        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
-    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 @pytest.mark.parametrize("step", range(9))
 def test_resumed_equals_unbroken_from_every_step(corpus: Path, tmp_path: Path, step: int) -> None:
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(step):
-        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
-    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_path: Path) -> None:
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
-        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     newest = sorted((tmp_path / "broken" / "checkpoints").glob("step-*"))[-1]
     weights = newest / "tensors.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0\0")
@@ -94,7 +95,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_pat
     _, facts = checkpoint.newest(newest.parent, said.append)
     assert facts["step"] == 3
     assert newest.name in said[0]
-    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
@@ -103,35 +104,35 @@ def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
 ) -> None:
     """Killed between writing a checkpoint and removing the one before; then stopped on the way."""
     told = recipe(corpus, keep=1)
-    engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     with monkeypatch.context() as patch, dies_at(8):
         patch.setattr(checkpoint, "prune", lambda *_, **__: None)
-        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     run = Run(tmp_path / "broken")
     (run.checkpoints / "step-000000006" / "tensors.safetensors").write_bytes(b"")
     with asked_at(4, signal.SIGINT), pytest.raises(StoppedError):
-        engine.resume(run.folder, device="cpu", console=QUIET)
+        train_run.resume(run.folder, device="cpu", console=QUIET)
     assert checkpoint.newest(run.checkpoints, print)[1]["step"] == 5
-    engine.resume(run.folder, device="cpu", console=QUIET)
+    train_run.resume(run.folder, device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(run)
 
 
 def test_without_a_whole_checkpoint_a_run_does_not_begin_anew_unasked(
     corpus: Path, tmp_path: Path
 ) -> None:
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
-        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     run = Run(tmp_path / "broken")
     for tensors in run.checkpoints.rglob("tensors.safetensors"):
         tensors.write_bytes(b"")
     before = outcome_so_far(run.folder)
     for _ in range(2):
         with pytest.raises(RunError, match="none of its checkpoints is whole"):
-            engine.resume(run.folder, device="cpu", console=QUIET)
+            train_run.resume(run.folder, device="cpu", console=QUIET)
         assert outcome_so_far(run.folder) == before
     shutil.rmtree(run.checkpoints)  # as it says
-    engine.resume(run.folder, device="cpu", console=QUIET)
+    train_run.resume(run.folder, device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(run)
 
 
@@ -141,7 +142,7 @@ def test_a_run_that_stopped_early_makes_no_update_more(
     """Killed when its last checkpoint was written, and its chosen weights were not."""
     every = {"evaluate_every": 1, "checkpoint_every": 1, "log_every": 1}
     told = recipe(corpus, steps=60, lr=1.0, patience=2, **every)
-    whole = engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    whole = train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     assert whole.metrics()[-1]["step"] < 60
 
     def dies(self: Ledger, view: object) -> None:
@@ -150,8 +151,8 @@ def test_a_run_that_stopped_early_makes_no_update_more(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "choose", dies)
         with pytest.raises(Killed):
-            engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
-    broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+            train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+    broken = train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(whole) == outcome(broken)
 
 
@@ -162,7 +163,7 @@ def scoring(patch: pytest.MonkeyPatch, *losses: float) -> None:
     def scores(self: Ledger, model: object) -> dict[str, dict[str, float]]:
         return {"dev": {"loss": next(left), "accuracy": 0.0}}
 
-    patch.setattr(engine, "draw_curves", lambda run: None)
+    patch.setattr(train_run, "draw_curves", lambda run: None)
     patch.setattr(Ledger, "_scores", scores)
 
 
@@ -172,12 +173,12 @@ def test_the_best_weights_are_of_an_evaluation_that_the_metrics_know(
     """The best came after the last checkpoint, and when the run goes on it does not come again."""
     scoring(monkeypatch, 1.0)
     with dies_at(5):
-        engine.start(recipe(corpus), tmp_path / "fourth", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "fourth", device="cpu", console=QUIET)
     scoring(monkeypatch, 1.0, 0.5)
     with dies_at(8):
-        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     scoring(monkeypatch, 2.0, 3.0)
-    run = engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    run = train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     best = kept(run.metrics(), "dev/loss")
     assert best is not None
     assert (best["step"], best["dev"]["loss"]) == (4, 1.0)
@@ -192,12 +193,12 @@ def test_so_are_the_last_weights(
     every = {"evaluate_every": 1, "checkpoint_every": 3, "log_every": 9}
     told = recipe(corpus, average=2, patience=1, **every)
     scoring(monkeypatch, 0.9, 0.8, 0.7, 5.0, 0.0)
-    whole = engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    whole = train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     scoring(monkeypatch, 0.9, 0.8, 0.7, 0.6, 0.5)
     with dies_at(5):
-        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     scoring(monkeypatch, 5.0, 0.0)
-    broken = engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    broken = train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert broken.metrics()[-1]["kept"]
     assert outcome(whole) == outcome(broken)
 
@@ -208,11 +209,11 @@ def test_best_weights_without_a_step_in_their_name_still_serve(
     """As runs of earlier versions have them."""
     scoring(monkeypatch, 1.0)
     with dies_at(6):
-        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     before = Run(tmp_path / "run").best_path
     before = before.rename(before.with_name("best.safetensors"))
     scoring(monkeypatch, 2.0, 3.0)
-    run = engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    run = train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     assert run.weights_path.read_bytes() == before.read_bytes()
 
 
@@ -221,12 +222,12 @@ def test_metrics_that_a_power_cut_shortened_do_not_stop_a_run(
     corpus: Path, tmp_path: Path, left: int
 ) -> None:
     """What was measured is lost, not the run."""
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
-        engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     metrics = Run(tmp_path / "broken").metrics_path
     metrics.write_bytes(metrics.read_bytes()[:left])
-    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     whole, broken = (Run(tmp_path / name) for name in ("whole", "broken"))
     assert whole.weights_path.read_bytes() == broken.weights_path.read_bytes()
     assert broken.metrics()[-1]["step"] == whole.metrics()[-1]["step"]
@@ -237,10 +238,10 @@ def test_a_run_goes_on_from_whatever_folder_one_stands_in(
 ) -> None:
     monkeypatch.chdir(corpus)
     with dies_at(5):
-        engine.start(recipe(Path()), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(recipe(Path()), tmp_path / "run", device="cpu", console=QUIET)
     monkeypatch.chdir(tmp_path)
-    engine.resume(Path("run"), device="cpu", console=QUIET)
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.resume(Path("run"), device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")
 
 
@@ -248,15 +249,15 @@ def test_a_run_does_not_go_on_over_other_text(corpus: Path, tmp_path: Path) -> N
     own = tmp_path / "own"
     shutil.copytree(corpus, own)
     with dies_at(5):
-        engine.start(recipe(own), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(recipe(own), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome_so_far(tmp_path / "run")
     whole = (own / "a.en").read_text(encoding="utf-8")
     (own / "a.en").write_text(whole.replace("a", "b"), encoding="utf-8")
     with pytest.raises(RunError, match="train is not what this run began with"):
-        engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+        train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     assert outcome_so_far(tmp_path / "run") == before
     (own / "a.en").write_text(whole, encoding="utf-8")
-    engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
 
 
 def outcome_so_far(folder: Path) -> dict[str, bytes]:
@@ -267,7 +268,7 @@ def outcome_so_far(folder: Path) -> dict[str, bytes]:
 def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     real = checkpoint.checksum
 
     def dies(path: Path) -> str:
@@ -278,33 +279,33 @@ def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "checksum", dies)
         with pytest.raises(Killed):
-            engine.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
-    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+            train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 def test_a_finished_run_says_so_and_stays_as_it_is(corpus: Path, tmp_path: Path) -> None:
-    engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome(tmp_path / "run")
     console = Console(record=True, quiet=False, file=(tmp_path / "out").open("w"))
-    engine.resume(tmp_path / "run", device="cpu", console=console)
+    train_run.resume(tmp_path / "run", device="cpu", console=console)
     assert "finished" in console.export_text()
     assert outcome(tmp_path / "run") == before
     console.file.close()
 
 
 def test_a_folder_with_a_run_in_it_is_refused(corpus: Path, tmp_path: Path) -> None:
-    engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome(tmp_path / "run")
     with pytest.raises(RunError, match="a run here already"):
-        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     assert outcome(tmp_path / "run") == before
 
 
 def test_a_second_process_is_refused(corpus: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe(corpus))
     with run.locked(), pytest.raises(RunError, match="another process"):
-        engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+        train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
 
 
 def command(*arguments: str) -> subprocess.Popen[str]:
@@ -376,24 +377,24 @@ def test_a_run_that_was_asked_to_stop_goes_on_to_the_same_bits(
     corpus: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     before = signal.getsignal(number)
-    engine.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with asked_at(4, number), pytest.raises(StoppedError):
-        engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     assert signal.getsignal(number) is before
-    engine.resume(tmp_path / "run", device="cpu", console=QUIET)
+    train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def test_the_environment_says_what_the_bits_hang_on(corpus: Path, tmp_path: Path) -> None:
-    engine.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     facts = json.loads((tmp_path / "run" / "environment.json").read_text())
     for key in ("format", "python", "platform", "packages", "cpu_threads", "data", "device"):
         assert facts[key], key
 
 
 def test_a_run_can_be_moved(corpus: Path, tmp_path: Path) -> None:
-    engine.start(recipe(corpus), tmp_path / "here", device="cpu", console=QUIET)
+    train_run.start(recipe(corpus), tmp_path / "here", device="cpu", console=QUIET)
     shutil.move(tmp_path / "here", tmp_path / "there")
-    model, tokenizer, _ = engine.load(tmp_path / "there", device="cpu")
+    model, tokenizer, _ = train_run.load(tmp_path / "there", device="cpu")
     assert tokenizer.encode("a b")
     assert not model.training

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.errors import ConfigError
-from heed.train.schedules import SCHEDULES, schedule
+from heed.train.optimizers.schedules import SCHEDULES, schedule
 
 ENDING = ("cosine", "linear", "wsd")
 names = st.sampled_from(SCHEDULES)

@@ -11,8 +11,8 @@ from killing import dies_at, outcome
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.runs import Run
-from heed.train import engine
+from heed.runs.run import Run
+from heed.train import run
 
 QUIET = Console(quiet=True)
 TASKS = ["translate", "classify", "generate"]
@@ -61,12 +61,12 @@ def test_resumed_equals_unbroken(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     told = recipe(corpus, task)
-    engine.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(5):
-        engine.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     # Another machine has no store yet: it draws the same again.
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "elsewhere"))
-    engine.resume(tmp_path / "broken", device="cpu", console=QUIET)
+    run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     weights, lines = outcome(tmp_path / "whole")
     assert (weights, lines) == outcome(tmp_path / "broken")
     assert lines[-1]["epoch"] >= 2
@@ -75,7 +75,7 @@ def test_resumed_equals_unbroken(
 def test_evaluation_is_as_always(corpus: Path, tmp_path: Path) -> None:
     """Of the same weights, by the same sets, whatever training is told."""
     told = recipe(corpus)
-    engine.start(told, tmp_path / "run", device="cpu", console=QUIET)
+    run.start(told, tmp_path / "run", device="cpu", console=QUIET)
     tables = told.tables()
     for section, key in (("data", "both"), ("data", "denoise"), ("tokenizer", "dropout")):
         del tables[section][key]
@@ -83,7 +83,7 @@ def test_evaluation_is_as_always(corpus: Path, tmp_path: Path) -> None:
         del tables["train"][key]
     tables["train"] |= {"steps": 1, "lr": 1e-30, "warmup": 0, "weight_decay": 0.0}
     tables["init"] = {"from": str(tmp_path / "run")}
-    engine.start(Recipe.of(tables), tmp_path / "plain", device="cpu", console=QUIET)
+    run.start(Recipe.of(tables), tmp_path / "plain", device="cpu", console=QUIET)
     one, other = (
         [line["dev"]["loss"] for line in Run(tmp_path / name).metrics() if "dev" in line]
         for name in ("run", "plain")

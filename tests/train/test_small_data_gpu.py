@@ -12,10 +12,10 @@ from killing import dies_at
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.nn.losses import linear_cross_entropy
-from heed.nn.twice import doubled
-from heed.runs import Run
-from heed.train import engine
+from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
+from heed.nn.rdrop import doubled
+from heed.runs.run import Run
+from heed.train import run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,10 +55,10 @@ def told(tmp_path: Path) -> Recipe:
 
 
 def test_resumed_equals_unbroken(told: Recipe, tmp_path: Path) -> None:
-    engine.start(told, tmp_path / "whole", device="cuda", console=QUIET)
+    run.start(told, tmp_path / "whole", device="cuda", console=QUIET)
     with dies_at(33):
-        engine.start(told, tmp_path / "broken", device="cuda", console=QUIET)
-    engine.resume(tmp_path / "broken", device="cuda", console=QUIET)
+        run.start(told, tmp_path / "broken", device="cuda", console=QUIET)
+    run.resume(tmp_path / "broken", device="cuda", console=QUIET)
     whole, broken = (Run(tmp_path / name).weights_path for name in ("whole", "broken"))
     assert whole.read_bytes() == broken.read_bytes()
 

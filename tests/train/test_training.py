@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heed.config import Recipe
-from heed.data.batches import Batch
+from heed.data.batching.bucketed import Batch
 from heed.errors import ConfigError, DataError, HeedError, StoppedError
-from heed.runs import Run, kept
-from heed.score import evaluation
-from heed.score.objective import Objective
-from heed.train import checkpoint, command, engine, setup
-from heed.train.setup import prepare
-from heed.train.track import flat
+from heed.runs.run import Run, kept
+from heed.train import checkpoint, resolve, validate
+from heed.train import run as train_run
+from heed.train.objective import Objective
+from heed.train.prepare import setup
+from heed.train.prepare.setup import prepare
+from heed.train.trackers import flat
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def recipe(text: Path, task: str = "classify", **tables: Any) -> Recipe:
 
 
 def trained(told: Recipe, folder: Path) -> Run:
-    return engine.start(told, folder, device="cpu", console=QUIET)
+    return train_run.start(told, folder, device="cpu", console=QUIET)
 
 
 def scores(run: Run, event: str = "evaluate") -> list[dict[str, Any]]:
@@ -119,7 +120,7 @@ def test_a_dry_run_tells_texts_from_windows(text: Path, how: dict[str, Any]) -> 
     console = Console(file=io.StringIO(), record=True, width=200)
     data = {"dev": [str(text / "dev.txt")], "max_length": 4} | how
     (text / "dev.txt").write_text("a b c\na b c d\na b c d e f g h\n")
-    command.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
+    resolve.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
     lines = (text / "train.txt").read_text().splitlines()
     windows = sum(-(-(len(line.split()) + 1) // 4) for line in lines)
     learnt = "160" if how else f"160 ({windows} windows)"
@@ -132,7 +133,7 @@ def test_a_figure_that_cannot_be_drawn_costs_no_run(
     def broken(_: Run) -> None:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(engine, "draw_curves", broken)
+    monkeypatch.setattr(train_run, "draw_curves", broken)
     with pytest.raises(RuntimeError, match="no ink"):
         trained(recipe(text), text / "run")
     assert Run.open(text / "run").finished
@@ -174,7 +175,7 @@ def test_evaluation_leaves_no_trace(text: Path) -> None:
     parts.model.train()
     before = torch.get_rng_state()
     first, second = (
-        evaluation.evaluate(parts.model, parts.sets["dev"], device=CPU) for _ in range(2)
+        validate.evaluate(parts.model, parts.sets["dev"], device=CPU) for _ in range(2)
     )
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
@@ -192,7 +193,7 @@ def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
         told = recipe(text, task, train=train | exact)
         run = Run.create(text / f"run-{size}", told)
         parts = prepare(told, run, device=CPU, say=print)
-        made = engine.build_loop(parts, run, say=print)
+        made = train_run.build_loop(parts, run, say=print)
         plan = parts.train.plan(0)
         whole = [parts.train.batch(plan, i) for i in range(accumulate)]
         if accumulate == 1:
@@ -222,7 +223,7 @@ def _rows(batch: Batch, part: slice) -> Batch:
 def test_gradients_do_not_leak_between_steps(text: Path) -> None:
     run = _run(text)
     parts = prepare(recipe(text), run, device=CPU, say=print)
-    made = engine.build_loop(parts, run, say=print)
+    made = train_run.build_loop(parts, run, say=print)
     for batches in made.feed.walk(0, 2):
         made.update(batches)
         assert all(p.grad is None for p in parts.model.parameters())
@@ -239,14 +240,14 @@ def test_a_score_that_is_no_number_is_the_worst(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first evaluation is the best yet; not for ever, if it is NaN."""
-    true, scored = evaluation.evaluate, list[float]()
+    true, scored = validate.evaluate, list[float]()
 
     def first_none(*arguments: Any, **named: Any) -> dict[str, float]:
         found = true(*arguments, **named)
         scored.append(found["loss"])
         return found | ({"loss": math.nan} if len(scored) == 1 else {})
 
-    monkeypatch.setattr("heed.train.ledger.evaluate", first_none)
+    monkeypatch.setattr("heed.train.recorder.evaluate", first_none)
     told = recipe(text, train={"evaluate_every": 2, "patience": 2, "lr": 1e-2})
     run = trained(told, text / "run")
     best = kept(run.metrics(), "dev/loss")
@@ -342,7 +343,7 @@ def test_an_interrupt_before_the_first_update_leaves_no_folder(
 def test_an_interrupt_later_leaves_what_was_learnt(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "draw_curves", interrupted)
+    monkeypatch.setattr(train_run, "draw_curves", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained(recipe(text), text / "run")
     assert Run(text / "run").metrics()
@@ -377,7 +378,7 @@ def test_where_all_were_skipped_no_loss_is_told(
     poison(monkeypatch, 2, 3)
     told = recipe(text, train={"log_every": 1, "evaluate_every": 1})
     console = Console(file=io.StringIO(), record=True, width=200)
-    run = engine.start(told, text / "run", device="cpu", console=console)
+    run = train_run.start(told, text / "run", device="cpu", console=console)
     unknown = {"loss": None, "accuracy": None}
     for line in run.metrics():
         means = line["seen"] if line["event"] == "evaluate" else {key: line[key] for key in unknown}
@@ -462,5 +463,5 @@ def test_perplexities_beyond_any_axis_are_not_drawn(far: float, tmp_path: Path) 
         for step, value in enumerate([far, 1e6, 50.0], 1)
     ]
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    engine.draw_curves(run)
+    train_run.draw_curves(run)
     assert (run.figures / "perplexity.png").stat().st_size

@@ -1,8 +1,7 @@
 """Readers: parallel, labelled and plain text, one record at a time."""
 
 from heed.data.corpus.columns import Key
-from heed.data.corpus.files import Fault, Place
-from heed.data.corpus.reader import (
+from heed.data.corpus.corpus import (
     NUMBER,
     Corpus,
     Files,
@@ -12,8 +11,9 @@ from heed.data.corpus.reader import (
     names_of,
     open_corpus,
 )
+from heed.data.corpus.infer_splits import splits
 from heed.data.corpus.records import Record
-from heed.data.corpus.splits import splits
+from heed.data.corpus.text_files import Fault, Place
 
 __all__ = [
     "NUMBER",

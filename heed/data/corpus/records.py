@@ -10,8 +10,16 @@ from math import ceil
 from typing import NamedTuple
 
 from heed.data.corpus.columns import Key, Layout
-from heed.data.corpus.files import Fault, Place, encoding_fault, invalid_at, lines, printable, shown
 from heed.data.corpus.rows import Row, rows
+from heed.data.corpus.text_files import (
+    Fault,
+    Place,
+    encoding_fault,
+    invalid_at,
+    lines,
+    printable,
+    shown,
+)
 from heed.errors import DataError
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from heed.data.corpus import hub
-from heed.data.corpus.files import COMPRESSED, Fault, encoding_fault, lines, shown
+from heed.data.corpus import hf_datasets
+from heed.data.corpus.text_files import COMPRESSED, Fault, encoding_fault, lines, shown
 
 Cells = list[str] | Mapping[str, object]
 FORMS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 def form_of(path: str) -> str:
     """The format that a name stands for: a dataset, a kind of table, or plain text."""
-    if hub.is_dataset(path):
+    if hf_datasets.is_dataset(path):
         return "hf"
     name = Path(path)
     suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSED else name.suffix
@@ -116,5 +116,5 @@ def unfolded(row: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _hf(path: str) -> Iterator[Row]:
-    for number, row in enumerate(hub.rows(path), 1):
+    for number, row in enumerate(hf_datasets.rows(path), 1):
         yield Row(number, unfolded(row))

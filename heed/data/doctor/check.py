@@ -28,10 +28,10 @@ from heed.data.corpus import (
     splits,
 )
 from heed.data.corpus.columns import Key
-from heed.data.corpus.files import Place
-from heed.data.doctor.charts import Chart, Elsewhere, Limits, read
-from heed.data.doctor.digests import Digests, Flags, among, as_digests, repeated
+from heed.data.corpus.text_files import Place
+from heed.data.doctor.duplicates import Digests, Flags, among, as_digests, repeated
 from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, in_order
+from heed.data.doctor.scan import HeldOutIndex, Limits, SplitScan, read
 from heed.errors import DataError, nearest
 
 SYMPTOMS: dict[str, tuple[Severity, str]] = {
@@ -79,12 +79,12 @@ def check(
 def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> Report:
     """Examine open splits. The one named "train" is what the others are held against."""
     limits = limits or Limits()
-    charts = {name: Chart(name, corpus) for name, corpus in corpora.items()}
+    charts = {name: SplitScan(name, corpus) for name, corpus in corpora.items()}
     train = charts.get("train")
     others = [chart for chart in charts.values() if chart is not train]
     for chart in others:
         read(chart, limits)
-    elsewhere = Elsewhere(others)
+    elsewhere = HeldOutIndex(others)
     if train is not None:  # last, when it is known what to look for
         read(train, limits, elsewhere)
     findings: list[Finding] = []
@@ -109,7 +109,7 @@ def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> R
 
 
 def _summary(
-    chart: Chart, shared: tuple[Flags, int] | None, unseen: Sequence[set[str]]
+    chart: SplitScan, shared: tuple[Flags, int] | None, unseen: Sequence[set[str]]
 ) -> SplitSummary:
     labels = {label: chart.labels[label] for label in class_order(chart.labels)}
     summary = SplitSummary(
@@ -137,7 +137,7 @@ def _summary(
     )
 
 
-def _line_findings(chart: Chart, limits: Limits) -> Iterator[Finding]:
+def _line_findings(chart: SplitScan, limits: Limits) -> Iterator[Finding]:
     """What single records showed: faults, which are errors, then symptoms."""
     for code, message in chart.faults.items():
         count = chart.counts[code]
@@ -157,7 +157,7 @@ def _line_findings(chart: Chart, limits: Limits) -> Iterator[Finding]:
             )
 
 
-def _sameness(chart: Chart, limits: Limits) -> Iterator[Finding]:
+def _sameness(chart: SplitScan, limits: Limits) -> Iterator[Finding]:
     """Repeats, and texts under more than one label. The chart's digests lose their order."""
     keys = as_digests(chart.keys)
     keys.sort()
@@ -177,7 +177,7 @@ def _sameness(chart: Chart, limits: Limits) -> Iterator[Finding]:
             yield Finding("warning", "contradiction", chart.name, message, count, places)
 
 
-def _repeats(chart: Chart, repeating: Digests) -> Iterator[Record]:
+def _repeats(chart: SplitScan, repeating: Digests) -> Iterator[Record]:
     """The records that have stood before, in order."""
     met = np.zeros(len(repeating), np.bool_)
     for record, number in among(_sound(chart), repeating):
@@ -186,7 +186,7 @@ def _repeats(chart: Chart, repeating: Digests) -> Iterator[Record]:
         met[number] = True
 
 
-def _contradicted(chart: Chart, repeating: Digests) -> tuple[Digests, int]:
+def _contradicted(chart: SplitScan, repeating: Digests) -> tuple[Digests, int]:
     """Texts that have more than one label, and how many records have such a text."""
     numbers: dict[str, int] = {}
     last, times = np.full(len(repeating), -1), np.zeros(len(repeating), np.int64)
@@ -200,7 +200,7 @@ def _contradicted(chart: Chart, repeating: Digests) -> tuple[Digests, int]:
 
 
 def _leaks(
-    chart: Chart, shared: tuple[Flags, int], summary: SplitSummary, limits: Limits
+    chart: SplitScan, shared: tuple[Flags, int], summary: SplitSummary, limits: Limits
 ) -> Iterator[Finding]:
     """What stands in train as well: a model may know it by heart."""
     flags, second = shared
@@ -219,7 +219,7 @@ def _leaks(
     yield Finding("warning", "overlap", chart.name, message, count, places)
 
 
-def _unknown_words(chart: Chart, summary: SplitSummary, limits: Limits) -> Iterator[Finding]:
+def _unknown_words(chart: SplitScan, summary: SplitSummary, limits: Limits) -> Iterator[Finding]:
     shares = summary.unknown_words or ()
     if not any(shares):
         return
@@ -233,7 +233,7 @@ def _unknown_words(chart: Chart, summary: SplitSummary, limits: Limits) -> Itera
     yield Finding(severity, "unknown-words", chart.name, message, count)
 
 
-def _label_findings(chart: Chart, train: Chart | None, limits: Limits) -> Iterator[Finding]:
+def _label_findings(chart: SplitScan, train: SplitScan | None, limits: Limits) -> Iterator[Finding]:
     if chart.corpus.task != "classify":
         return
     labels = class_order(chart.labels)
@@ -257,7 +257,7 @@ def _label_findings(chart: Chart, train: Chart | None, limits: Limits) -> Iterat
     yield Finding("warning" if uneven else "note", "balance", chart.name, message, len(labels))
 
 
-def _unseen_labels(chart: Chart, train: Chart, limits: Limits) -> Iterator[Finding]:
+def _unseen_labels(chart: SplitScan, train: SplitScan, limits: Limits) -> Iterator[Finding]:
     unseen = [label for label in class_order(chart.labels) if label not in train.labels]
     if not unseen:
         return
@@ -273,7 +273,7 @@ def _unseen_labels(chart: Chart, train: Chart, limits: Limits) -> Iterator[Findi
     yield Finding("error", "unseen-label", chart.name, message, count, places)
 
 
-def _slips(chart: Chart) -> Iterator[Finding]:
+def _slips(chart: SplitScan) -> Iterator[Finding]:
     """Labels that look like slips of the pen for another."""
     words = [label for label in _comparable(chart.labels) if not NUMBER.fullmatch(label)]
     for label in words:
@@ -305,7 +305,7 @@ def _quoted(label: str) -> str:
     return repr(label if len(label) <= LONG_LABEL else label[:LONG_LABEL] + "…")
 
 
-def _share(count: int, total: int, chart: Chart) -> str:
+def _share(count: int, total: int, chart: SplitScan) -> str:
     """`18 of 1,305 pairs (1.4 %)`."""
     noun = "pairs" if chart.corpus.task == "translate" else f"{chart.corpus.unit}s"
     percent = 100 * count / max(total, 1)
@@ -313,7 +313,7 @@ def _share(count: int, total: int, chart: Chart) -> str:
     return f"{count:,} of {total:,} {noun} ({told})"
 
 
-def _sound(chart: Chart) -> Iterator[Record]:
+def _sound(chart: SplitScan) -> Iterator[Record]:
     """The records that training keeps, read once more."""
     sound = (record for record in chart.corpus.scan() if record.fault is None)
     return (record for record in sound if chart.corpus.drop_reason(record) is None)

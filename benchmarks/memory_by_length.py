@@ -1,0 +1,82 @@
+"""What memory a pass takes as texts get longer, for every position encoding.
+
+    python benchmarks/memory_by_length.py --device cuda       to 32,768 tokens
+    python benchmarks/memory_by_length.py --tiny              to see that it runs
+
+A language model of two layers in bfloat16, one text, forward and backward. Memory that is linear in
+length doubles when the length does; a mask or a bias held as a tensor would make it four times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from common import keep, table
+
+from heed.config import ModelConfig, position_names
+from heed.data.batching.batch import Batch
+from heed.models import build
+from heed.train.objective import Objective
+
+LENGTHS = (4096, 8192, 16384, 32768)
+VOCAB = 1000
+
+
+def peak(position: str, length: int, device: str, *, width: int) -> float:
+    """Bytes at the height of a pass, those of weights and gradients apart."""
+    config = ModelConfig(
+        layers=2, width=width, heads=width // 64, position=position, max_positions=length, dropout=0
+    )
+    model = build("generate", config, vocab=VOCAB).to(device)
+    objective = Objective(model)
+    ids = torch.randint(5, VOCAB, (1, length), device=device)
+    places = torch.arange(length, device=device)[None]
+    batch = Batch(ids, ids, ids.bool(), places, length, ())
+
+    def learn() -> None:
+        with torch.autocast(device, torch.bfloat16):
+            total, _ = objective(batch)
+        total.backward()
+
+    learn()  # gradients are there from now on
+    if device == "cpu":
+        return 0.0
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    learn()
+    torch.cuda.synchronize()
+    return float(torch.cuda.max_memory_allocated() - before)
+
+
+def main() -> None:
+    """Measure, print the table, keep it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
+    parser.add_argument("--out", type=Path, default=None, help="folder for results")
+    options = parser.parse_args()
+    lengths, width = ((64, 128), 64) if options.tiny else (LENGTHS, 512)
+    found: dict[str, list[float]] = {}
+    for position in position_names():
+        found[position] = [peak(position, n, options.device, width=width) for n in lengths]
+    rows = []
+    for position, peaks in found.items():
+        by_token = [f"{bytes_ / n / 1024:.1f}" for bytes_, n in zip(peaks, lengths, strict=True)]
+        growth = peaks[-1] / peaks[-2] if peaks[-2] else float("nan")
+        rows.append([position, *by_token, f"{growth:.2f}x"])
+    title = f"KiB of memory a token, forward and backward, 2 layers, width {width}, one text"
+    columns = ["position", *(f"{n:,} tokens" for n in lengths), "last doubling"]
+    keep(
+        f"memory-by-length-{options.device}",
+        table(title, columns, rows),
+        {"lengths": lengths, "bytes": found},
+        device=options.device,
+        folder=options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()

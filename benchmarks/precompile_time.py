@@ -1,0 +1,172 @@
+"""How long from the command to the first captured update, on a machine that has compiled nothing.
+
+    python benchmarks/precompile_time.py --data DIR
+    python benchmarks/precompile_time.py --data DIR --set model.position=t5 --set data.max_length=512
+
+DIR holds train.en, train.fr, dev.en and dev.fr; without it the generated world is learnt from.
+Every round begins with two empty folders, for what Triton compiles and for what heed keeps, then
+starts once more with them full. Kernels are to be compiled ahead by other processes: those that the
+run, or its first evaluation, compiled after all are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+BARS = {"cold": 20.0, "warm": 12.0}
+"""Seconds that are too long."""
+EVALUATED = 20
+"""Batches of dev, to see whether evaluation finds its kernels."""
+
+
+def recipe_options(data: Path | None) -> tuple[str | None, str | None, list[str], list[str]]:
+    """How `heed train` would be told what to learn: a recipe, or a task and files."""
+    if data is None:
+        return "demo-translate", None, [], []
+    train, dev = ([str(data / f"{s}.{side}") for side in ("en", "fr")] for s in ("train", "dev"))
+    return None, "translate", train, dev
+
+
+def once(data: Path | None, changes: list[str]) -> dict[str, Any]:
+    """What `heed train` does, up to its first update; in this process, which has just begun."""
+    from heed.train.precompile import start as precompile
+
+    precompile.lay("cuda")
+    from heed.bench.startup import Startup
+
+    startup = Startup()
+    from heed.train import resolve
+
+    name, task, train, dev = recipe_options(data)
+    recipe, _ = resolve.recipe(name, task, train, dev, changes, None)
+    precompile.light(recipe, "cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        return first_update(recipe, Path(folder) / "run", startup)
+
+
+def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
+    """Prepare as training does, update once, evaluate a little; what took how long."""
+    import torch
+
+    from heed.bench.startup import STAGES
+    from heed.bench.timing import process_age, synchronize
+    from heed.runs.run import Run
+    from heed.train.precompile import start as precompile
+    from heed.train.prepare import setup
+    from heed.train.prepare.setup import choose_device, refuse_nonsense
+    from heed.train.run import build_loop
+    from heed.train.validate import evaluate
+
+    born, said = time.time() - process_age(), list[str]()
+    with startup.part("device"):
+        device = choose_device("cuda")
+        torch.zeros(1, device=device)
+    stamp = precompile._stamp(recipe)
+    stages: dict[str, list[tuple[Any, str]]] = {
+        **STAGES,
+        "tokenizer": [(setup, "tokenizer_for")],
+        "waiting": [(precompile.CompileProcess, "wait")],
+    }
+    with ExitStack() as stack:
+        for stage, places in stages.items():
+            for place, name in places:
+                stack.enter_context(startup._wrapped(place, name, stage))
+        refuse_nonsense(recipe)
+        run = Run.create(folder, recipe)
+        parts = setup.prepare(recipe, run, device=device, say=said.append)
+        compiled = _listen()
+        loop = build_loop(parts, run, say=said.append)
+    with startup.part("first update"):
+        loop.update(next(iter(loop.feed.walk(0, 1))))
+        synchronize(device)
+    seconds = startup.finished()
+    seconds["waiting"] = startup.parts.get("waiting", 0.0)
+    seconds["other"] -= seconds["waiting"]
+    while_training = list(compiled)
+    evaluate(parts.model, parts.sets["dev"], device=device, bf16=parts.bf16, at_most=EVALUATED)
+    return {
+        "seconds": seconds,
+        "compiled before the first update": while_training,
+        "compiled to evaluate": compiled[len(while_training) :],
+        "all compiled ahead after": stamp.stat().st_mtime - born if stamp.exists() else None,
+        "said": said,
+    }
+
+
+def _listen() -> list[str]:
+    """The names of kernels that this process compiles from now on."""
+    from triton import knobs
+
+    compiled: list[str] = []
+
+    def hear(*, src: Any, cache_hit: bool, **rest: Any) -> None:
+        if not cache_hit:
+            compiled.append(src.name)
+
+    knobs.compilation.listener = hear
+    return compiled
+
+
+def start(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Once more, in a process of its own."""
+    from running import ROOT, environment  # not above: the process that is timed has no use for it
+
+    changes = [part for change in options.set for part in ("--set", change)]
+    data = [] if options.data is None else ["--data", str(options.data.resolve())]
+    told = subprocess.run(
+        [sys.executable, __file__, "--once", *data, *changes],
+        cwd=ROOT,
+        env=environment(HEED_CACHE=str(folder / "heed"), TRITON_CACHE_DIR=str(folder / "triton")),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    figures: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    return figures
+
+
+def main() -> None:
+    """Cold and warm, some times each; the median of every part."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--once", action="store_true", help="one start, in this process, as JSON")
+    options = parser.parse_args()
+    if options.once:
+        print(json.dumps(once(options.data, options.set)))
+        return
+    from common import keep, table
+
+    starts: dict[str, list[dict[str, Any]]] = {state: [] for state in BARS}
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as name:
+            for state in BARS:  # the first fills the folders for the second
+                starts[state].append(start(options, Path(name)))
+    parts = list(starts["cold"][0]["seconds"])
+    medians = {
+        state: {part: statistics.median(one["seconds"][part] for one in ones) for part in parts}
+        for state, ones in starts.items()
+    }
+    rows = [[part, *(f"{medians[state][part]:.2f}" for state in BARS)] for part in parts]
+    text = table("Seconds from the command to the first captured update", ["part", *BARS], rows)
+    for state, bar in BARS.items():
+        last = starts[state][-1]
+        text += f"\n{state}: {medians[state]['total']:.1f} s, where {bar:.0f} are allowed"
+        for fact in ("all compiled ahead after", "compiled before the first update"):
+            text += f"\n  {fact}: {last[fact]}"
+        text += f"\n  compiled to evaluate: {last['compiled to evaluate']}; {last['said']}"
+    keep("precompile-time", text, starts, device="cuda")
+    raise SystemExit(any(medians[state]["total"] > bar for state, bar in BARS.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Attention over short texts: our own kernels beside SDPA, from the joint map to its gradient.
+
+    python benchmarks/short_attention_kernel.py --device cuda              in bfloat16, heads of 64
+    python benchmarks/short_attention_kernel.py --device cuda --tune       also other tilings of the kernels
+    python benchmarks/short_attention_kernel.py --tiny                     seconds, to try the script
+
+What is measured is all that lies between the joint map of queries, keys and values and the output
+map: splitting into heads, RoPE where there is any, attention, merging, and back. `SDPA` is as torch
+has it, with a split by heads whose gradient is a concatenation and a transposition; `packed` is the
+same with gradients put together in one pass; `short` is one kernel each way. On a GPU each is one
+captured graph, which leaves out what Python takes to launch it. Without one there are no kernels,
+and only SDPA is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import torch
+from common import captured, keep, side_by_side, table
+from torch import Tensor
+
+from heed.config import ModelConfig
+from heed.nn.kernels import dispatch
+from heed.nn.kernels.short_attention import PendingRotation
+from heed.nn.masks import Mask
+from heed.nn.positions import Rope
+
+if TYPE_CHECKING:  # There may be no Triton.
+    from heed.nn.kernels.triton.short_attention import Tiling
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One setting to measure."""
+
+    batch: int
+    length: int
+    heads: int = 8
+    width: int = 64
+    mask: str = "causal"
+    rope: bool = False
+
+
+SIZES = [(512, 32), (256, 64), (128, 128), (64, 256)]
+"""The last is too long to be short."""
+SHAPES = [
+    Shape(*size, mask=mask, rope=rope)
+    for size in SIZES
+    for mask, rope in (("causal", False), ("causal", True), ("padded", False), ("padded", True))
+]
+TINY = [Shape(2, 8, 2, 8), Shape(2, 8, 2, 8, "padded", True)]
+WAYS = ("SDPA", "packed", "short")
+
+
+def split_by_heads(packed: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
+    """As most code has it."""
+    return packed.unflatten(2, (-1, width)).transpose(1, 2).split(list(counts), dim=1)
+
+
+@contextmanager
+def by(way: str) -> Iterator[None]:
+    """Only what this way has."""
+    limit = dispatch.SHORT if way == "short" else 0
+    split = split_by_heads if way == "SDPA" else dispatch.split
+    with mock.patch.object(dispatch, "SHORT", limit), mock.patch.object(dispatch, "split", split):
+        yield
+
+
+@dataclass
+class Work:
+    """What one layer's attention reads, and a gradient that comes back to it."""
+
+    packed: Tensor
+    given: Tensor
+    mask: Mask
+    turn: PendingRotation | None
+    shape: Shape
+
+    def run(self, way: str, *, learning: bool) -> None:
+        """A forward pass, and a backward pass where there is something to learn."""
+        self.packed.grad = None
+        counts = (self.shape.heads,) * 3
+        with by(way), torch.set_grad_enabled(learning):
+            q, k, v = dispatch.split(self.packed, counts, self.shape.width)
+            out = dispatch.fused(q, k, v, mask=self.mask, turn=self.turn)
+            out = out.transpose(1, 2).flatten(2)
+        if learning:
+            out.backward(self.given)
+
+
+def make(shape: Shape, device: str) -> Work:
+    """Inputs as a model hands them over; padded, texts are half as long to full."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    b, n, inner = shape.batch, shape.length, shape.heads * shape.width
+    packed = torch.randn(b, n, 3 * inner, device=device, dtype=dtype, requires_grad=True)
+    given = torch.randn(b, n, inner, device=device, dtype=dtype)
+    mask = Mask(n, n, packed.device, causal=shape.mask == "causal")
+    if shape.mask == "padded":
+        lengths = torch.randint(n // 2, n + 1, (b, 1), device=device)
+        mask.real_bm = torch.arange(n, device=device) < lengths
+    rope = Rope(ModelConfig(heads=shape.heads, head_width=shape.width)).to(device)
+    places = torch.arange(n, device=device)[None]
+    return Work(
+        packed, given, mask, PendingRotation(rope, places, places) if shape.rope else None, shape
+    )
+
+
+def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds by what is done and by which way."""
+    work, cuda = make(shape, device), device == "cuda"
+    ways = [way for way in WAYS if cuda or way == "SDPA"]
+    if shape.length > dispatch.SHORT:
+        ways = ways[:2]
+    found = {}
+    for what, learning in (("forward", False), ("both", True)):
+        contenders: dict[str, Callable[[], object]] = {}
+        for way in ways:
+            run = partial(work.run, way, learning=learning)
+            contenders[way] = captured(run) if cuda else run
+        turn = 0.005 if cuda else 0.0
+        found[what] = side_by_side(contenders, device=device, rounds=rounds, warmup=3, turn=turn)
+    return found
+
+
+def report(results: dict[Shape, dict[str, dict[str, float]]]) -> str:
+    """One row a shape: microseconds by way, for the forward pass and for both."""
+    columns = [f"{what}, {way}" for what in ("forward", "both") for way in WAYS]
+    rows = []
+    for shape, figures in results.items():
+        name = f"{shape.batch}x{shape.length} {shape.mask}{', rope' if shape.rope else ''}"
+        cells = [by_way.get(way) for by_way in figures.values() for way in WAYS]
+        rows.append([name, *("" if x is None else f"{x * 1e6:.1f}" for x in cells)])
+    return table("From the joint map to its gradient, µs", ["texts", *columns], rows)
+
+
+def tune(rounds: int) -> str:
+    """The kernels by tiling: rows a program, warps, and registers a thread, in µs."""
+    from heed.nn.kernels.triton import short_attention
+
+    rows = []
+    for (batch, length), rope in ((size, rope) for size in SIZES[:3] for rope in (False, True)):
+        work = make(Shape(batch, length, rope=rope), "cuda")
+        for kernel, learning in (("forward", False), ("backward", True)):
+            times = {}
+            for tiling in tilings(length):
+                with mock.patch.dict(short_attention.TILINGS[kernel], {length: tiling}):
+                    run = captured(partial(work.run, "short", learning=learning))
+                once = side_by_side({"": run}, device="cuda", rounds=rounds, turn=0.005)
+                times[tiling] = once[""]
+            for tiling, taken in sorted(times.items(), key=lambda item: item[1])[:6]:
+                name = f"{batch}x{length}{', rope' if rope else ''}, {kernel}"
+                cells = [tiling.rows, tiling.warps, tiling.registers or "free"]
+                rows.append([name, *(str(x) for x in cells), f"{taken * 1e6:.1f}"])
+    columns = ["texts", "rows", "warps", "registers", "µs (backward: with forward)"]
+    return table("The best six tilings of each", columns, rows)
+
+
+def tilings(length: int) -> list[Tiling]:
+    """Some that may be good."""
+    from heed.nn.kernels.triton.short_attention import Tiling
+
+    return [
+        Tiling(rows, warps, registers)
+        for rows in (length // 2, length)
+        for warps in (1, 2, 4, 8)
+        for registers in (None, 128)
+        if 8 <= rows * length // (32 * warps) <= 128
+    ]
+
+
+def main() -> None:
+    """Measure, print the table, keep it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--tune", action="store_true", help="also try other tilings, on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
+    parser.add_argument("--out", type=Path, default=None, help="folder for results")
+    options = parser.parse_args()
+    device, rounds = options.device, 2 if options.tiny else options.rounds
+    results = {
+        shape: measure(shape, device, rounds) for shape in (TINY if options.tiny else SHAPES)
+    }
+    text = report(results)
+    if options.tune and device == "cuda":
+        text += "\n\n" + tune(max(2, rounds // 4))
+    kept = [{"shape": vars(shape), "seconds": figures} for shape, figures in results.items()]
+    keep(f"short-attention-kernel-{device}", text, kept, device=device, folder=options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""A recipe on this machine: its own text, its own batches, the step that training would take.
+
+Real updates are timed over whole epochs, so that every shape has its share, and beside them the
+shape that most of the text has, full and without padding. What real lengths cost is the difference.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from heed.api import Translator as Api
+from heed.bench.peers import peer_of, peer_step
+from heed.bench.standard_shapes import launched
+from heed.bench.startup import Startup
+from heed.bench.throughput import (
+    FEWEST,
+    Counts,
+    Pace,
+    cells,
+    fixed_pace,
+    full,
+    real_pace,
+    warm_up,
+)
+from heed.bench.timing import matrix_peak, peak_memory, seconds, side_by_side, synchronize
+from heed.config import Recipe
+from heed.data.batching.bucketed import Batch
+from heed.data.tokenizers.tokenizer import EOS
+from heed.models import Translator
+from heed.runs.run import Run
+from heed.train.loop import Loop
+from heed.train.precompile import start
+from heed.train.prepare.init_from import settled
+from heed.train.prepare.setup import TrainingSetup, choose_device, prepare, refuse_nonsense
+from heed.train.run import build_loop, memory_guard
+
+Say = Callable[[str], None]
+FOREVER = 1 << 30
+COMPARED = 8
+"""Updates on which a peer is measured."""
+DECODED = {"cuda": 256, "cpu": 32}
+"""Sentences translated."""
+METHODS = {"greedy": 1, "beam 4": 4}
+"""Ways to decode, by how many hypotheses they keep."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another implementation on the same batches, taking turns; real tokens a second."""
+
+    name: str
+    theirs: float
+    ours: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class RecipeFigures:
+    """Everything measured."""
+
+    task: str
+    device: str
+    dtype: str
+    parameters: int
+    vocabulary: int
+    peak_tflops: float
+    """Of one large matrix product here, in this arithmetic."""
+    speed: str
+    """How updates are launched, and why so."""
+    startup: dict[str, float]
+    """Seconds from the command's start to the end of its first update, by part."""
+    shapes: int
+    real: Pace
+    share_of_peak: float
+    """Of the arithmetic over all cells that real lengths fill."""
+    fixed_shape: dict[str, int | None]
+    fixed: Pace
+    fixed_share_of_peak: float
+    real_over_fixed: float
+    """In padded tokens a second."""
+    memory: int | None
+    """Bytes, at its height: of the GPU, else of the process."""
+    decoding: dict[str, float]
+    """Sentences a second, by method; each as long as its source at most."""
+    against: Peer | None
+
+
+def measure(
+    recipe: Recipe,
+    *,
+    device: str,
+    updates: int | None = None,
+    against: bool = False,
+    startup: Startup,
+    say: Say,
+) -> RecipeFigures:
+    """Prepare a recipe as training does, in a folder that is thrown away, and time it."""
+    said: list[str] = []
+
+    def listen(text: str) -> None:
+        said.append(text)
+        say(text)
+
+    with startup.part("device"):
+        chosen = choose_device(device)
+        torch.zeros(1, device=chosen)
+    with tempfile.TemporaryDirectory() as folder, memory_guard(recipe):
+        with startup.watching():
+            recipe, origin = settled(recipe)
+            refuse_nonsense(recipe, origin)
+            run = Run.create(Path(folder) / "bench", recipe)
+            parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
+            start.put_out()
+            loop = build_loop(parts, run, say=listen)
+        speed = launched(said, recipe)
+        return _figures(parts, loop, startup, speed, updates, against=against)
+
+
+def _figures(
+    parts: TrainingSetup,
+    loop: Loop,
+    startup: Startup,
+    speed: str,
+    updates: int | None,
+    *,
+    against: bool,
+) -> RecipeFigures:
+    """Time everything, in an order that lets nothing warm up what should be cold."""
+    device, dtype = parts.device, torch.bfloat16 if parts.bf16 else torch.float32
+    with closing(_forever(loop)) as walk:
+        with startup.part("first update"):
+            loop.update(next(walk))
+            synchronize(device)
+        began = startup.finished()
+        met = warm_up(loop, walk)
+        real = real_pace(loop, walk, updates)
+    memory = peak_memory(device)
+    largest = max(met, key=lambda shape: cells(shape) * real.shapes[shape])
+    fixed = fixed_pace(loop, full(met[largest], parts.tokenizer.vocab_size), updates)
+    peak = matrix_peak(device, dtype)
+    peer = _beside_peer(parts, loop, min(COMPARED, updates or COMPARED)) if against else None
+    ours, best = real.pace(loop), fixed.pace(loop)
+    return RecipeFigures(
+        task=parts.recipe.task,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=sum(p.numel() for p in parts.model.parameters()),
+        vocabulary=parts.tokenizer.vocab_size,
+        peak_tflops=peak / 1e12,
+        speed=speed,
+        startup=began,
+        shapes=len(parts.train.shapes()),
+        real=ours,
+        share_of_peak=ours.tflops * 1e12 / peak,
+        fixed_shape=vars(largest),
+        fixed=best,
+        fixed_share_of_peak=best.tflops * 1e12 / peak,
+        real_over_fixed=ours.padded_tokens_per_second / best.padded_tokens_per_second,
+        memory=memory,
+        decoding=_decoding(parts),
+        against=peer,
+    )
+
+
+def _forever(loop: Loop) -> Generator[list[Batch], None, None]:
+    """The batches of one update after another, past the recipe's last."""
+    yield from loop.feed.walk(0, FOREVER)
+
+
+def _decoding(parts: TrainingSetup) -> dict[str, float]:
+    """Sentences a second, of the dev set, from text to text.
+
+    A model that has hardly learnt does not know when to stop, so an output may be as long as its
+    source and no longer.
+    """
+    if not isinstance(parts.model, Translator):
+        return {}
+    dev, ids = parts.sets["dev"], list[list[int]]()
+    plan = dev.in_order()
+    for number in range(len(plan)):
+        batch = dev.batch(plan, number)
+        if batch.source is None or batch.source_mask is None:
+            raise TypeError("a translator's batch has a source")
+        rows = zip(batch.source, batch.source_mask, strict=True)
+        ids += [[token for token in row[real].tolist() if token != EOS] for row, real in rows]
+        if len(ids) >= DECODED[parts.device.type]:
+            break
+    texts = parts.tokenizer.decode_batch(ids[: DECODED[parts.device.type]])
+    api, rates = Api(parts.model.eval(), parts.tokenizer, parts.recipe), {}
+    for name, width in METHODS.items():
+        write = partial(
+            api.translations, texts, beam=width, sample=False, max_ratio=1.0, max_extra=0
+        )
+        if parts.device.type == "cuda":
+            write()  # cold kernels are the first sentence's, not every one's
+        rates[name] = len(texts) / seconds(write, parts.device)
+    return rates
+
+
+def _beside_peer(parts: TrainingSetup, loop: Loop, updates: int) -> Peer:
+    """heed and its peer in `transformers` on the same real batches, taking turns."""
+    staged, counts = list(loop.feed.walk(0, updates)), Counts()
+    for batches in staged:
+        counts.take(batches)
+    longest = max(max(b.ids.shape[1], _source_length(b)) for some in staged for b in some)
+    peer = peer_of(parts.model, length=longest)
+    update = peer_step(peer, bf16=parts.bf16)
+
+    def ours() -> None:
+        for batches in staged:
+            loop.update(batches)
+
+    def theirs() -> None:
+        for batches in staged:
+            update(batches)
+
+    taken = side_by_side(
+        {"ours": ours, "theirs": theirs}, device=parts.device, rounds=FEWEST, warmup=1
+    )
+    rates = {name: counts.real / spent for name, spent in taken.items()}
+    name = f"transformers {type(peer).__name__}"
+    return Peer(name, rates["theirs"], rates["ours"], rates["ours"] / rates["theirs"])
+
+
+def _source_length(batch: Batch) -> int:
+    return 0 if batch.source is None else batch.source.shape[1]

@@ -1,0 +1,261 @@
+"""The standard shapes: models and batches of one size, to compare machines and peers by."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from heed.bench.flops import operations
+from heed.bench.peers import peer_of, peer_step
+from heed.bench.timing import Product, Work, side_by_side
+from heed.config import Recipe, changed
+from heed.data.batching.bucketed import Batch
+from heed.data.batching.length_buckets import Shape
+from heed.data.tokenizers.tokenizer import MASK
+from heed.models import Model, build
+from heed.train.execution.choose import Ahead, build_step
+from heed.train.objective import Objective
+from heed.train.optimizers.build import CAPTURABLE, OptimizerSettings, build_optimizer, set_lr
+from heed.train.prepare.setup import wants_bf16
+from heed.train.state import State
+
+Say = Callable[[str], None]
+MANY = 10_000
+"""Updates that a run of a standard shape is taken to have before it."""
+MOST_LOGITS = 2**31
+"""That a peer is given to hold; in float32, with their gradients, they are its largest tensors."""
+TURN = 0.2
+"""Seconds that one of several contenders works before it is another's turn."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model and a batch without padding; a translation's two sides are of one length."""
+
+    name: str
+    task: str
+    layers: int
+    heads: int
+    width: int
+    vocab: int
+    texts: int
+    length: int
+    dropout: float = 0.0
+    position: str = "rope"
+    bias: bool = True
+    source_vocab: int | None = None
+    """Of a translator with tables of its own for either side; else one table serves all."""
+
+    @property
+    def shape(self) -> Shape:
+        """What its batch measures."""
+        source = self.length if self.task == "translate" else None
+        return Shape(self.texts, self.length, source)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a batch, of both sides."""
+        return self.texts * self.length * (2 if self.task == "translate" else 1)
+
+    def recipe(self, changes: Sequence[str] = ()) -> Recipe:
+        """How it is trained; AdamW, clipped at 1, unless changed."""
+        model = {
+            "layers": self.layers,
+            "heads": self.heads,
+            "width": self.width,
+            "dropout": self.dropout,
+            "position": self.position,
+            "bias": self.bias,
+            "max_positions": self.length,
+            "activation": "gelu_tanh" if self.task == "generate" else "gelu",
+            "tie_embeddings": self.source_vocab is None,
+        }
+        train = {"schedule": "constant", "lr": 1e-4, "speed": "auto"}
+        return Recipe.of(changed({"task": self.task, "model": model, "train": train}, changes))
+
+    def model(self, recipe: Recipe, device: torch.device) -> Model:
+        """Its model, freshly drawn."""
+        torch.manual_seed(recipe.seed)
+        model = build(self.task, recipe.model, vocab=self.vocab, source_vocab=self.source_vocab)
+        return model.to(device).train()
+
+    def batch(self, device: torch.device) -> Batch:
+        """A batch of random tokens, every one of them real."""
+        size = (self.texts, self.length)
+
+        def random(vocab: int) -> torch.Tensor:
+            return torch.randint(MASK + 1, vocab, size, generator=generator).to(device)
+
+        generator = torch.Generator().manual_seed(0)
+        everywhere = torch.ones(size, dtype=torch.bool, device=device)
+        positions = torch.arange(self.length, device=device)[None]
+        batch = Batch(
+            random(self.vocab),
+            random(self.vocab),
+            everywhere,
+            positions,
+            count=self.texts * self.length,
+            rows=tuple(range(self.texts)),
+        )
+        if self.task != "translate":
+            return batch
+        source = random(self.source_vocab or self.vocab)
+        return replace(
+            batch, source=source, source_mask=everywhere, source_positions=positions.clone()
+        )
+
+
+GPT2 = Setting(
+    "GPT-2 124M", "generate", 12, 12, 768, 50304, 64, 1024, position="learned", bias=False
+)
+"""Without biases, as nanoGPT trains this shape."""
+SETS = {
+    number: Setting(f"set {number}", "translate", *shape, 8000, 512, 32, dropout)
+    for number, shape, dropout in (
+        (1, (2, 8, 512), 0.1),
+        (2, (4, 8, 512), 0.2),
+        (3, (4, 12, 768), 0.2),
+        (4, (6, 12, 768), 0.1),
+    )
+}
+"""The translators of the report that heed begins from: layers, heads, width."""
+SMALL_LM = Setting("small LM", "generate", 4, 4, 128, 65, 12, 64, position="learned")
+SMALL_MT = Setting("small translator", "translate", 4, 8, 512, 8000, 32, 32, dropout=0.1)
+
+
+def few(setting: Setting) -> Setting:
+    """The same with sixteen texts a batch: launching kernels is most of the work."""
+    return replace(setting, name=f"{setting.name}, 16 texts", texts=16)
+
+
+def for_peer(setting: Setting) -> Setting:
+    """The same for a peer, which holds all logits: with half the texts where these are too many."""
+    logits = setting.texts * setting.length * setting.vocab
+    return replace(setting, texts=setting.texts // 2) if logits > MOST_LOGITS else setting
+
+
+def settings_for(device: torch.device) -> list[Setting]:
+    """What `heed bench` measures on such a device."""
+    if device.type == "cpu":
+        return [SMALL_LM, SMALL_MT]
+    return [GPT2, *SETS.values(), *map(few, SETS.values())]
+
+
+@dataclass
+class Trainee:
+    """A model with the step that trains it, as a run would."""
+
+    model: Model
+    update: Callable[[list[Batch]], None]
+    said: list[str]
+    """Which speed was chosen, and why."""
+
+
+def trainee(
+    setting: Setting, recipe: Recipe, batch: Batch, *, device: torch.device, bf16: bool
+) -> Trainee:
+    """What a run of this recipe would train with, at this one shape."""
+    model, train = setting.model(recipe, device), recipe.train
+    rule = OptimizerSettings(name=train.optimizer, lr=train.lr, weight_decay=train.weight_decay)
+    captures = device.type == "cuda" and train.optimizer in CAPTURABLE
+    optimizer = build_optimizer(model, rule, lr_tensor=captures)
+    state = State(model, optimizer, device, ema_decay=train.ema)
+    said: list[str] = []
+    ahead = Ahead(train.steps or MANY, [setting.shape], batch)
+    objective = Objective(model, label_smoothing=train.label_smoothing, rdrop=train.rdrop)
+    step = build_step(recipe, objective, state, ahead, bf16=bf16, say=said.append)
+
+    def update(batches: list[Batch]) -> None:
+        set_lr(optimizer, train.lr, 1.0)
+        step(batches)
+
+    return Trainee(model, update, said)
+
+
+@dataclass(frozen=True)
+class StandardFigures:
+    """One standard shape measured, alone or beside its peer. Rates are a second."""
+
+    name: str
+    speed: str
+    updates_per_second: float
+    tokens_per_second: float
+    """Of both sides; there is no padding."""
+    target_tokens_per_second: float
+    tflops: float
+    peak_tflops: float
+    """Of a large matrix product, measured in turns with the steps."""
+    share_of_peak: float
+    memory: int | None
+    """Bytes that this one added, at its height; None on a CPU, where it cannot be told apart."""
+    peer: str | None = None
+    peer_tokens_per_second: float | None = None
+    ratio: float | None = None
+
+
+def measure(
+    setting: Setting,
+    changes: Sequence[str],
+    *,
+    device: torch.device,
+    rounds: int | None = None,
+    against: bool = False,
+) -> StandardFigures:
+    """Full training steps of a setting; the median of so many rounds."""
+    recipe = setting.recipe(changes)
+    bf16 = wants_bf16(recipe.train.precision, device)
+    batch = setting.batch(device)
+    before = _held(device)
+    ours = trainee(setting, recipe, batch, device=device, bf16=bf16)
+    ours.update([batch])
+    held = None if before is None else torch.cuda.max_memory_allocated(device) - before
+    product = Product.on(device, torch.bfloat16 if bf16 else torch.float32)
+    contenders: dict[str, Work] = {"heed": lambda: ours.update([batch]), "peak": product.run}
+    peer = peer_of(ours.model, length=setting.length) if against else None
+    beside = for_peer(setting)
+    if peer is not None:
+        update, smaller = peer_step(peer, bf16=bf16), beside.batch(device)
+        contenders["peer"] = lambda: update([smaller])
+    turn = TURN if rounds is None else 0.0
+    rounds = rounds or (10 if device.type == "cuda" else 5)
+    taken = side_by_side(contenders, device=device, rounds=rounds, turn=turn)
+    rate = 1 / taken["heed"]
+    theirs = beside.tokens / taken["peer"] if peer is not None else None
+    peak = product.operations / taken["peak"]
+    flops = operations(ours.model, setting.shape).needed * rate
+    return StandardFigures(
+        setting.name,
+        launched(ours.said, recipe),
+        rate,
+        rate * setting.tokens,
+        rate * setting.texts * setting.length,
+        flops / 1e12,
+        peak / 1e12,
+        flops / peak,
+        held,
+        type(peer).__name__ if peer is not None else None,
+        theirs,
+        rate * setting.tokens / theirs if theirs else None,
+    )
+
+
+def launched(said: Sequence[str], recipe: Recipe) -> str:
+    """How updates are launched and why, of what was said; there may have been no question."""
+    why = " ".join(line for line in said if line.startswith("Speed"))
+    if not why and recipe.train.speed != "auto":
+        why = f"Speed: {recipe.train.speed}, as asked for."
+    return why or "Speed: one kernel at a time."
+
+
+def _held(device: torch.device) -> int | None:
+    """Forget what came before; bytes in use on a GPU, from where its next height is measured."""
+    gc.collect()
+    torch.compiler.reset()  # what other shapes compiled would count towards its limit
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)

@@ -1,0 +1,173 @@
+"""How fast a run's updates are: on its own text, and on one full shape."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from heed.bench.flops import operations
+from heed.bench.timing import seconds, synchronize
+from heed.data.batching.bucketed import IGNORED, Batch, Shape
+from heed.data.tokenizers.tokenizer import MASK
+from heed.train.loop import Loop
+
+WARM, SHORTEST, LONGEST = 5.0, 3.0, 20.0
+"""Seconds: to warm up at most, to time at least, and at most where an epoch takes longer."""
+FEWEST = 3
+"""Updates to warm up with and to time, however long they take."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast some updates were. Rates are a second; tokens are of both sides."""
+
+    updates: int
+    seconds: float
+    updates_per_second: float
+    padded_tokens_per_second: float
+    """Every cell of a batch counts."""
+    real_tokens_per_second: float
+    target_tokens_per_second: float
+    """Tokens, or texts of a classifier, that the model was asked for."""
+    padding: float
+    """The share of cells that hold no token."""
+    tflops: float
+    """Arithmetic over all cells, causal attention counted by half."""
+
+
+@dataclass
+class Counts:
+    """What some updates were made of."""
+
+    updates: int = 0
+    seconds: float = 0.0
+    shapes: Counter[Shape] = field(default_factory=Counter)
+    """Batches of each shape, as the device meets them."""
+    real: int = 0
+    targets: int = 0
+
+    @property
+    def padded(self) -> int:
+        """Cells of all batches."""
+        return sum(cells(shape) * number for shape, number in self.shapes.items())
+
+    def take(self, batches: list[Batch]) -> None:
+        """Count the tokens of batches, wherever they lie."""
+        for batch in batches:
+            self.real += int(batch.mask.sum())
+            self.real += 0 if batch.source_mask is None else int(batch.source_mask.sum())
+            self.targets += batch.count
+
+    def pace(self, loop: Loop) -> Pace:
+        """These counts by the second."""
+        model, taken = loop.parts.model, self.seconds
+        work = sum(operations(model, shape).needed * k for shape, k in self.shapes.items())
+        return Pace(
+            updates=self.updates,
+            seconds=taken,
+            updates_per_second=self.updates / taken,
+            padded_tokens_per_second=self.padded / taken,
+            real_tokens_per_second=self.real / taken,
+            target_tokens_per_second=self.targets / taken,
+            padding=1.0 - self.real / self.padded,
+            tflops=work / taken / 1e12,
+        )
+
+
+def shape_of(batch: Batch) -> Shape:
+    """What a batch measures."""
+    source = None if batch.source is None else batch.source.shape[1]
+    texts, length = batch.ids.shape
+    return Shape(texts, length, source)
+
+
+def cells(shape: Shape) -> int:
+    """Tokens that a batch of this shape has room for."""
+    return shape.texts * (shape.length + (shape.source_length or 0))
+
+
+def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[Shape, Batch]:
+    """Update until every shape was met, or for a while; of each that was, the fullest batch."""
+    missing, met = len(loop.parts.train.shapes()), dict[Shape, Batch]()
+    began = time.perf_counter()
+    for done, batches in enumerate(walk, start=1):
+        loop.update(batches)
+        for batch in batches:
+            best = met.setdefault(shape_of(batch), batch)
+            met[shape_of(batch)] = max(best, batch, key=lambda batch: batch.count)
+        spent = time.perf_counter() - began
+        if done >= FEWEST and (len(met) >= missing or spent > WARM):
+            break
+    synchronize(loop.state.device)
+    return met
+
+
+def real_pace(loop: Loop, walk: Iterator[list[Batch]], updates: int | None) -> Counts:
+    """Time the next updates: so many, or whole epochs as long as these are short.
+
+    The device is waited for as often as training asks it for its loss.
+    """
+    first, device = loop.state.step, loop.state.device
+    epoch, counts = loop.feed.steps_per_epoch, Counts()
+    began = time.perf_counter()
+    for batches in walk:
+        loop.update(batches)
+        counts.updates += 1
+        counts.shapes.update(map(shape_of, batches))
+        if counts.updates % loop.settings.log_every == 0:
+            synchronize(device)
+        spent = time.perf_counter() - began
+        over = spent > SHORTEST and (counts.updates % epoch == 0 or spent > LONGEST)
+        if counts.updates == updates or (updates is None and over and counts.updates >= FEWEST):
+            break
+    synchronize(device)
+    counts.seconds = time.perf_counter() - began
+    for step in range(first, first + counts.updates):  # the very same ones, made again
+        counts.take(loop.feed.micro_batches(step))
+    return counts
+
+
+def fixed_pace(loop: Loop, batch: Batch, updates: int | None) -> Counts:
+    """Time updates on one full batch, which is on the device already."""
+    batches = [batch] * loop.settings.accumulate
+
+    def update() -> None:
+        loop.update(batches)
+
+    device = loop.state.device
+    once = min(seconds(update, device) for _ in range(FEWEST))
+    calls = updates or max(FEWEST, math.ceil(SHORTEST / once))
+    counts = Counts(calls, calls * seconds(update, device, calls=calls))
+    counts.shapes[shape_of(batch)] = calls * len(batches)
+    for _ in range(calls):
+        counts.take(batches)
+    return counts
+
+
+def full(batch: Batch, vocab: int) -> Batch:
+    """The batch with random tokens in place of its padding: every cell is real, and asked for."""
+    if batch.segments is not None:  # packed: there is next to no padding
+        return batch
+
+    def random(ids: Tensor) -> Tensor:
+        return torch.randint_like(ids, MASK + 1, vocab)
+
+    tensors = {
+        "ids": torch.where(batch.mask, batch.ids, random(batch.ids)),
+        "mask": torch.ones_like(batch.mask),
+    }
+    if batch.source is not None and batch.source_mask is not None:
+        tensors["source"] = torch.where(batch.source_mask, batch.source, random(batch.source))
+        tensors["source_mask"] = torch.ones_like(batch.source_mask)
+    count = batch.count
+    if batch.targets.shape == batch.mask.shape:
+        asked = (batch.targets != IGNORED) | batch.mask  # a masked model's blanks stay unasked
+        tensors["targets"] = torch.where(asked, batch.targets, random(batch.targets))
+        count = int((tensors["targets"] != IGNORED).sum())
+    return batch.with_tensors(tensors, count=count)

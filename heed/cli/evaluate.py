@@ -1,0 +1,131 @@
+"""Commands that score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heed.cli.common import (
+    AsJson,
+    Bootstrap,
+    Decoding,
+    Device,
+    Metric,
+    RunFolder,
+    SentencesTo,
+    app,
+    console,
+    print_json,
+)
+
+
+@app.command(rich_help_panel="Score", cls=Decoding)
+def evaluate(
+    run: RunFolder,
+    test: Annotated[list[str] | None, typer.Option(help="A file to score on; repeat.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="dev, test, train or a named set; unset, test, or dev.")
+    ] = None,
+    sentences: SentencesTo = None,
+    beam: int | None = None,
+    metric: Metric = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Beside a classifier, simple ones on the same text.")
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit a classifier's probabilities to dev, and keep.")
+    ] = False,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="A text of yours, with what each token costs a language model; repeat."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens between windows over long text; unset, half of one.")
+    ] = None,
+    bootstrap: Bootstrap = 1000,
+    device: Device = "auto",
+    json: AsJson = False,
+) -> None:
+    """Score a run on held-out text, the part that train does not have beside the whole.
+
+    heed evaluate runs/demo
+
+    heed evaluate runs/mine --test test.en --test test.fr --sentences scores.tsv
+
+    heed evaluate runs/sorter --baseline --calibrate
+
+    heed evaluate runs/writer --text "My fellow citizens, thank you."
+    """
+    from heed.evaluate import Settings, score_files
+    from heed.evaluate import evaluate as assess
+    from heed.metrics import tables
+
+    score_files.check_resamples(bootstrap)
+    score_files.check_folder(sentences)
+    metrics = () if metric is None else score_files.parse_metrics(metric)
+    decode = {} if beam is None else {"beam": beam}
+    settings = Settings(
+        split,
+        test or (),
+        metrics,
+        bootstrap,
+        sentences,
+        decode,
+        baseline=baseline,
+        calibrate=calibrate,
+        text=text or (),
+        stride=stride,
+    )
+    screen = console(quiet=json)
+    assess(
+        run,
+        settings,
+        device=device,
+        say=screen.print,
+        tell=print_json if json else lambda facts: screen.print(tables.evaluation(facts)),
+    )
+
+
+@app.command(rich_help_panel="Score")
+def score(
+    hypotheses: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Translations, one a line, or runs that were evaluated; more are held against "
+            "the first."
+        ),
+    ],
+    ref: Annotated[
+        list[Path] | None,
+        typer.Option(help="References, one a line; repeat for several. Evaluated runs have them."),
+    ] = None,
+    src: Annotated[Path | None, typer.Option(help="Sources, for BLEU by their length.")] = None,
+    sentences: SentencesTo = None,
+    metric: Metric = None,
+    bootstrap: Bootstrap = 1000,
+    seed: Annotated[int | None, typer.Option(help="Of the resampling; unset, sacreBLEU's.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Score translations as sacreBLEU does, with intervals, and test systems against the first.
+
+    heed score out.fr --ref test.fr --src test.en
+
+    heed score before.fr after.fr --ref test.fr
+
+    heed score runs/before runs/after --ref test.fr
+    """
+    from heed.evaluate import score_files
+    from heed.metrics import tables
+
+    score_files.check_folder(sentences)
+    found = score_files.score(
+        hypotheses, ref or [], src, metrics=metric, resamples=bootstrap, seed=seed
+    )
+    if sentences is not None:
+        sentences.write_text(found.table(), encoding="utf-8")
+    if json:
+        print_json(found.facts())
+    else:
+        console().print(tables.scores(found.facts()))

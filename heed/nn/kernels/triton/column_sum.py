@@ -1,0 +1,45 @@
+"""Sums down the columns of a tall matrix: what the gradient of a bias is.
+
+Each program adds up some rows of some columns, and its sums are added up after: nothing depends on
+which of them runs first. Shapes: r rows, w width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from heed.nn.kernels.triton import kernel
+
+ROWS, COLUMNS, WARPS = 32, 128, 4
+"""What a program reads at once: 64 bytes of bfloat16 a thread."""
+RESIDENT = 528
+"""Programs that run at the same moment on a large GPU, about."""
+
+
+@kernel
+def _add_up(
+    x: tl.tensor, sums: tl.tensor, r: int, w: int, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+) -> None:
+    column, part = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(part * ROWS, r, tl.num_programs(1) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < r)[:, None] & (column < w)[None, :]
+        cell = row.to(tl.int64)[:, None] * w + column[None, :]
+        total += tl.load(x + cell, mask=inside, other=0.0).to(tl.float32)
+    tl.store(sums + part * w + column, tl.sum(total, axis=0), mask=column < w)
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """Over all dimensions but the last [w], in float32."""
+    w = x.shape[-1]
+    x, r = x.contiguous(), x.numel() // w
+    groups = triton.cdiv(w, COLUMNS)
+    parts = min(triton.cdiv(r, ROWS), triton.cdiv(RESIDENT, groups))
+    sums = x.new_empty(parts, w, dtype=torch.float32)
+    if r:
+        _add_up[(groups, parts)](x, sums, r, w, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
+    return sums.sum(dim=0)

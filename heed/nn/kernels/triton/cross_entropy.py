@@ -1,0 +1,128 @@
+"""Cross-entropy of rows of logits, and its gradient in their place, on a GPU.
+
+A program takes one row and goes over it twice: for its softmax's largest score and sum, as
+attention keeps them (each lane its own, put together at the end), then to write the gradient. The
+second time most of the row is still in the cache. Shapes: r rows, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from heed.nn.kernels.triton import kernel
+from heed.nn.kernels.triton.tile import HIDDEN
+
+LANES, PARTS, LANES_A_WARP, REGISTERS = 2048, 4, 256, 80
+"""A program reads PARTS x LANES scores at a time; a thread's lanes are 16 bytes of bfloat16, and
+with so few registers three programs fit beside each other."""
+
+
+@kernel
+def _judge(
+    logits: tl.tensor,
+    step: int,
+    targets: tl.tensor,
+    losses: tl.tensor,
+    right: tl.tensor,
+    v: int,
+    IGNORED: tl.constexpr,
+    SMOOTHING: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = logits + row * step
+    target = tl.load(targets + row)
+    tile = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    if target == IGNORED:
+        tl.store(losses + row, 0.0)
+        tl.store(right + row, 0)
+        if GRADIENT:
+            for start in range(0, v, PARTS * LANES):
+                columns = start + tile
+                nothing = tl.zeros([PARTS, LANES], at.dtype.element_ty)
+                tl.store(at + columns, nothing, mask=columns < step)
+    else:
+        # A target outside the vocabulary makes the loss NaN: never a number of another row's.
+        known = (target >= 0) & (target < v)
+        own = tl.load(at + target, mask=known, other=float("nan")).to(tl.float32)
+        best, total = tl.full([LANES], HIDDEN, tl.float32), tl.zeros([LANES], tl.float32)
+        ahead = tl.zeros([LANES], tl.float32)
+        whole = v // (PARTS * LANES) * (PARTS * LANES)
+        for start in range(0, whole, PARTS * LANES):
+            x = tl.load(at + start + tile, eviction_policy="evict_last").to(tl.float32)
+            better = tl.maximum(best, tl.max(x, axis=0))
+            total = total * tl.exp(best - better) + tl.sum(tl.exp(x - better[None, :]), axis=0)
+            best = better
+            if SMOOTHING > 0:
+                ahead += tl.sum(x - own, axis=0)
+        if whole < v:
+            columns = whole + tile
+            x = tl.load(at + columns, mask=columns < v, other=float("-inf")).to(tl.float32)
+            better = tl.maximum(best, tl.max(x, axis=0))
+            total = total * tl.exp(best - better) + tl.sum(tl.exp(x - better[None, :]), axis=0)
+            best = better
+            if SMOOTHING > 0:
+                ahead += tl.sum(tl.where(columns < v, x - own, 0.0), axis=0)
+        top = tl.max(best, axis=0)
+        log_total = tl.log(tl.sum(total * tl.exp(best - top), axis=0))
+        loss = (top - own) + log_total
+        if SMOOTHING > 0:
+            loss -= SMOOTHING * (tl.sum(ahead, axis=0) / v)
+        tl.store(losses + row, loss)
+        tl.store(right + row, (known & (own == top)).to(tl.int32))
+        if own == top:
+            # Of equal scores the first is the answer, as argmax has it.
+            equal = tl.zeros([LANES], tl.int32)
+            before = target.to(tl.int32)
+            for start in range(0, before, PARTS * LANES):
+                columns = start + tile
+                x = tl.load(at + columns, mask=columns < before, other=float("-inf")).to(tl.float32)
+                equal = tl.maximum(equal, tl.max((x == own).to(tl.int32), axis=0))
+            tl.store(right + row, 1 - tl.max(equal, axis=0))
+        if GRADIENT:
+            level, spread = top + log_total, SMOOTHING / v
+            for start in range(0, v, PARTS * LANES):
+                columns = start + tile
+                x = tl.load(at + columns, mask=columns < step, eviction_policy="evict_first")
+                d = tl.exp(x.to(tl.float32) - level) - spread
+                if (target >= start) & (target < start + PARTS * LANES):
+                    d = tl.where(columns == target, d - (1 - SMOOTHING), d)
+                tl.store(at + columns, d.to(at.dtype.element_ty), mask=columns < step)
+
+
+def judge(
+    logits_rv: Tensor,
+    targets_r: Tensor,
+    losses_r: Tensor,
+    right_r: Tensor,
+    ignored: int,
+    smoothing: float,
+    gradient: bool,
+) -> Tensor:
+    """Write each row's loss (float32) and whether it is right (int32); return the gradient.
+
+    It overwrites the logits, where one is wanted, and whatever lies between two rows: a step from
+    row to row that is round lets a thread move 16 bytes at once, however odd the vocabulary.
+    """
+    rows, v = logits_rv.shape
+    lanes = min(LANES, max(64, triton.next_power_of_2(v)))
+    _judge[(rows,)](
+        logits_rv,
+        logits_rv.stride(0),
+        targets_r,
+        losses_r,
+        right_r,
+        v,
+        IGNORED=ignored,
+        SMOOTHING=smoothing,
+        GRADIENT=gradient,
+        PARTS=min(PARTS, triton.next_power_of_2(triton.cdiv(v, lanes))),
+        LANES=lanes,
+        num_warps=max(1, lanes // LANES_A_WARP),
+        maxnreg=REGISTERS,
+    )
+    return logits_rv

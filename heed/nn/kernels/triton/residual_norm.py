@@ -1,0 +1,272 @@
+"""A branch joins the residual stream and the sum is normalised, in one pass over memory.
+
+A program holds whole rows in its registers. What dropout hides is never kept: both passes draw it
+from the same seed by Philox, a generator that counts (Salmon et al. 2011). The gradients of the
+norm's parameters are sums over all rows. A fixed number of programs goes over the rows, each writes
+its sums, and these are added up after: in the same order every time.
+
+Shapes: r rows, w width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from heed.nn.kernels.triton import kernel
+
+CELLS, CELLS_A_WARP, WARPS = 2048, 512, (4, 16)
+"""What a program holds at once, at least; what a warp takes of it; how few and how many warps."""
+REGISTERS, RESIDENT = 128, 4
+"""With so few registers this many of the smallest programs fit beside each other."""
+ROUNDS = 7
+"""Of Philox: the fewest that pass every test its authors put to it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to join and how to normalise."""
+
+    centred: bool
+    """LayerNorm takes the mean away first, RMSNorm does not."""
+    eps: float
+    dropped: float
+    """The share of the branch that is hidden."""
+
+
+@kernel
+def _kept(
+    seed: tl.tensor,
+    row: tl.tensor,
+    DROPPED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROUNDS: tl.constexpr,
+) -> tl.tensor:
+    """Which cells of these rows stay [ROWS, WIDE]; each count gives numbers for four of them."""
+    nothing = tl.zeros([ROWS, WIDE // 4], tl.int32)
+    four = nothing + tl.arange(0, WIDE // 4)[None, :]
+    a, b, c, d = tl.philox(
+        tl.load(seed), four, nothing + row[:, None], nothing, nothing, n_rounds=ROUNDS
+    )
+    bits = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS, WIDE])
+    threshold: tl.constexpr = int(DROPPED * 2**24)
+    return (bits >> 8).to(tl.int32) >= threshold
+
+
+@kernel
+def _join(
+    x: tl.tensor,
+    branch: tl.tensor,
+    seed: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    joined: tl.tensor,
+    normed: tl.tensor,
+    means: tl.tensor,
+    scales: tl.tensor,
+    r: int,
+    w: int,
+    EPS: tl.constexpr,
+    DROPPED: tl.constexpr,
+    BRANCH: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROUNDS: tl.constexpr,
+) -> None:
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDE)
+    there = column < w
+    inside = (row < r)[:, None] & there[None, :]
+    cell = row.to(tl.int64)[:, None] * w + column[None, :]
+    total = tl.load(x + cell, mask=inside, other=0.0).to(tl.float32)
+    if BRANCH:
+        added = tl.load(branch + cell, mask=inside, other=0.0).to(tl.float32)
+        if DROPPED > 0:
+            stays = _kept(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
+            added = tl.where(stays, added * (1 / (1 - DROPPED)), 0.0)
+        rounded = (total + added).to(joined.dtype.element_ty)
+        tl.store(joined + cell, rounded, mask=inside)
+        total = rounded.to(tl.float32)
+    if CENTRED:
+        mean = tl.sum(total, axis=1) / w
+        tl.store(means + row, mean, mask=row < r)
+        total = tl.where(inside, total - mean[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(total * total, axis=1) / w + EPS)
+    tl.store(scales + row, scale, mask=row < r)
+    y = total * scale[:, None] * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        y += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+    tl.store(normed + cell, y.to(normed.dtype.element_ty), mask=inside)
+
+
+@kernel
+def _part(
+    joined: tl.tensor,
+    means: tl.tensor,
+    scales: tl.tensor,
+    seed: tl.tensor,
+    weight: tl.tensor,
+    d_joined: tl.tensor,
+    d_normed: tl.tensor,
+    dx: tl.tensor,
+    d_branch: tl.tensor,
+    sums: tl.tensor,
+    r: int,
+    w: int,
+    DROPPED: tl.constexpr,
+    BRANCH: tl.constexpr,
+    PASSED: tl.constexpr,
+    CENTRED: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROUNDS: tl.constexpr,
+) -> None:
+    program, column = tl.program_id(0), tl.arange(0, WIDE)
+    there = column < w
+    gain = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    d_gain, d_bias = tl.zeros([ROWS, WIDE], tl.float32), tl.zeros([ROWS, WIDE], tl.float32)
+    for start in range(program * ROWS, r, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < r)[:, None] & there[None, :]
+        cell = row.to(tl.int64)[:, None] * w + column[None, :]
+        x = tl.load(joined + cell, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(d_normed + cell, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row, mask=row < r, other=0.0)
+        if CENTRED:
+            x -= tl.load(means + row, mask=row < r, other=0.0)[:, None]
+        x *= scale[:, None]
+        d_gain += dy * x
+        if BIAS:
+            d_bias += dy
+        d = dy * gain[None, :]
+        along = tl.sum(d * x, axis=1) / w
+        if CENTRED:
+            d -= (tl.sum(d, axis=1) / w)[:, None]
+        d = (d - x * along[:, None]) * scale[:, None]
+        if PASSED:
+            d += tl.load(d_joined + cell, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx + cell, d.to(dx.dtype.element_ty), mask=inside)
+        if BRANCH:
+            if DROPPED > 0:
+                stays = _kept(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
+                d = tl.where(stays, d * (1 / (1 - DROPPED)), 0.0)
+            tl.store(d_branch + cell, d.to(d_branch.dtype.element_ty), mask=inside)
+    at = sums + program * (2 if BIAS else 1) * w + column
+    tl.store(at, tl.sum(d_gain, axis=0), mask=there)
+    if BIAS:
+        tl.store(at + w, tl.sum(d_bias, axis=0), mask=there)
+
+
+def join(
+    x: Tensor,
+    branch: Tensor | None,
+    seed: Tensor | None,
+    weight_w: Tensor,
+    bias_w: Tensor | None,
+    rule: Rule,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + dropout(branch), its norm in `dtype`, and each row's mean and scale [2, r]."""
+    x, w = x.contiguous(), x.shape[-1]
+    branch = None if branch is None else branch.contiguous()
+    joined = x
+    if branch is not None:
+        joined = torch.empty_like(x, dtype=torch.promote_types(x.dtype, branch.dtype))
+    normed, rows = torch.empty_like(x, dtype=dtype), x.numel() // w
+    moments_2r = x.new_empty(2, rows, dtype=torch.float32)
+    size = _size(w)
+    if rows:
+        _join[(triton.cdiv(rows, size["ROWS"]),)](
+            x,
+            x if branch is None else branch,
+            seed if seed is not None and rule.dropped else x,
+            weight_w,
+            weight_w if bias_w is None else bias_w,
+            joined,
+            normed,
+            *moments_2r,
+            rows,
+            w,
+            EPS=rule.eps,
+            DROPPED=rule.dropped,
+            BRANCH=branch is not None,
+            CENTRED=rule.centred,
+            BIAS=bias_w is not None,
+            ROUNDS=ROUNDS,
+            **size,
+        )
+    return joined, normed, moments_2r
+
+
+def part(
+    joined: Tensor,
+    moments_2r: Tensor,
+    seed: Tensor | None,
+    weight_w: Tensor,
+    rule: Rule,
+    d_joined: Tensor | None,
+    d_normed: Tensor,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x and of the branch, in `dtypes`, and of weight and bias, if any [1 or 2, w].
+
+    Where nothing tells the first two apart, both are one tensor.
+    """
+    w, dropped = weight_w.shape[0], rule.dropped
+    d_normed = d_normed.contiguous()
+    d_joined = None if d_joined is None else d_joined.contiguous()
+    dx = d_branch = torch.empty_like(joined, dtype=dtypes[0])
+    apart = dropped > 0 or dtypes[1] != dtypes[0]
+    if apart:
+        d_branch = torch.empty_like(joined, dtype=dtypes[1])
+    rows, size = joined.numel() // w, _size(w)
+    programs = min(triton.cdiv(rows, size["ROWS"]), _fitting(joined.device, size["num_warps"]))
+    sums = joined.new_empty(programs, 1 + biased, w, dtype=torch.float32)
+    if rows:
+        _part[(programs,)](
+            joined,
+            *moments_2r,
+            joined if seed is None else seed,
+            weight_w,
+            d_normed if d_joined is None else d_joined,
+            d_normed,
+            dx,
+            d_branch,
+            sums,
+            rows,
+            w,
+            DROPPED=dropped,
+            BRANCH=apart,
+            PASSED=d_joined is not None,
+            CENTRED=rule.centred,
+            BIAS=biased,
+            ROUNDS=ROUNDS,
+            **size,
+            maxnreg=REGISTERS,
+        )
+    return dx, d_branch, sums.sum(dim=0)
+
+
+def _size(w: int) -> dict[str, int]:
+    """How many rows a program takes at once, and with how many warps."""
+    wide = max(4, triton.next_power_of_2(w))
+    rows = max(1, CELLS // wide)
+    warps = min(max(WARPS[0], wide // CELLS_A_WARP), WARPS[1])
+    return {"ROWS": rows, "WIDE": wide, "num_warps": warps}
+
+
+@cache
+def _fitting(device: torch.device, warps: int) -> int:
+    """How many programs run at the same moment."""
+    if device.type != "cuda":
+        return RESIDENT
+    return RESIDENT * torch.cuda.get_device_properties(device).multi_processor_count * 4 // warps

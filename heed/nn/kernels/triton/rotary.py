@@ -1,0 +1,94 @@
+"""Turning pairs of dimensions by an angle a position (RoPE), in one pass over memory.
+
+Shapes: b batch, n tokens, d head width; dimension i turns with dimension i + d/2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from heed.nn.kernels.distance_attention import empty_heads
+from heed.nn.kernels.triton import kernel
+from heed.nn.kernels.triton.tile import Heads
+
+TOKENS, HEADS = 16, 4
+"""What one program turns: it computes each angle once for all its heads."""
+
+
+@kernel
+def _turn(
+    first: tl.tuple,
+    first_out: tl.tuple,
+    first_heads: int,
+    second: tl.tuple,
+    second_out: tl.tuple,
+    second_heads: int,
+    places: tl.tensor,
+    places_b: int,
+    frequencies: tl.tensor,
+    n: int,
+    direction: float,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    b = tl.program_id(2).to(tl.int64)
+    rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    pairs = tl.arange(0, PAIRS)
+    place = tl.load(places + b * places_b + rows, mask=rows < n, other=0).to(tl.float32)
+    frequency = tl.load(frequencies + pairs, mask=pairs < HALF, other=0.0)
+    angle = place[:, None] * frequency[None, :]
+    cos, sin = tl.cos(angle), tl.sin(angle) * direction
+    inside = (rows[:, None] < n) & (pairs[None, :] < HALF)
+    group = tl.program_id(1)
+    if group < tl.cdiv(first_heads, HEADS):
+        heads = first_heads
+        get = first.data + b * first.b + rows[:, None] * first.n
+        put = first_out.data + b * first_out.b + rows[:, None] * first_out.n
+        get_h, put_h = first.h, first_out.h
+    else:
+        group = group - tl.cdiv(first_heads, HEADS)
+        heads = second_heads
+        get = second.data + b * second.b + rows[:, None] * second.n
+        put = second_out.data + b * second_out.b + rows[:, None] * second_out.n
+        get_h, put_h = second.h, second_out.h
+    for i in tl.static_range(HEADS):
+        h = group * HEADS + i
+        here = inside & (h < heads)
+        x = tl.load(get + h * get_h + pairs[None, :], mask=here, other=0.0).to(tl.float32)
+        y = tl.load(get + h * get_h + pairs[None, :] + HALF, mask=here, other=0.0).to(tl.float32)
+        at = put + h * put_h + pairs[None, :]
+        tl.store(at, (x * cos - y * sin).to(at.dtype.element_ty), mask=here)
+        tl.store(at + HALF, (y * cos + x * sin).to(at.dtype.element_ty), mask=here)
+
+
+def turned(
+    parts: list[Tensor], positions: Tensor, frequencies: Tensor, direction: float
+) -> list[Tensor]:
+    """One or two tensors, turned forwards (1) or back (-1)."""
+    parts = [x if x.stride(-1) == 1 else x.contiguous() for x in parts]
+    outs, positions = [empty_heads(x) for x in parts], positions.contiguous()
+    b, _, n, d = parts[0].shape
+    sides: list[object] = []
+    for x, out in zip((parts[0], parts[-1]), (outs[0], outs[-1]), strict=True):
+        sides += [Heads(x, *x.stride()[:3]), Heads(out, *out.stride()[:3]), x.shape[1]]
+    if len(parts) == 1:
+        sides[-1] = 0  # The second part is then the first again, and none of its heads.
+    groups = sum(triton.cdiv(x.shape[1], HEADS) for x in parts)
+    if groups and b * n:
+        _turn[(triton.cdiv(n, TOKENS), groups, b)](
+            *sides,
+            positions,
+            0 if positions.shape[0] == 1 else n,
+            frequencies,
+            n,
+            direction,
+            HALF=d // 2,
+            PAIRS=triton.next_power_of_2(d // 2),
+            TOKENS=TOKENS,
+            HEADS=HEADS,
+        )
+    return outs

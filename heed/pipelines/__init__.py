@@ -1,0 +1,1 @@
+"""Text in, text out: translation, generation and classification, line by line."""

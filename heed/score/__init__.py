@@ -1,1 +1,0 @@
-"""Scores: one path, wherever they are shown, with the metric's signature beside them."""

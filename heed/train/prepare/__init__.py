@@ -1,0 +1,1 @@
+"""What training needs before its first step: data, tokenizer, model, initial weights."""

@@ -1,0 +1,372 @@
+"""From a recipe to everything the loop needs: text, tokenizer, batches, model, device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from heed.config import Recipe
+from heed.data import synthetic as world
+from heed.data.batching.bucketed import Batches, Rows
+from heed.data.batching.packing import PackedBatches
+from heed.data.batching.random_windows import RandomBlocks
+from heed.data.corpus import Corpus, open_corpus
+from heed.data.doctor import examine
+from heed.data.held_out import DEV_SHARE, set_aside
+from heed.data.token_store import Store, cache_root, open_store
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import ConfigError, DataError
+from heed.files import writing
+from heed.models import Classifier, Model, build
+from heed.nn.positions import ENCODINGS
+from heed.runs.labels import Classes
+from heed.runs.run import Run
+from heed.train import checkpoint, sense, small
+from heed.train.dev_bleu import Pair, pairs_of
+from heed.train.distributed.ranks import ALONE, World
+from heed.train.precompile.start import kindled
+from heed.train.prepare import init_from as origins
+from heed.train.prepare import ngram_weights
+from heed.train.prepare.class_weights import classes_of, refuse_unknown, weights_of
+from heed.train.prepare.init_from import Origin
+from heed.train.prepare.run_tokenizer import tokenizer_for, tokenizer_text
+
+Say = Callable[[str], None]
+MENDED = {
+    "unseen-label": "Mend the label, or add texts that have it to train.",
+    "one-class": "Give texts of two classes or more.",
+    "nothing-left": "Name a file that has text.",
+}
+"""What to do about what the doctor finds."""
+
+
+@dataclass
+class TrainingSetup:
+    """Everything a recipe stands for, made."""
+
+    recipe: Recipe
+    device: torch.device
+    bf16: bool
+    tokenizer: Tokenizer
+    classes: tuple[str, ...]
+    model: Model
+    train: Batches | PackedBatches
+    sets: dict[str, Batches]
+    """The splits to evaluate on while training, by name."""
+    data_hashes: dict[str, str]
+    world: World = ALONE
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)
+    """Source and reference of the sets whose BLEU is asked for at every evaluation."""
+    begun: bool = False
+    """Whether there are checkpoints, from which the weights are to come; whole or not."""
+    class_weights: tuple[float, ...] | None = None
+    """What a text of each class counts for; None, all alike."""
+    new: tuple[str, ...] = ()
+    """Parts of the model that its origin did not have, where it began from one."""
+
+
+def prepare(
+    recipe: Recipe,
+    run: Run,
+    *,
+    device: torch.device,
+    say: Say,
+    world: World = ALONE,
+    origin: Origin | None = None,
+) -> TrainingSetup:
+    """Read and check the text, make or load the tokenizer, build the model.
+
+    Among several ranks the first goes ahead where files are written; the others find them.
+    `origin` is what the recipe begins from, where it is open already.
+    """
+    begun = checkpoint.any_in(run.checkpoints)
+    if origin is None and recipe.init.run is not None and not begun:
+        with world.in_turn():
+            origin = origins.open_origin(recipe.init.run)
+    bf16 = wants_bf16(recipe.train.precision, device)
+    with kindled(recipe, device):
+        parts = _prepare(recipe, run, device, bf16, say, world, origin)
+    parts.begun = begun
+    return parts
+
+
+def _prepare(
+    recipe: Recipe,
+    run: Run,
+    device: torch.device,
+    bf16: bool,
+    say: Say,
+    world: World,
+    origin: Origin | None,
+) -> TrainingSetup:
+    with world.in_turn():
+        corpora = open_corpora(recipe)
+    known = world.once(lambda: _see_the_doctor(corpora, say))
+    with world.in_turn():
+        tokenizer = tokenizer_for(
+            recipe, run, corpora["train"], origin, say, dev_within="dev" not in corpora
+        )
+        classes = classes_of(corpora["train"]) if recipe.task == "classify" else Classes(())
+        train, sets = _batches(recipe, corpora, tokenizer, classes.names)
+        weights = weights_of(recipe, classes, sets["train"])
+        classes.save(run)
+    if not recipe.data.dev and recipe.data.world is None:
+        say(_apart(corpora, sets["dev"].store, recipe.data.dev_seed))
+    for name, seen in known.items():
+        sets |= _clean(name, sets[name], seen)
+    for name, split in sets.items():
+        if split.cut:
+            are = "text is" if split.cut == 1 else "texts are"
+            say(f"{name}: {split.cut:,} {are} longer than {recipe.data.max_length} tokens; cut.")
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe, tokenizer, len(classes.names) or None)
+    if isinstance(model, Classifier) and model.grams is not None:
+        ngram_weights.look_at(model.grams, recipe, tokenizer, sets["train"], len(classes.names))
+    if origin is not None:
+        new = origins.begin(model, recipe.task, origin, say, classes.names)
+    else:  # a run that goes on has kept it: its origin may be gone
+        new = tuple(run.environment().get("new_parts", ()))
+    origins.choose_learners(model, recipe.init, new, say)
+    model.to(device)
+    if not recipe.train.evaluate_train:
+        sets.pop("train")
+    hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
+    pairs = _pairs(corpora, sets) if recipe.train.evaluate_bleu else {}
+    names = classes.names
+    return TrainingSetup(
+        recipe,
+        device,
+        bf16,
+        tokenizer,
+        names,
+        model,
+        train,
+        sets,
+        hashes,
+        world,
+        pairs,
+        class_weights=weights,
+        new=new,
+    )
+
+
+def _apart(corpora: dict[str, Corpus], store: Store, seed: int) -> str:
+    """What is set aside to choose by, in words."""
+    part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
+    if "dev" not in corpora:
+        held_out, _ = set_aside(len(store), seed)
+        part = f"{len(held_out):,} of the {len(store):,} texts of train"
+    return f"dev: {part}, set aside, for no files are named."
+
+
+def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, list[Pair]]:
+    """The texts of every set but train; a dev set that was set aside is a part of train's."""
+    return {
+        name: pairs_of(corpora.get(name.removesuffix("-clean"), corpora["train"]), batches)
+        for name, batches in sets.items()
+        if name != "train"
+    }
+
+
+def refuse_nonsense(recipe: Recipe, origin: Origin | None = None) -> None:
+    """Before anything is written: keys that make no sense together, files that are not there.
+
+    `origin` is what the recipe begins from.
+    """
+    complaints = []
+    if not recipe.data.train and recipe.data.world is None:
+        complaints.append(
+            "There is no text to learn from: name files (--train FILE, data.train), or data.world."
+        )
+    limit = ENCODINGS[recipe.model.position].limit(recipe.model)
+    if limit is not None and recipe.data.max_length > limit:
+        fixed = recipe.init.run is not None  # a model that it begins from has its own shape
+        todo = "lower" if fixed else "raise model.max_positions or lower"
+        complaints.append(
+            f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
+            f"{recipe.init.run or repr(recipe.model.position)}: {todo} data.max_length."
+        )
+    complaints += [*sense.complaints(recipe), *origins.complaints(recipe, origin)]
+    complaints += [*small.complaints(recipe), *ngram_weights.complaints(recipe)]
+    if complaints:
+        raise ConfigError(complaints)
+    tokenizer_text(recipe)
+    if recipe.data.world is None:
+        refuse_unknown(recipe, open_corpora(recipe)["train"])
+
+
+def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:
+    """The model a recipe asks for, freshly drawn."""
+    return build(
+        recipe.task,
+        recipe.model,
+        vocab=tokenizer.vocab_size,
+        classes=classes,
+        causal=recipe.train.objective == "next",
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError([f"There is no device {name!r}: use auto, cpu or cuda."])
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["device cuda was asked for, and torch sees no GPU here: use cpu."])
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise ConfigError([f"There is no device {name!r}: GPUs are cuda:0 to cuda:{there - 1}."])
+    return device
+
+
+def wants_bf16(precision: str, device: torch.device) -> bool:
+    """Whether the forward pass is to be in bfloat16; `auto` is where the device is fast at it."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # Without these instructions a CPU would widen every number and narrow every result.
+    able: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
+    """The splits a recipe names, those of the generated world written first if they are not."""
+    data = recipe.data
+    if data.world is not None:
+        named = {name: files for name, files in world_files(recipe).items() if name != "test"}
+    else:
+        named = {"train": data.train, "dev": data.dev, **data.sets}
+    corpora: dict[str, Corpus] = {}
+    for name, paths in named.items():
+        if paths:
+            like = corpora.get("train")
+            corpora[name] = open_corpus(
+                paths,
+                task=recipe.task,
+                unit=data.unit,
+                like=like,
+                drop=data.drop if name == "train" else None,
+            )
+    if "dev" not in corpora and "train" in corpora:
+        corpora |= with_dev(corpora["train"])
+    return corpora
+
+
+def with_dev(train: Corpus) -> dict[str, Corpus]:
+    """Of files that are one text each, the last lines are dev; other texts are set aside whole."""
+    if train.unit != "file" or train.layout is not None:
+        return {"train": train}
+    return dict(zip(("train", "dev"), train.parted(1 - DEV_SHARE), strict=True))
+
+
+def world_files(recipe: Recipe) -> dict[str, list[str]]:
+    """The generated world's train, dev and test files for a task, written if they are not there."""
+    size, held_out = recipe.data.world or 0, recipe.data.world_test
+    folder = cache_root() / "world" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
+    if not (folder / "test.txt").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder / "train.txt"):
+            world.write(folder, train=size, dev=held_out, test=held_out, seed=recipe.seed)
+    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
+    return {
+        split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
+        for split in ("train", "dev", "test")
+    }
+
+
+def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
+    """Say what would hurt; refuse what cannot be read.
+
+    Returns the sets that train has a part of, each with the texts that it has.
+    """
+    report = examine(corpora)
+    if not report.ok:
+        first, errors = report.errors[0], len(report.errors)
+        files = ", ".join(corpora[first.split].paths)
+        todo = [MENDED[first.code]] if first.code in MENDED else []
+        if errors > 1 or not todo:
+            todo.append("`heed check` on these files shows everything.")
+        raise DataError(
+            f"{first.message.rstrip('.')}.",
+            where=str(first.places[0]) if first.places else files,
+            todo=" ".join(todo),
+        )
+    for finding in report.findings:
+        if finding.severity == "warning":
+            lost = finding.code in ("empty", "unlabelled")
+            place = f" (the first is {finding.places[0]})" if lost else ""
+            say(f"{finding.split}: {finding.message}{place}")
+    return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
+
+
+def _clean(name: str, whole: Batches, seen: list[int]) -> dict[str, Batches]:
+    """The part of a set that is not also in train, to be scored beside the whole."""
+    unseen = np.setdiff1d(np.arange(len(whole.store)), seen)
+    return {f"{name}-clean": whole.only(unseen)} if len(unseen) else {}
+
+
+def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batches:
+    """Some of a store's texts, or all, as a recipe's model reads them."""
+    settings = recipe.train
+    return Batches(
+        store,
+        recipe.task,
+        max_length=recipe.data.max_length,
+        batch_tokens=settings.batch_tokens,
+        batch_size=settings.batch_size,
+        seed=recipe.seed,
+        rows=rows,
+        masked=_hidden(recipe),
+        both=recipe.data.both,
+        denoise=recipe.data.denoise,
+    )
+
+
+def _hidden(recipe: Recipe) -> float:
+    """The share of tokens that a model does not see: to guess it, or to do without."""
+    settings = recipe.train
+    if recipe.task == "classify":
+        return settings.token_dropout
+    if recipe.task == "translate":
+        return settings.hide_source
+    return settings.mask_share if settings.objective == "masked" else 0.0
+
+
+def _batches(
+    recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
+) -> tuple[Batches | PackedBatches, dict[str, Batches]]:
+    """What to learn from, and every set to evaluate on, the training text under `train`."""
+    settings, data = recipe.train, recipe.data
+    dropout = {"train": recipe.tokenizer.dropout}
+    stores = {
+        name: open_store(
+            corpus, tokenizer, classes=classes, dropout=dropout.get(name, 0.0), seed=recipe.seed
+        )
+        for name, corpus in corpora.items()
+    }
+    rows: dict[str, Rows | None] = dict.fromkeys(stores)
+    if "dev" not in stores:  # a share of train is set aside
+        stores["dev"] = stores["train"].plain()
+        count = len(stores["train"])
+        rows["dev"], rows["train"] = set_aside(count, data.dev_seed)
+    sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
+    if not (data.pack or data.blocks):
+        return sets["train"], sets
+    packed = (RandomBlocks if data.blocks else PackedBatches)(
+        stores["train"],
+        max_length=data.max_length,
+        batch_tokens=settings.batch_tokens,
+        batch_size=settings.batch_size,
+        seed=recipe.seed,
+        rows=rows["train"],
+    )
+    return packed, sets

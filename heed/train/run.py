@@ -1,0 +1,294 @@
+"""Start a run, go on with one, load what it learnt."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.optim import Optimizer
+
+from heed import plot
+from heed.config import Recipe
+from heed.data.batching.bucketed import DEFAULT_TOKENS
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
+from heed.files import write_whole
+from heed.models import Model, from_weights
+from heed.models.weights import read_weights, refuse_misfit
+from heed.nn.lora import merged
+from heed.runs.run import Run
+from heed.train import checkpoint
+from heed.train.distributed.ranks import World, joined, refuse
+from heed.train.distributed.sharding import Twin, spread
+from heed.train.execution.choose import Ahead, build_step
+from heed.train.loader import Feed
+from heed.train.loop import Loop
+from heed.train.objective import Objective
+from heed.train.optimizers.build import CAPTURABLE, build_optimizer, settings_of
+from heed.train.optimizers.schedules import schedule
+from heed.train.prepare.init_from import Origin, settled
+from heed.train.prepare.setup import Say, TrainingSetup, choose_device, prepare, refuse_nonsense
+from heed.train.progress import View
+from heed.train.state import State, under
+
+DEFAULT_EPOCHS = 20
+BEYOND_AXES = 1e100
+"""A perplexity that is not drawn. A run whose rate was too high has such, and infinite ones."""
+
+
+class OutOfRoomError(HeedError):
+    """A batch does not fit into memory."""
+
+
+def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
+    """Make a run folder and train in it to the end."""
+    with joined() as world:
+        chosen = world.join(choose_device(device))
+        with world.in_turn():
+            recipe, origin = settled(recipe)
+        refuse_nonsense(recipe, origin)
+        refuse(recipe, world, begun=False)
+        run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
+        try:
+            _train(run, recipe, chosen, world, console, origin)
+        except (ConfigError, DataError, OutOfRoomError, OSError):
+            # Nothing learnt is in the way of a second try.
+            if world.first:
+                run.forget()
+            raise
+        except KeyboardInterrupt:
+            if world.first:
+                run.forget()
+            if run.folder.exists():  # asked twice in the middle of training
+                raise
+            what = f"Stopped before anything was learnt; {folder} is removed."
+            raise StoppedError(what) from None
+    return run
+
+
+def resume(folder: Path, *, device: str = "auto", console: Console) -> Run:
+    """Go on with a run from its newest whole checkpoint; say so where it is finished."""
+    with joined() as world:
+        chosen, run = world.join(choose_device(device)), Run.open(folder)
+        refuse(run.recipe(), world, begun=True)
+        if world.once(lambda: run.finished):
+            finished = f"{folder}: this run is finished; nothing to do."
+            world.voice(console).print(finished, highlight=False)
+        else:
+            _train(run, run.recipe(), chosen, world, console)
+    return run
+
+
+def _train(
+    run: Run,
+    recipe: Recipe,
+    device: torch.device,
+    world: World,
+    console: Console,
+    origin: Origin | None = None,
+) -> None:
+    """Only the first rank writes into the folder, and only it speaks."""
+    world.folder, console = str(run.folder), world.voice(console)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    with run.locked() if world.first else nullcontext():
+        parts = prepare(recipe, run, device=device, say=say, world=world, origin=origin)
+        _refuse_other_text(run, parts)
+        with memory_guard(recipe):
+            loop = build_loop(parts, run, say=say)
+        if world.first:
+            _keep_lines(run, loop.state.lines)
+            checkpoint.forget_weights(run.checkpoints, after=loop.state.step)
+            facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
+            facts |= {"new_parts": parts.new} if parts.new else {}
+            run.write_environment({"data": parts.data_hashes, **facts})
+        shown = View(console, total=loop.steps, start=loop.state.step)
+        with shown as view, loop.ledger.tracked():
+            with memory_guard(recipe):
+                loop.train(view)
+            weights = loop.ledger.choose(view) if world.first else {}
+        if world.first:
+            checkpoint.write_tensors(run.weights_path, merged(parts.model, weights))
+            draw_curves(run)
+
+
+def build_loop(parts: TrainingSetup, run: Run, *, say: Say) -> Loop:
+    """The loop of a recipe, at its newest checkpoint or at step 0."""
+    settings, world = parts.recipe.train, parts.world
+    if settings.deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(settings.deterministic)  # imports a compiler: 2 s
+    feed = Feed(parts.train, accumulate=settings.accumulate, device=parts.device, world=world)
+    epochs = settings.epochs or (DEFAULT_EPOCHS if settings.steps is None else None)
+    ends = [settings.steps, epochs and epochs * feed.steps_per_epoch]
+    steps = min(end for end in ends if end)
+    twin = Twin(parts.model) if world.several and settings.parallel == "fsdp" else None
+    objective = Objective(
+        parts.model,
+        label_smoothing=settings.label_smoothing,
+        class_weights=parts.class_weights,
+        rdrop=settings.rdrop,
+    )
+    shared = spread(objective, settings.parallel, world, parts.device)
+    state = State(
+        parts.model,
+        _optimizer(parts),
+        parts.device,
+        ema_decay=settings.ema,
+        world=world,
+        twin=twin,
+    )
+    tensors, facts = checkpoint.newest(run.checkpoints, say)
+    world.reseed(parts.recipe.seed, facts.get("step", 0))
+    if facts:
+        found, where = under("model.", tensors), str(run.recipe_path)
+        refuse_misfit(parts.model.state_dict(), found, where=where)
+        state.restore(tensors, facts)
+        say(f"Going on from step {state.step}.")
+    elif parts.begun:
+        raise RunError(
+            "none of its checkpoints is whole, so there is nothing to go on from.",
+            where=str(run.folder),
+            todo="Put one back from a copy, or remove its checkpoints folder to begin anew.",
+        )
+    _refuse_different_steps(state, run)
+    if world.first:
+        checkpoint.put_aside(run.checkpoints, after=state.step)
+    parts.model.train()
+    ahead = Ahead(steps - state.step, parts.train.shapes(), feed.example())
+    step = build_step(parts.recipe, shared, state, ahead, bf16=parts.bf16, say=say)
+    warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
+    factor = schedule(settings.schedule, warmup=warmup, steps=steps, floor=settings.lr_floor)
+    return Loop(parts, step, run, feed, factor, steps)
+
+
+def _optimizer(parts: TrainingSetup) -> Optimizer:
+    settings = parts.recipe.train
+    captured = parts.device.type == "cuda" and not parts.world.several
+    return build_optimizer(
+        parts.model,
+        settings_of(settings),
+        lr_tensor=captured and settings.optimizer in CAPTURABLE,
+    )
+
+
+def _refuse_different_steps(state: State, run: Run) -> None:
+    """Ranks that read different checkpoints do not look into the same folder."""
+    steps = [int(step) for step in state.world.gathered(torch.tensor([state.step]))]
+    if len({*steps}) > 1:
+        raise RunError(
+            f"the ranks found different checkpoints here: of steps {', '.join(map(str, steps))}.",
+            where=str(run.folder),
+            todo="Keep the run in a folder that all machines share.",
+        )
+
+
+def _refuse_other_text(run: Run, parts: TrainingSetup) -> None:
+    """A run that goes on must read what it began with."""
+    known = run.environment().get("data", {})
+    other = [name for name, own in parts.data_hashes.items() if known.get(name, own) != own]
+    if other:
+        raise RunError(
+            f"the text of {' and '.join(other)} is not what this run began with.",
+            where=str(run.folder),
+            todo="Put the files back as they were, or train anew in another folder.",
+        )
+
+
+def _keep_lines(run: Run, lines: int) -> None:
+    """Forget what was measured after the checkpoint: it will be measured again."""
+    if run.metrics_path.exists():
+        whole = run.metrics_path.read_bytes().split(b"\n")[:-1]  # a line that was cut off is none
+        write_whole(run.metrics_path, b"".join(line + b"\n" for line in whole[:lines]))
+
+
+@contextmanager
+def memory_guard(recipe: Recipe) -> Iterator[None]:
+    """Running out of memory is a sentence with the setting to change."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        settings = recipe.train
+        if settings.batch_size is not None:
+            name, size = "batch_size", settings.batch_size
+        else:
+            name, size = "batch_tokens", settings.batch_tokens or DEFAULT_TOKENS
+        smaller = (
+            f"--set train.{name}={size // 2} --set train.accumulate={2 * settings.accumulate}, "
+            "which makes nearly the same updates in half the memory."
+        )
+        if size == 1:
+            smaller = "a smaller model, or shorter texts (data.max_length)."
+        raise OutOfRoomError(
+            f"memory ran out with train.{name} = {size}.", todo=f"Use {smaller}"
+        ) from error
+
+
+def draw_curves(run: Run) -> None:
+    """Loss by step, of training and of every set evaluated, the best marked; of a language model
+    the perplexity of those sets as well, on a scale of logarithms."""
+    lines, task = run.metrics(), run.recipe().task
+    learning = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
+    while_training = [(line["step"], line["loss"]) for line in learning]
+    losses = {"while training": while_training} | _evaluated(lines, "loss")
+    figure = plot.curves(
+        {name: points for name, points in losses.items() if points},
+        title="Loss while training",
+        x="step",
+        y=f"cross-entropy a {'text' if task == 'classify' else 'token'}",
+        best=_lowest(_evaluated(lines, "loss")),
+    )
+    plot.save(figure, run.figures / "loss")
+    if task == "generate" and (found := _evaluated(lines, "perplexity")):
+        figure = plot.curves(
+            found,
+            title="Perplexity at every evaluation",
+            x="step",
+            y="perplexity by token",
+            best=_lowest(found),
+            log_y=True,
+        )
+        plot.save(figure, run.figures / "perplexity")
+
+
+def _evaluated(lines: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[float, float]]]:
+    """Every set's values by step; one beyond what an axis can hold is left out."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        if line["event"] == "evaluate":
+            for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
+                if line[name][metric] < BEYOND_AXES:
+                    label = "train, evaluated" if name == "train" else name
+                    series.setdefault(label, []).append((line["step"], line[name][metric]))
+    return dict(sorted(series.items()))
+
+
+def _lowest(series: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
+    """Where each is at its best."""
+    return {name: min(points, key=lambda point: point[1])[0] for name, points in series.items()}
+
+
+def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recipe]:
+    """The model a run chose, its tokenizer and its recipe; of an unfinished run, the best yet."""
+    run, chosen = Run.open(folder), choose_device(device)
+    recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
+    weights, causal = read_weights(_best(run, recipe)), recipe.train.objective == "next"
+    model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(folder))
+    return model.to(chosen).eval(), tokenizer, recipe
+
+
+def _best(run: Run, recipe: Recipe) -> Path:
+    """The chosen weights; before the end, those that were best so far, and a word about it."""
+    adapted = recipe.init.lora is not None  # until the end adapters lie beside the weights
+    best = run.best_path
+    if run.finished or adapted or not best.exists():
+        return run.require_weights()
+    so_far = "its training is not finished; these are its best weights so far."
+    warnings.warn(f"{run.folder}: {so_far}", HeedWarning, stacklevel=3)
+    return best

@@ -1,0 +1,115 @@
+"""Metrics sent elsewhere, as they are written: TensorBoard, Weights & Biases, MLflow.
+
+None of them is needed; each is imported only when a recipe asks for it (`train.track`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from heed.errors import ConfigError
+from heed.runs.run import Run
+
+
+class Tracker(Protocol):
+    """Where a line of metrics can go."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run folder: `tensorboard --logdir RUN`."""
+
+    def __init__(self, run: Run) -> None:
+        writer = _module("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        self._writer = writer(log_dir=str(run.folder / "tensorboard"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One point a metric."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush the events."""
+        self._writer.close()
+
+
+class WandB:
+    """A Weights & Biases run, named like the folder."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = _module("wandb").init(
+            project="heed", name=run.folder.name, dir=str(run.folder), config=run.recipe().tables()
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One step's metrics."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """An MLflow run, named like the folder."""
+
+    def __init__(self, run: Run) -> None:
+        self._mlflow = _module("mlflow")
+        self._mlflow.start_run(run_name=run.folder.name)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One step's metrics."""
+        named = {name.replace("/", "."): value for name, value in values.items()}
+        self._mlflow.log_metrics(named, step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+
+TRACKERS: dict[str, type[TensorBoard | WandB | MLflow]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def complaints(names: Sequence[str]) -> Iterator[str]:
+    """Which of these are not installed, a sentence each."""
+    return (_missing(name) for name in names if find_spec(name) is None)
+
+
+@contextmanager
+def open_trackers(names: Sequence[str], run: Run) -> Iterator[list[Tracker]]:
+    """The trackers a recipe asks for, closed at the end."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(TRACKERS[name](run))) for name in names]
+
+
+def flat(event: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Nested metrics by path: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
+    named: dict[str, float | None] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            named |= {f"{key}/{name}": number for name, number in value.items()}
+        else:
+            named[f"{event}/{key}"] = value
+    return {name: number for name, number in named.items() if number is not None}
+
+
+def _module(package: str, name: str | None = None) -> Any:
+    try:
+        return import_module(name or package)
+    except ImportError:
+        raise ConfigError([_missing(package)]) from None
+
+
+def _missing(package: str) -> str:
+    return f"[train] track asks for {package}, which is not installed: pip install {package}."

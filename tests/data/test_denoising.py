@@ -1,0 +1,188 @@
+"""Texts to restore: chosen in turn, spoiled a little, and said as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.config import Recipe
+from heed.data.batching import denoising
+from heed.data.batching.bucketed import IGNORED, Batch, Batches
+from heed.data.batching.denoising import spoiled
+from heed.data.batching.directions import Directions
+from heed.data.corpus import open_corpus
+from heed.data.token_store import DRAWS, Store, open_store
+from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from heed.errors import ConfigError
+from heed.train.prepare.setup import refuse_nonsense
+
+WORDS = [f"w{i}" for i in range(30)]
+TEXTS = 120
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def distinct(sizes: list[int], length: int) -> Batch:
+    """Sources of so many different tokens each, and an end."""
+    source = torch.full((len(sizes), length), PAD)
+    for row, size in zip(source, sizes, strict=True):
+        row[:size] = torch.arange(10, 10 + size)
+        row[size] = EOS
+    real = source != PAD
+    return Batch(source, source, real, torch.arange(length)[None], 1, (), None, source, real)
+
+
+def read(batch: Batch) -> list[list[int]]:
+    assert batch.source is not None
+    assert batch.source_mask is not None
+    assert (batch.source[~batch.source_mask] == PAD).all()
+    return [row[real].tolist() for row, real in zip(batch.source, batch.source_mask, strict=True)]
+
+
+SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+@given(SIZES, st.integers(0, 99))
+def test_what_is_left_is_of_the_text_and_near_its_place(sizes: list[int], seed: int) -> None:
+    batch = distinct(sizes, 34)
+    found = read(spoiled(batch, generator(seed)))
+    for size, row in zip(sizes, found, strict=True):
+        assert row[-1] == EOS
+        assert 1 <= len(row) - 1 <= size
+        kept = [token for token in row[:-1] if token != MASK]
+        assert len({*kept}) == len(kept)
+        assert {*kept} <= {*range(10, 10 + size)}
+        # A piece stands at most so many places later than it would, and no earlier than those
+        # left out allow.
+        for place, token in enumerate(row[:-1]):
+            if token != MASK:
+                gone = size - (len(row) - 1)
+                assert -denoising.MOVED - gone <= place - (token - 10) <= denoising.MOVED
+    assert read(batch) == read(distinct(sizes, 34))
+
+
+@given(SIZES, st.integers(0, 99))
+def test_none_moves_far(sizes: list[int], seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(denoising, "LEFT_OUT", 0.0)
+        patch.setattr(denoising, "HIDDEN", 0.0)
+        found = read(spoiled(distinct(sizes, 34), generator(seed)))
+    for size, row in zip(sizes, found, strict=True):
+        assert sorted(row[:-1]) == list(range(10, 10 + size))
+        assert all(
+            abs(token - 10 - place) <= denoising.MOVED for place, token in enumerate(row[:-1])
+        )
+
+
+def test_as_many_are_left_out_and_hidden_as_told() -> None:
+    found = read(spoiled(distinct([30] * 2000, 34), generator()))
+    left = np.array([len(row) - 1 for row in found])
+    masked = np.array([row.count(MASK) for row in found])
+    assert 1 - left.mean() / 30 == pytest.approx(denoising.LEFT_OUT, abs=0.01)
+    assert masked.sum() / left.sum() == pytest.approx(denoising.HIDDEN, abs=0.01)
+    moved = [row[:-1] != sorted(row[:-1]) for row in found]
+    assert np.mean(moved) > 0.9
+
+
+@given(
+    texts=st.integers(1, 50),
+    share=st.floats(0.01, 1.0),
+    both=st.booleans(),
+    epoch=st.integers(0, 40),
+)
+def test_each_text_has_its_turn(texts: int, share: float, both: bool, epoch: int) -> None:
+    ways = Directions(texts, both=both, denoise=share)
+    found: Counter[int] = Counter()
+    epochs = -(-texts // ways.some)
+    for turn in range(epoch, epoch + epochs):
+        way, text = ways.at(slice(0, len(ways)), turn)
+        for number, one in enumerate(ways.ways):
+            own = text[way == number].tolist()
+            assert len({*own}) == len(own) == (ways.some if one.noisy else texts)
+            if one.noisy and one.said == 1:
+                found.update(own)
+    assert {*found} == {*range(texts)}
+    assert len(ways.ways) == (4 if both else 2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder, random = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
+    for name in ("a.en", "a.fr"):
+        lines = [" ".join(random.choice(WORDS, random.integers(1, 40))) for _ in range(TEXTS)]
+        (folder / name).write_text("\n".join(lines))
+    corpus = open_corpus([folder / "a.en", folder / "a.fr"], task="translate")
+    return open_store(corpus, Tokenizer.train(WORDS, kind="word"), root=folder / "cache")
+
+
+def batches_of(
+    store: Store, *, both: bool = False, denoise: float = 0.25, seed: int = 0
+) -> Batches:
+    return Batches(
+        store, "translate", max_length=64, batch_tokens=500, both=both, denoise=denoise, seed=seed
+    )
+
+
+def rows(batches: Batches, epoch: int) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Of every row of an epoch: its text, what it begins with, what is read, what is said."""
+    plan, found = batches.plan(epoch), []
+    for number in range(len(plan)):
+        batch = batches.batch(plan, number)
+        for i, source in enumerate(read(batch)):
+            said = batch.targets[i][batch.targets[i] != IGNORED].tolist()
+            found.append((batch.rows[i], int(batch.ids[i, 0]), tuple(source), tuple(said)))
+    return found
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_an_epoch_has_all_translations_and_some_to_restore(store: Store, both: bool) -> None:
+    batches = batches_of(store, both=both)
+    shapes = {(shape.length, shape.source_length) for shape in batches.shapes()}
+    counts = set()
+    for epoch in (0, 1, DRAWS + 1):
+        plan = batches.plan(epoch)
+        counts.add(len(plan))
+        made = [batches.batch(plan, number) for number in range(len(plan))]
+        assert {(b.ids.shape[1], b.source.shape[1]) for b in made if b.source is not None} <= shapes
+        plain = Counter(rows(batches_of(store, both=both, denoise=0.0), epoch))
+        extra = Counter(rows(batches, epoch)) - plain
+        assert extra.total() == len(batches.ways) - plain.total() == 30 * (1 + both)
+        for row, first, source, said in extra:
+            side = store.sides[1 if first == BOS else 0]
+            assert said == (*side[row].tolist(), EOS)
+            assert {*source} <= {*said, MASK}
+            assert len(source) <= len(said)
+        assert {first for _, first, _, _ in extra} == ({BOS, EOS} if both else {BOS})
+    assert len(counts) == 1
+
+
+def test_noise_hangs_on_seed_epoch_and_number(store: Store) -> None:
+    assert rows(batches_of(store), 2) == rows(batches_of(store), 2)
+    # After all turns the same texts come again, with other noise.
+    one, other = (Counter(rows(batches_of(store), epoch)) for epoch in (2, 2 + DRAWS))
+    assert {row[0] for row in one} == {row[0] for row in other}
+    assert one != other
+    assert rows(batches_of(store, seed=1), 2) != rows(batches_of(store), 2)
+
+
+def test_in_order_nothing_is_to_be_restored(store: Store) -> None:
+    batches, plain = batches_of(store, both=True), batches_of(store, denoise=0.0)
+    assert len(batches.in_order()) == len(plain.in_order())
+    for number in range(len(plain.in_order())):
+        one, other = (b.batch(b.in_order(), number) for b in (batches, plain))
+        assert read(one) == read(other)
+        assert one.rows == other.rows
+
+
+@pytest.mark.parametrize("task", ["classify", "generate"])
+def test_only_a_translation_has_two_sides(task: str) -> None:
+    tables = {"task": task, "data": {"world": 9, "denoise": 0.5}}
+    with pytest.raises(ConfigError, match="denoise is for task 'translate'"):
+        refuse_nonsense(Recipe.of(tables))

@@ -1,0 +1,116 @@
+"""Pairs in both directions: every one twice an epoch, sides swapped, told by the first token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.config import Recipe
+from heed.data.batching.bucketed import IGNORED, Batch, Batches
+from heed.data.batching.directions import Directions
+from heed.data.corpus import open_corpus
+from heed.data.token_store import Store, open_store
+from heed.data.tokenizers.special_tokens import Specials
+from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from heed.errors import ConfigError, DataError
+from heed.train.prepare.setup import refuse_nonsense
+
+WORDS = [f"w{i}" for i in range(30)]
+TEXTS = 150
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder, random = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
+    for name in ("a.en", "a.fr"):
+        lines = [" ".join(random.choice(WORDS, random.integers(1, 40))) for _ in range(TEXTS)]
+        (folder / name).write_text("\n".join(lines))
+    corpus = open_corpus([folder / "a.en", folder / "a.fr"], task="translate")
+    return open_store(corpus, Tokenizer.train(WORDS, kind="word"), root=folder / "cache")
+
+
+def pairs(batch: Batch) -> list[tuple[int, int, list[int], list[int]]]:
+    """Of each row: which text, what it begins with, what is read, what is said."""
+    assert batch.source is not None
+    assert batch.source_mask is not None
+    found = []
+    for i, row in enumerate(batch.rows):
+        said = batch.targets[i][batch.targets[i] != IGNORED].tolist()
+        read = batch.source[i][batch.source_mask[i]].tolist()
+        shifted = batch.ids[i][batch.mask[i]].tolist()
+        assert shifted[1:] == said[:-1]
+        found.append((row, shifted[0], read, said))
+    return found
+
+
+@given(tokens=st.integers(60, 4000), epoch=st.integers(0, 3))
+def test_an_epoch_has_every_pair_both_ways(store: Store, tokens: int, epoch: int) -> None:
+    batches = Batches(store, "translate", max_length=64, batch_tokens=tokens, both=True)
+    plan, shapes = (
+        batches.plan(epoch),
+        {(s.length, s.source_length): s.texts for s in batches.shapes()},
+    )
+    found = []
+    for number in range(len(plan)):
+        batch = batches.batch(plan, number)
+        assert batch.source is not None
+        assert len(batch.ids) <= shapes[batch.ids.shape[1], batch.source.shape[1]]
+        assert batch.count == int((batch.targets != IGNORED).sum())
+        found += pairs(batch)
+    source, target = ([[*side[row].tolist(), EOS] for row in range(TEXTS)] for side in store.sides)
+    wanted = [(row, BOS, source[row], target[row]) for row in range(TEXTS)]
+    wanted += [(row, EOS, target[row], source[row]) for row in range(TEXTS)]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_directions_are_mixed_in_a_batch(store: Store) -> None:
+    batches = Batches(store, "translate", max_length=64, batch_size=40, both=True)
+    plan = batches.plan(0)
+    firsts = [{first for _, first, _, _ in pairs(batches.batch(plan, i))} for i in range(len(plan))]
+    assert sum(first == {BOS, EOS} for first in firsts) >= len(firsts) - 1
+
+
+@pytest.mark.parametrize("rows", [None, np.array([3, 1, 77], np.uint32)])
+def test_in_order_is_one_way(
+    store: Store, rows: np.ndarray[tuple[int], np.dtype[np.uint32]] | None
+) -> None:
+    one, both = (
+        Batches(store, "translate", max_length=64, batch_size=20, rows=rows, both=both)
+        for both in (False, True)
+    )
+    assert len(one.in_order()) == len(both.in_order())
+    for number in range(len(one.in_order())):
+        plain, other = (b.batch(b.in_order(), number) for b in (one, both))
+        assert pairs(plain) == pairs(other)
+    assert sorted(one.only(np.array([5, 9])).in_order().order) == [0, 1]
+
+
+def test_some_rows_come_both_ways_too(store: Store) -> None:
+    rows = np.array([3, 1, 77], np.uint32)
+    batches = Batches(store, "translate", max_length=64, batch_size=2, rows=rows, both=True)
+    plan = batches.plan(0)
+    found = [pair for i in range(len(plan)) for pair in pairs(batches.batch(plan, i))]
+    assert sorted((row, first) for row, first, _, _ in found) == [
+        (row, first) for row in (1, 3, 77) for first in (BOS, EOS)
+    ]
+
+
+def test_one_mark_for_begin_and_end_cannot_tell_languages_apart() -> None:
+    with pytest.raises(DataError, match="one mark for begin and end"):
+        Directions(3, Specials(bos=3, eos=3), both=True)
+    assert len(Directions(3, Specials(bos=3, eos=3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"task": "generate"}, "both is for task 'translate'"),
+        ({"task": "classify"}, "both is for task 'translate'"),
+        ({"model": {"tie_embeddings": False}}, "one table for both"),
+    ],
+)
+def test_both_is_for_one_translator_with_one_table(tables: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        refuse_nonsense(Recipe.of({"data": {"world": 9, "both": True}, **tables}))

@@ -1,0 +1,67 @@
+"""What is set aside to choose by: drawn the same for every run, and unknown to the tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from heed.config import Recipe
+from heed.data.held_out import DEV_MOST, DEV_SHARE, set_aside
+from heed.runs.run import Run
+from heed.train.prepare.setup import TrainingSetup, prepare
+
+LINES = [f"word{i} in line{i} and again word{i}" for i in range(60)]
+
+
+@given(st.integers(2, 5000), st.integers(0, 9))
+def test_every_text_is_on_one_side(count: int, seed: int) -> None:
+    apart, learnt = (rows.tolist() for rows in set_aside(count, seed))
+    assert sorted(apart + learnt) == list(range(count))
+    assert 0 < len(apart) <= min(DEV_MOST, DEV_SHARE * count + 1)
+    assert (apart, learnt) == tuple(rows.tolist() for rows in set_aside(count, seed))
+
+
+def prepared(folder: Path, name: str, *, seed: int = 0, dev_seed: int = 0) -> TrainingSetup:
+    text = folder / "text.txt"
+    text.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    recipe = Recipe.of(
+        {
+            "task": "generate",
+            "seed": seed,
+            "data": {"train": [str(text)], "dev_seed": dev_seed, "max_length": 32},
+            "tokenizer": {"kind": "word"},
+            "model": {"layers": 1, "width": 16, "heads": 2},
+            "train": {"steps": 1, "evaluate_train": True},
+        }
+    )
+    run = Run(folder / name)
+    run.folder.mkdir()
+    return prepare(recipe, run, device=torch.device("cpu"), say=Console(quiet=True).print)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
+
+
+def test_words_set_aside_are_unknown_and_all_others_known(tmp_path: Path) -> None:
+    parts = prepared(tmp_path, "run")
+    apart = set(set_aside(len(LINES), 0)[0].tolist())
+    for i, line in enumerate(LINES):
+        assert ("<unk>" in parts.tokenizer.pieces(line)) == (i in apart)
+
+
+def test_a_run_with_another_seed_chooses_by_the_same_and_has_the_same_pieces(
+    tmp_path: Path,
+) -> None:
+    one, other = (prepared(tmp_path, f"run{seed}", seed=seed) for seed in (0, 7))
+    again = prepared(tmp_path, "again", dev_seed=1)
+    assert one.tokenizer.core.to_str() == other.tokenizer.core.to_str()
+    assert one.tokenizer.core.to_str() != again.tokenizer.core.to_str()
+    rows = [{int(row) for row in parts.sets["dev"].rows} for parts in (one, other, again)]
+    assert rows[0] == rows[1] != rows[2]

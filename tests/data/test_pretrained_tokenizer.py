@@ -1,0 +1,264 @@
+"""Tokenizers that were made elsewhere: the ids and the text that their own library gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from heed.data.batching.batch import (
+    Batch,
+    TokenSpan,
+    hidden,
+    to_classify,
+    to_continue,
+    to_translate,
+    to_unmask,
+)
+from heed.data.batching.denoising import spoiled
+from heed.data.corpus import open_corpus
+from heed.data.token_store import Store, open_store
+from heed.data.tokenizers.pretrained import Borrowed
+from heed.data.tokenizers.special_tokens import OWN
+from heed.data.tokenizers.tokenizer import SPECIALS, Tokenizer
+from heed.errors import DataError
+
+LINES = ["The old cat sat on the mat.", "A dog sees the cat!", "Who are you, then?", "Été à Paris"]
+
+
+def wordpiece() -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """As BERT's."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    core = tokenizers.Tokenizer(models.WordPiece(unk_token=names[1]))
+    core.normalizer = normalizers.BertNormalizer()
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    # Not where ours are.
+    more = [f"[unused{i}]" for i in range(7)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=120, special_tokens=[*more, *names], show_progress=False
+    )
+    core.train_from_iterator(LINES * 3, trainer)
+    marks = [(name, core.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=marks
+    )
+    keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return core, dict(zip(keys, names, strict=True))
+
+
+def byte_level() -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """As GPT-2's: one mark for all."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(LINES * 3, trainer)
+    core.add_special_tokens(["<|endoftext|>"])
+    token = {"content": "<|endoftext|>", "lstrip": False}
+    return core, {"bos_token": token, "eos_token": token, "unk_token": token}
+
+
+def unigram() -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """As T5's: a decoder begins with padding."""
+    core = tokenizers.Tokenizer(models.Unigram())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    names = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=names, unk_token=names[2], show_progress=False
+    )
+    core.train_from_iterator(LINES * 3, trainer)
+    return core, {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+KINDS = {"wordpiece": wordpiece, "bytes": byte_level, "unigram": unigram}
+MADE = {name: make() for name, make in KINDS.items()}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def saved(folder: Path, kind: str, *, config: bool = True) -> Path:
+    """A tokenizer in a folder, with what its own library left in it."""
+    core, told = MADE[kind]
+    core = tokenizers.Tokenizer.from_str(core.to_str())
+    core.enable_truncation(4)
+    core.enable_padding()
+    core.save(str(folder / "tokenizer.json"))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    return folder / "tokenizer.json"
+
+
+def loaded(folder: Path, kind: str) -> Borrowed:
+    found = Tokenizer.load(saved(folder, kind))
+    assert isinstance(found, Borrowed)
+    return found
+
+
+@each_kind
+def test_ids_and_texts_are_theirs(kind: str, tmp_path: Path) -> None:
+    tokenizer, (core, _) = loaded(tmp_path, kind), MADE[kind]
+    for text in [*LINES, "cat cat cat cat cat cat", ""]:
+        ids = core.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == core.decode(ids)
+        assert len(tokenizer.words(text)) == len(tokenizer.pieces(text)) == len(ids)
+    assert tokenizer.vocab_size == core.get_vocab_size()
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=30))
+def test_bytes_give_back_any_text(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "bytes"
+    folder.mkdir(exist_ok=True)
+    tokenizer = loaded(folder, "bytes")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@each_kind
+def test_special_tokens_have_their_own_ids(kind: str, tmp_path: Path) -> None:
+    core, marks = MADE[kind][0], loaded(tmp_path, kind).specials
+
+    def number(name: str) -> int | None:
+        return core.token_to_id(name)
+
+    expected = {
+        "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        "bytes": ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "none"),
+        "unigram": ("<pad>", "<unk>", "<pad>", "</s>", "none"),
+    }[kind]
+    found = (marks.pad, marks.unk, marks.bos, marks.eos, marks.mask)
+    assert found == tuple(number(name) for name in expected)
+
+
+@each_kind
+def test_it_comes_back_from_a_run_folder(kind: str, tmp_path: Path) -> None:
+    tokenizer = loaded(tmp_path, kind)
+    tokenizer.save(tmp_path / "run" / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
+    assert isinstance(again, Borrowed)
+    assert again.specials == tokenizer.specials
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert again.encode_batch(LINES) == tokenizer.encode_batch(LINES)
+
+
+def test_fingerprints_tell_them_apart(tmp_path: Path) -> None:
+    found = set()
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        found.add(loaded(tmp_path / kind, kind).fingerprint())
+    assert len(found) == len(KINDS)
+
+
+@each_kind
+def test_names_are_enough_where_no_file_tells(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "told").mkdir()
+    (tmp_path / "untold").mkdir()
+    told = loaded(tmp_path / "told", kind).specials
+    untold = Tokenizer.load(saved(tmp_path / "untold", kind, config=False)).specials
+    assert (untold.bos, untold.eos, untold.pad) == (told.bos, told.eos, told.pad)
+
+
+def test_pieces_are_shown_as_a_person_reads_them(tmp_path: Path) -> None:
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+    shown = {kind: loaded(tmp_path / kind, kind).pieces("the Été") for kind in KINDS}
+    assert "".join(shown["bytes"]).replace("▁", " ") == "the Été"
+    assert "".join(shown["unigram"]).startswith("▁the")
+    assert shown["wordpiece"][0] == "the"
+
+
+def test_what_ours_wrote_for_others_is_read_with_our_ids(tmp_path: Path) -> None:
+    ours = Tokenizer.train(LINES, kind="bpe", vocab_size=280)
+    ours.save(tmp_path / "tokenizer.json")
+    assert not isinstance(Tokenizer.load(tmp_path / "tokenizer.json"), Borrowed)
+    assert ours.specials == OWN
+    assert [ours.core.token_to_id(name) for name in SPECIALS] == [0, 1, 2, 3, 4]
+
+
+# ------------------------------------------------------------------------------------ batches
+
+
+def store_of(folder: Path, task: str, kind: str, lines: list[str]) -> Store:
+    suffix = {"translate": "tsv", "classify": "tsv", "generate": "txt"}[task]
+    (folder / f"text.{suffix}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    corpus = open_corpus([str(folder / f"text.{suffix}")], task=task)
+    classes = corpus.labels() if task == "classify" else ()
+    return open_store(corpus, loaded(folder, kind), classes=classes, root=folder / "cache")
+
+
+def stretch(store: Store, side: int, more: int) -> TokenSpan:
+    rows = np.arange(len(store))
+    sizes = store.sides[side].lengths(rows) + more
+    return TokenSpan(store.sides[side], rows, np.zeros_like(sizes), sizes)
+
+
+@each_kind
+def test_batches_begin_and_end_with_their_marks(kind: str, tmp_path: Path) -> None:
+    store = store_of(tmp_path, "generate", kind, LINES[:3])
+    tokenizer = loaded(tmp_path, kind)
+    marks, ids = tokenizer.specials, tokenizer.encode_batch(LINES[:3])
+    batch = to_continue(stretch(store, 0, 1), 30)
+    for i, own in enumerate(ids):
+        assert batch.ids[i][batch.mask[i]].tolist() == [marks.bos, *own]
+        assert batch.targets[i][batch.mask[i]].tolist() == [*own, marks.eos]
+        assert set(batch.ids[i][~batch.mask[i]].tolist()) <= {marks.pad}
+
+
+def test_a_text_to_classify_stands_between_them(tmp_path: Path) -> None:
+    lines = ["good\tThe old cat", "bad\tA dog"]
+    store = store_of(tmp_path, "classify", "wordpiece", lines)
+    tokenizer = loaded(tmp_path, "wordpiece")
+    batch = to_classify(stretch(store, 0, 2), 12, store.labels)
+    marks = tokenizer.specials
+    read = [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
+    own = tokenizer.encode_batch(["The old cat", "A dog"])
+    assert read == [[marks.bos, *ids, marks.eos] for ids in own]
+
+
+def test_a_source_ends_and_a_target_begins(tmp_path: Path) -> None:
+    store = store_of(tmp_path, "translate", "unigram", ["the cat\tA dog", "you\tthe mat"])
+    tokenizer = loaded(tmp_path, "unigram")
+    batch = to_translate(stretch(store, 0, 1), stretch(store, 1, 1), 16, 16)
+    marks = tokenizer.specials
+    assert batch.source is not None
+    assert batch.source_mask is not None
+    source = batch.source[0][batch.source_mask[0]].tolist()
+    assert source == [*tokenizer.encode("the cat"), marks.eos]
+    assert batch.ids[0][batch.mask[0]].tolist() == [marks.bos, *tokenizer.encode("A dog")]
+
+
+def test_what_is_hidden_shows_their_mask(tmp_path: Path) -> None:
+    store = store_of(tmp_path, "generate", "wordpiece", LINES)
+    random = np.random.Generator(np.random.PCG64(0))
+    batch = to_unmask(stretch(store, 0, 0), 40, share=0.9, vocab=store.vocab, random=random)
+    mask = loaded(tmp_path, "wordpiece").specials.mask
+    assert batch.ids.flatten().tolist().count(mask or 0) > 10
+
+
+def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> None:
+    """Whoever tunes such a model is told what to leave out."""
+    store = store_of(tmp_path, "translate", "unigram", [f"{line}\t{line}" for line in LINES])
+    (sources, texts), random = (stretch(store, i, 0) for i in range(2)), np.random.default_rng(0)
+    marks = texts.specials
+    assert marks.mask is None
+    pairs = to_translate(sources, texts, 40, 40)
+    asking: dict[str, Callable[[], Batch]] = {
+        "train.hide_source": lambda: hidden(pairs, 0.5, random, marks),
+        "train.token_dropout": lambda: hidden(to_classify(texts, 40, None), 0.5, random, marks),
+        "data.denoise": lambda: spoiled(pairs, random, marks),
+        "train.objective = 'masked'": lambda: to_unmask(
+            texts, 40, share=0.5, vocab=store.vocab, random=random
+        ),
+    }
+    for key, ask in asking.items():
+        with pytest.raises(DataError, match=f"no mask token.* Leave {key} out"):
+            ask()

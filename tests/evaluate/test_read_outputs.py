@@ -1,0 +1,169 @@
+"""What `heed score` takes for a system: lines, a table of `heed evaluate`, a run folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from test_cli import heed
+
+from heed.errors import HeedError
+from heed.evaluate import score_files
+from heed.evaluate.read_outputs import read_system, read_table
+from heed.metrics import sentence_bleu
+from heed.metrics.read_lines import read_lines
+from heed.metrics.tables import scores
+
+texts_ = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
+
+
+def tables(folder: Path, **columns: tuple[list[str], list[str], list[str]]) -> Path:
+    """A run folder with a table for each name: sources, references, hypotheses."""
+    (folder / "translations").mkdir(parents=True)
+    for name, (source, reference, said) in columns.items():
+        content = sentence_bleu.table(source, [reference], [(said, [0.0] * len(said))])
+        (folder / "translations" / f"{name}.tsv").write_text(content, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def runs(texts: Any, tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs that were evaluated on test, and on a dev set."""
+    dev = (["a b"], ["un deux trois"], ["un deux trois quatre"])
+    better, worse = (
+        tables(tmp_path / name, test=(texts.sources, texts.references, said), dev=dev)
+        for name, said in (("a", texts.better), ("b", texts.worse))
+    )
+    return better, worse
+
+
+def scored(hypotheses: list[Path], references: list[Path], **changes: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 20, "seed": None} | changes
+    source = told.pop("source", None)
+    return score_files.score(hypotheses, references, source, **told).facts()
+
+
+def figures(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in one.items() if k != "system"} for one in facts["systems"]]
+
+
+def test_runs_tables_and_lines_score_alike(runs: tuple[Path, Path], files: Path) -> None:
+    lines = scored([files / "better", files / "worse"], [files / "ref"], source=files / "src")
+    kept = [run / "translations" / "test.tsv" for run in runs]
+    for hypotheses in (list(runs), kept):
+        found = scored(hypotheses, [files / "ref"])
+        assert figures(found) == figures(lines)
+        assert [one["system"] for one in found["systems"]] == [*map(str, hypotheses)]
+    assert figures(scored(kept, [])) == figures(lines)  # tables bring their references
+
+
+def test_the_command_compares_runs(runs: tuple[Path, Path], files: Path) -> None:
+    few = ("--ref", str(files / "ref"), "--bootstrap", "20", "--json")
+    answer = heed("score", *map(str, runs), *few)
+    assert answer.returncode == 0, answer.stderr
+    facts = json.loads(answer.stdout)
+    assert facts["baseline"] == str(runs[0])
+    assert "p_bootstrap" in facts["systems"][1]["paired"]["bleu"]
+
+
+@given(rows=st.lists(st.tuples(texts_, texts_, texts_), min_size=1, max_size=6))
+def test_a_table_is_read_as_it_was_written(
+    rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("table") / "test.tsv"
+    source, reference, said = ([*column] for column in zip(*rows, strict=True))
+    content = sentence_bleu.table(source, [reference], [(said, [1.0] * len(rows))])
+    path.write_bytes(content.encode())
+    found = read_table(path)
+    assert found is not None
+    assert found.texts == [text.rstrip() for text in said]
+    assert found.references == [text.rstrip() for text in reference]
+    assert (found.sources or [""] * len(rows)) == [text.rstrip() for text in source]
+
+
+def test_what_names_no_translations(runs: tuple[Path, Path], files: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.tsv"
+    plain.write_text("un\tdeux\n")
+    assert read_system(plain, []).texts == ["un\tdeux"]
+    (tmp_path / "empty").mkdir()
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("source\treference\thypothesis\tscore\na\tb\n")
+    header = tmp_path / "header.tsv"
+    header.write_text("source\treference\thypothesis\tscore\n")
+    for path, references, said in (
+        (tmp_path / "empty", [], "heed evaluate"),
+        (runs[0], [], "several of its tables fit"),
+        (runs[0], [["other"]], "none of its tables has these references"),
+        (broken, [], "this row has 2 columns"),
+        (header, [], "this table has no rows"),
+    ):
+        with pytest.raises(HeedError, match=said):
+            read_system(path, references)
+    with pytest.raises(HeedError, match="name them with --ref"):
+        scored([files / "better"], [])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_column_at_the_end_may_be_empty(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "none.tsv"
+    path.write_bytes(f"source\treference\thypothesis{end}a\tb\t{end}".encode())
+    found = read_table(path)
+    assert found is not None
+    assert (found.texts, found.references, found.sources) == ([""], ["b"], ["a"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_read_like_a_file(packed: bool, tmp_path: Path) -> None:
+    lines = b"un\ndeux\n"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as writer:
+        written = gzip.compress(lines) if packed else lines
+        writer.submit((tmp_path / "pipe").write_bytes, written)
+        assert read_lines(tmp_path / "pipe") == ["un", "deux"]
+
+
+# ------------------------------------------------------------------------------- how it is printed
+
+
+def shown(facts: dict[str, Any]) -> str:
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(scores(facts))
+    return console.export_text()
+
+
+def test_without_samples_the_difference_is_told(files: Path) -> None:
+    facts = scored([files / "better", files / "worse"], [files / "ref"], resamples=0)
+    better, worse = facts["systems"]
+    for key in ("bleu", "chrf"):
+        assert f"{worse[key] - better[key]:+.2f}" in shown(facts)
+
+
+def test_a_p_that_so_few_texts_cannot_have_is_marked(texts: Any, tmp_path: Path) -> None:
+    """One text of forty is another: sacreBLEU calls that significant."""
+    changed = ["oui", *texts.references[1:40]]
+    for name, lines in (("right", texts.references[:40]), ("changed", changed)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    right, other = tmp_path / "right", tmp_path / "changed"
+    assert "0.0001?" in shown(scored([right, other], [right], resamples=1000))
+    assert "?" not in shown(scored([right, right], [right], resamples=100))
+
+
+def test_no_bound_is_beyond_what_a_score_can_be(texts: Any, tmp_path: Path) -> None:
+    """The figures themselves stay sacreBLEU's."""
+    (tmp_path / "ref").write_text("".join(f"{line}\n" for line in texts.references[:40]))
+    nearly = [*texts.references[:39], texts.worse[39]]
+    (tmp_path / "hyp").write_text("".join(f"{line}\n" for line in nearly))
+    facts = scored([tmp_path / "hyp"], [tmp_path / "ref"], resamples=100)
+    assert facts["interval"]["bleu"]["high"] > 100
+    assert "100.00]" in shown(facts)
+    assert f"{facts['interval']['bleu']['high']:.2f}]" not in shown(facts)

@@ -1,0 +1,204 @@
+"""What every score of translations must do, whatever the text."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+
+from heed.metrics.corpus_bleu import (
+    METRICS,
+    SEED_VARIABLE,
+    alignment_error,
+    bleu,
+    corpus_scores,
+    exact_match,
+    length_ratio,
+    seeded,
+)
+from heed.metrics.systems import assess
+from heed.stats.significance import compare
+
+if TYPE_CHECKING:
+    from scored_texts import Texts
+
+words = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=12).map(" ".join)
+pairs = st.lists(st.tuples(words, words), min_size=1, max_size=8)
+
+
+@given(pairs, st.randoms(use_true_random=False))
+def test_the_order_of_sentences_is_nothing_to_a_corpus_score(
+    found: list[tuple[str, str]], draw: random.Random
+) -> None:
+    shuffled = draw.sample(found, len(found))
+    before, after = (
+        corpus_scores([h for h, _ in some], [[r for _, r in some]]) for some in (found, shuffled)
+    )
+    for name in METRICS:
+        assert before[name].score == pytest.approx(after[name].score, abs=1e-9)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcdefg"), min_size=4, max_size=9).map(" ".join), min_size=1)
+)
+def test_what_equals_its_reference_is_perfect(texts: list[str]) -> None:
+    scores = corpus_scores(texts, [texts])
+    assert scores["bleu"].score == pytest.approx(100)
+    assert scores["chrf"].score == pytest.approx(100)
+    assert scores["ter"].score == 0
+    assert exact_match(texts, texts) == 1
+    assert length_ratio(texts, [texts]) == 1
+
+
+@pytest.mark.parametrize("name", METRICS)
+@given(found=st.lists(st.tuples(words, words, words), min_size=1, max_size=8))
+def test_a_metric_that_remembers_is_the_metric(
+    name: str, found: list[tuple[str, str, str]]
+) -> None:
+    """The first time, and when it need not count again."""
+    written, references = (
+        [h for h, _, _ in found],
+        [[r for _, r, _ in found], [r for *_, r in found]],
+    )
+    plain = {"bleu": BLEU, "chrf": CHRF, "ter": TER}[name]()
+    score = plain.corpus_score(written, references)
+    for _ in range(2):
+        metric = METRICS[name]()
+        assert vars(metric.corpus_score(written, references)) == vars(score)
+        assert str(metric.get_signature()) == str(plain.get_signature())
+
+
+@given(pairs)
+def test_scores_stay_in_their_range(found: list[tuple[str, str]]) -> None:
+    scores = corpus_scores([h for h, _ in found], [[r for _, r in found]])
+    assert 0 <= scores["bleu"].score <= 100 + 1e-9
+    assert 0 <= scores["chrf"].score <= 100 + 1e-9
+    assert scores["ter"].score >= 0
+
+
+def test_an_interval_holds_the_score(texts: Texts) -> None:
+    scores = corpus_scores(texts.better, [texts.references], resamples=200)
+    for score in scores.values():
+        assert score.interval is not None
+        assert score.interval.low <= score.score <= score.interval.high
+        assert score.interval.low < score.interval.mean < score.interval.high
+
+
+def test_a_system_that_gets_nearly_nothing_right_has_an_interval_too() -> None:
+    """Some samples have a chrF of 0, others not."""
+    hypotheses, references = ["xx"] * 29 + ["ab"], ["ab"] * 30
+    for score in corpus_scores(hypotheses, [references], resamples=100).values():
+        assert score.interval is not None
+        assert score.interval.low <= score.score <= score.interval.high
+        assert "bs:100" in score.signature
+
+
+def test_a_second_reference_can_only_help(texts: Texts) -> None:
+    one = bleu(texts.worse, texts.references).score
+    two = corpus_scores(texts.worse, [texts.references, texts.better], metrics=("bleu",))
+    assert two["bleu"].score >= one
+    assert "nrefs:2" in two["bleu"].signature
+
+
+def test_the_seed_is_only_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in (None, "5"):
+        if before is None:
+            monkeypatch.delenv(SEED_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(SEED_VARIABLE, before)
+        with seeded(9):
+            assert os.environ[SEED_VARIABLE] == "9"
+        assert os.environ.get(SEED_VARIABLE) == before
+
+
+# ---------------------------------------------------------------------------------- paired tests
+
+
+def test_a_system_does_not_differ_from_itself(texts: Texts) -> None:
+    systems = {"one": texts.better, "the same": list(texts.better)}
+    found = compare(systems, [texts.references], resamples=50).systems["the same"]
+    for paired in found.paired.values():
+        assert (paired.difference, paired.p_bootstrap, paired.p_randomisation) == (0, 1, 1)
+
+
+def test_what_a_metric_cannot_see_is_no_difference_to_it(texts: Texts) -> None:
+    """TER folds case; BLEU does not."""
+    systems = {"one": texts.better, "loud": [text.upper() for text in texts.better]}
+    paired = compare(systems, [texts.references], resamples=50).systems["loud"].paired
+    assert paired["ter"].p_randomisation == 1
+    assert paired["bleu"].p_randomisation < 0.05
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_few_texts_that_differ_can_show_little(texts: Texts, count: int) -> None:
+    """Of all ways to exchange them, which the test draws from, some differ as much."""
+    changed = [*["oui"] * count, *texts.references[count:]]
+    systems = {"right": texts.references, "changed": changed}
+    found = compare(systems, [texts.references], metrics=("bleu",), resamples=20)
+    paired = found.systems["changed"].paired["bleu"]
+    assert paired.differ == count
+
+    def bleu(said: list[str]) -> float:
+        return corpus_scores(said, [texts.references], metrics=("bleu",), resamples=0)["bleu"].score
+
+    real, exchanged = 100 - bleu(changed), []
+    for swapped in itertools.product([False, True], repeat=count):
+        pairs = zip(swapped, changed, texts.references, strict=False)  # those that differ
+        one, other = zip(*((b, a) if swap else (a, b) for swap, a, b in pairs), strict=True)
+        rest = texts.references[count:]
+        exchanged.append(abs(bleu([*one, *rest]) - bleu([*other, *rest])))
+    exact = sum(difference >= real - 1e-9 for difference in exchanged) / len(exchanged)
+    assert paired.least_p <= exact
+    assert paired.least_p == 2 / len(exchanged)
+
+
+def test_a_plain_difference_is_found_and_has_a_sign(texts: Texts) -> None:
+    systems = {"words": texts.better, "nothing": ["oui"] * len(texts.better)}
+    found = compare(systems, [texts.references], resamples=50).systems["nothing"]
+    assert found.paired["bleu"].difference < 0 < found.paired["ter"].difference
+    for paired in found.paired.values():
+        assert paired.p_bootstrap < 0.05
+        assert paired.p_randomisation < 0.05
+
+
+def test_the_baseline_is_held_against_nothing(texts: Texts) -> None:
+    systems = {"better": texts.better, "worse": texts.worse}
+    found = compare(systems, [texts.references], metrics=("bleu",), resamples=20)
+    assert not found.systems["better"].paired
+    assert found.systems["worse"].paired.keys() == {"bleu"}
+    assert "bs:20" in found.signatures["bootstrap"]["bleu"]
+    assert "ar:200" in found.signatures["randomisation"]["bleu"]
+
+
+# -------------------------------------------------------------------------------- all that is said
+
+
+def test_one_system_and_several_say_the_same_of_each(texts: Texts) -> None:
+    def told(**systems: list[str]) -> dict[str, object]:
+        found = assess(systems, [texts.references], texts.sources, resamples=20).facts()
+        return found["systems"][1] if "systems" in found else found
+
+    alone, beside = told(worse=texts.worse), told(better=texts.better, worse=texts.worse)
+    for key in ("texts", "bleu", "chrf", "ter", "length_ratio", "nltk_mean_sentence_bleu", "best"):
+        assert alone[key] == beside[key]
+
+
+def test_by_length_covers_every_sentence(texts: Texts) -> None:
+    found = assess({"a": texts.worse}, [texts.references], texts.sources, resamples=0).facts()
+    assert sum(group["texts"] for group in found["by_source_length"]) == len(texts.sources)
+    assert len(found["by_source_length"]) > 1
+
+
+def test_alignment_error_counts_links() -> None:
+    gold = [{(0, 0), (1, 1)}]
+    assert alignment_error(gold, gold) == 0
+    assert alignment_error([set()], gold) == 1
+    assert alignment_error([{(0, 0), (2, 1)}], gold) == pytest.approx(0.5)

@@ -1,0 +1,185 @@
+"""`heed score` gives the figures of the `sacrebleu` command, to the last digit it can print."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import heed
+
+from heed.errors import HeedError
+from heed.evaluate import score_files
+
+WIDTH = 12
+METRICS = {"BLEU": "bleu", "chrF2": "chrf", "TER": "ter"}
+
+
+def sacrebleu(*arguments: str, cwd: Path, seed: str | None = None) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SACREBLEU")}
+    answer = subprocess.run(
+        [sys.executable, "-m", "sacrebleu", *arguments, "-q", "-nc", "-w", str(WIDTH)],
+        cwd=cwd,
+        env=env | ({"SACREBLEU_SEED": seed} if seed else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return answer.stdout
+
+
+def scored(*arguments: str, cwd: Path) -> dict[str, Any]:
+    answer = heed("score", *arguments, "--json", cwd=cwd)
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+def printed(value: float) -> float:
+    """A number as sacreBLEU prints it."""
+    return float(f"{value:.{WIDTH}f}")
+
+
+@pytest.mark.parametrize(
+    ("refs", "extra", "seed"),
+    [(["ref"], [], None), (["ref", "ref2"], [], None), (["ref"], ["--seed", "7"], "7")],
+    ids=["one-reference", "two-references", "another-seed"],
+)
+def test_scores_intervals_and_signatures(
+    files: Path, refs: list[str], extra: list[str], seed: str | None
+) -> None:
+    wanted = ["-m", "bleu", "chrf", "ter", "--confidence"]
+    theirs = json.loads(sacrebleu(*refs, "-i", "better", *wanted, cwd=files, seed=seed))
+    named = [part for ref in refs for part in ("--ref", ref)]
+    ours = scored("better", *named, *extra, cwd=files)
+    assert len(theirs) == len(METRICS)
+    for item in theirs:
+        name = METRICS[item["name"]]
+        assert printed(ours[name]) == item["score"]
+        assert ours["signature"][name] == item["signature"]
+        assert printed(ours["interval"][name]["mean"]) == item["confidence_mean"]
+        assert printed(ours["interval"][name]["half_width"]) == item["confidence_var"]
+
+
+def test_without_intervals(files: Path) -> None:
+    theirs = json.loads(sacrebleu("ref", "-i", "better", cwd=files))
+    ours = scored("better", "--ref", "ref", "--metric", "bleu", "--bootstrap", "0", cwd=files)
+    assert (printed(ours["bleu"]), ours["signature"]["bleu"]) == (
+        theirs["score"],
+        theirs["signature"],
+    )
+    assert not ours["interval"]
+    assert "chrf" not in ours
+
+
+@pytest.fixture(scope="module")
+def compared(files: Path) -> dict[str, Any]:
+    return scored("better", "worse", "--ref", "ref", cwd=files)
+
+
+def test_paired_bootstrap(files: Path, compared: dict[str, Any]) -> None:
+    """sacreBLEU cannot print this one as JSON, so its table is read."""
+    wanted = ["-m", "bleu", "chrf", "ter", "--paired-bs", "-f", "latex"]
+    table = sacrebleu("ref", "-i", "better", "worse", *wanted, cwd=files)
+    rows = [line.split("&") for line in table.splitlines() if "±" in line and "CI" not in line]
+    assert [system["system"] for system in compared["systems"]] == ["better", "worse"]
+    for row, system in zip(rows, compared["systems"], strict=True):
+        for cell, name in zip(row[1:], METRICS.values(), strict=True):
+            numbers = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
+            interval = system["interval"][name]
+            own = [system[name], interval["mean"], interval["half_width"]]
+            assert numbers[:3] == [printed(value) for value in own]
+            if "paired" in system:
+                assert numbers[3] == float(f"{system['paired'][name]['p_bootstrap']:.4f}")
+    assert all(signature in table for signature in compared["tests"]["bootstrap"].values())
+
+
+def test_paired_randomisation(files: Path, compared: dict[str, Any]) -> None:
+    wanted = ["-m", "bleu", "chrf", "ter", "--paired-ar"]
+    theirs = json.loads(sacrebleu("ref", "-i", "better", "worse", *wanted, cwd=files))
+    ours = compared["systems"]
+    for key, name in METRICS.items():
+        assert [system[name] for system in ours] == [system[key]["score"] for system in theirs]
+        assert ours[1]["paired"][name]["p_randomisation"] == theirs[1][key]["p_value"]
+
+
+def test_sentence_scores(files: Path, tmp_path: Path) -> None:
+    theirs = sacrebleu("ref", "-i", "worse", "-sl", "-b", "-f", "text", cwd=files).split()
+    scored("worse", "--ref", "ref", "--sentences", str(tmp_path / "out.tsv"), cwd=files)
+    rows = (tmp_path / "out.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    assert [row.split("\t")[-1] for row in rows] == [f"{float(score):.4f}" for score in theirs]
+
+
+def test_odd_lines_are_read_as_sacrebleu_reads_them(files: Path, tmp_path: Path) -> None:
+    """Lines end at line feeds alone, white space at their ends is nothing, gzip is read through."""
+    odd = [
+        "one two three four  \r",
+        "five\rsix seven eight",
+        "",
+        "\ufeffnine ten",
+        "a\u2028b c d e",
+    ]
+    (tmp_path / "hyp").write_bytes("\n".join(odd).encode())
+    (tmp_path / "ref.gz").write_bytes(
+        gzip.compress(b"one two three four\nfive six seven eight\n\nnine ten\na b c d e\n")
+    )
+    theirs = json.loads(sacrebleu("ref.gz", "-i", "hyp", "-m", "bleu", "chrf", cwd=tmp_path))
+    ours = scored("hyp", "--ref", "ref.gz", "--bootstrap", "0", cwd=tmp_path)
+    assert ours["texts"] == len(odd)
+    for item in theirs:
+        assert printed(ours[METRICS[item["name"]]]) == item["score"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hypotheses": ["short"]}, "short has 2 lines, .*ref 120."),
+        ({"source": "short"}, "better has 120 lines, .*short 2."),
+        ({"hypotheses": ["empty"]}, "empty: this file is empty."),
+        ({"hypotheses": ["nowhere"]}, "nowhere: there is no such file."),
+        ({"hypotheses": ["latin"]}, "latin:2: byte 4 of this line is not UTF-8."),
+        ({"metrics": "bleau"}, "Did you mean 'bleu'?"),
+        ({"metrics": ","}, "There is no metric ''"),
+        ({"resamples": 1}, "bootstrap cannot be 1"),
+        ({"seed": 0}, "seed cannot be 0"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(files: Path, changes: dict[str, Any], said: str) -> None:
+    (files / "short").write_text("one\ntwo\n")
+    (files / "empty").write_text("")
+    (files / "latin").write_bytes(b"one\ncaf\xe9\n")
+    asked: dict[str, Any] = {"hypotheses": ["better"], "source": None, "metrics": "bleu"}
+    asked |= {"resamples": 0, "seed": None} | changes
+    with pytest.raises(HeedError, match=said):
+        score_files.score(
+            [files / name for name in asked["hypotheses"]],
+            [files / "ref"],
+            asked["source"] and files / asked["source"],
+            metrics=asked["metrics"],
+            resamples=asked["resamples"],
+            seed=asked["seed"],
+        )
+
+
+def test_a_folder_that_is_not_there_is_named_before_anything_slow(files: Path) -> None:
+    answer = heed("score", "better", "--ref", "ref", "--sentences", "no/where.tsv", cwd=files)
+    assert answer.returncode == 2
+    assert "no: there is no such folder." in answer.stderr
+
+
+def test_a_person_gets_tables(files: Path) -> None:
+    few = ["--ref", "ref", "--src", "src", "--bootstrap", "20"]
+    one = heed("score", "better", *few, cwd=files)
+    assert one.returncode == 0, one.stderr
+    for words in ("BLEU by source length", "best sentences", "worst sentences", "nrefs:1", "NLTK"):
+        assert words in one.stdout
+    two = heed("score", "better", "worse", *few, cwd=files)
+    assert two.returncode == 0, two.stderr
+    for words in ("p, boot", "p, rand", "held against better", "ar:200"):
+        assert words in two.stdout

@@ -1,0 +1,260 @@
+"""On a GPU, too, the fused kernels say what the plain formula says, whatever is padded or packed.
+
+Lengths run from where a bias is held as a tensor to where our own kernels take over. What these
+tests compile takes minutes the first time; `-k` with an encoding's name runs a part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from support import DTYPES, POSITIONS, TOLERANCE, all_apart, apart, perturb, tiny
+from torch import Tensor
+
+from heed.models import build
+from heed.nn.attention import attend
+from heed.nn.kernels import dispatch
+from heed.nn.kernels.distance_attention import ScoreMod
+from heed.nn.kernels.position_bias import PositionBias
+from heed.nn.masks import Mask, count_positions, restart_positions
+from heed.nn.positions import Alibi, Position, Rope, build_position
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+    # A process that begins with a backward pass is told so.
+    pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
+]
+
+# Compiling, torch warns of what it uses itself, and of settings that are faster and less exact.
+COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
+B, HEADS, GROUPS, WIDTH, TOKENS = 2, 4, 2, 32, 600
+LENGTHS = [64, 512, 1024]
+SCENES = ["causal", "causal-packed", "padded"]
+RELATIVE = ["shaw", "t5", "alibi", "none"]
+
+
+@dataclass
+class Scene:
+    """Who sees whom, and who stands where."""
+
+    mask: Mask
+    q_positions: Tensor
+    k_positions: Tensor
+
+
+def scene(kind: str, n: int, m: int | None = None) -> Scene:
+    """`causal`, `causal-packed` (left padding too, so that some queries see nothing), `padded`."""
+    m = m or n
+    generator = torch.Generator().manual_seed(n)
+    cuda = torch.device("cuda")
+    if kind == "causal":
+        places = torch.arange(m, device=cuda)[None]
+        return Scene(Mask(n, m, cuda, causal=True), places[:, m - n :], places)
+    real = torch.arange(m)[None] < torch.tensor([[m - m // 3], [m]])
+    if kind == "padded":
+        real = real.to(cuda)
+        places = count_positions(real)
+        return Scene(Mask(n, m, cuda, real_bm=real), places[:, m - n :], places)
+    real = real.flip(1).to(cuda)
+    segments = torch.randint(5, (B, m), generator=generator).sort(dim=1).values.to(cuda)
+    places = restart_positions(segments, real)
+    own = segments[:, m - n :]
+    mask = Mask(n, m, cuda, causal=True, real_bm=real, q_segments_bn=own, k_segments_bm=segments)
+    return Scene(mask, places[:, m - n :], places)
+
+
+def heads(n: int, count: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Vectors as a joint map hands them over: each token's heads side by side."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, n, count, WIDTH, generator=generator).to("cuda", dtype)
+    return x.transpose(1, 2).requires_grad_()
+
+
+def encoding(name: str, causal: bool) -> Position:
+    config = tiny(position=name, head_width=WIDTH, shaw_clip=16, t5_buckets=32, t5_distance=128)
+    position = build_position(config, causal=causal)
+    perturb(position)
+    return position.to("cuda")
+
+
+def gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """How a random mix of `out` changes with each input; zeros where it does not."""
+    mix = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    found = torch.autograd.grad(out, list(inputs), mix, allow_unused=True)
+    pairs = zip(inputs, found, strict=True)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in pairs]
+
+
+def compare(position: Position, told: Scene, dtype: torch.dtype) -> None:
+    """Fused in `dtype` against plain in float64: outputs, gradients of inputs and parameters."""
+    n, m = told.mask.queries, told.mask.keys
+    inputs = [heads(n, HEADS, dtype, 0), heads(m, GROUPS, dtype, 1), heads(m, GROUPS, dtype, 2)]
+    places = told.q_positions, told.k_positions
+
+    def run(exact: bool) -> tuple[Tensor, list[Tensor]]:
+        q, k, v = (x.double() for x in inputs) if exact else inputs
+        bias = PositionBias(position, *places, q_bhnd=q, scale=0.2)
+        if exact:
+            out, _ = attend(q, k, v, mask=told.mask.dense(), bias=bias.dense(), scale=0.2)
+        else:
+            out = dispatch.fused(q, k, v, mask=told.mask, bias=bias, scale=0.2)
+        return out, gradients(out, [*inputs, *position.parameters()])
+
+    (out, found), (expected, exact) = run(False), run(True)
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    assert all(grad.isfinite().all() for grad in found)
+    assert apart(out, expected) <= TOLERANCE[dtype]
+    assert (
+        all_apart(found, [x.to(y.dtype) for x, y in zip(exact, found, strict=True)])
+        <= (TOLERANCE[dtype])
+    )
+    visible = told.mask.dense()
+    if visible is not None:
+        blind = ~visible.any(dim=-1).expand(B, HEADS, n)
+        assert (out[blind] == 0).all()
+        assert (found[0][blind] == 0).all()
+
+
+@pytest.mark.parametrize("kind", SCENES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", RELATIVE)
+def test_fused_equals_plain(name: str, dtype: torch.dtype, kind: str) -> None:
+    for n in LENGTHS:
+        compare(encoding(name, kind.startswith("causal")), scene(kind, n), dtype)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_lengths_that_fill_no_tile_and_queries_that_follow_a_cache(name: str) -> None:
+    for n, m in ((531, 531), (550, 833)):
+        compare(encoding(name, True), scene("causal", n, m), torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["shaw", "t5"])
+def test_any_positions_at_all(name: str) -> None:
+    """Positions a caller gives need not rise."""
+    told = scene("padded", 512)
+    generator = torch.Generator().manual_seed(5)
+    for side in ("q_positions", "k_positions"):
+        drawn = torch.randint(600, (B, 512), generator=generator)
+        setattr(told, side, drawn.to("cuda"))
+    compare(encoding(name, False), told, torch.float32)
+
+
+@COMPILES
+def test_an_encoding_that_knows_only_scores_goes_through_flex_attention() -> None:
+    class Unruly(Position):
+        """Like ALiBi, but it cannot tell its rule."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.alibi = Alibi(tiny(head_width=WIDTH))
+
+        def bias(self, *told: Any) -> Tensor:
+            return self.alibi.bias(*told)
+
+        def score_mod(self, *told: Any) -> ScoreMod:
+            return self.alibi.score_mod(*told)
+
+    compare(Unruly().to("cuda"), scene("causal-packed", 512), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_turning_on_a_gpu_is_turning(dtype: torch.dtype) -> None:
+    rope, on_gpu = Rope(tiny(head_width=WIDTH)), Rope(tiny(head_width=WIDTH)).to("cuda")
+    x = heads(200, HEADS, dtype, 0)
+    places = torch.randint(1000, (B, 200), generator=torch.Generator().manual_seed(1))
+    for told in (places, places[:1]):
+        turned, _ = on_gpu.rotate(x, x[:, :0], told.to("cuda"), told.to("cuda"))
+        cpu = x.detach().cpu().double().requires_grad_()
+        expected, _ = rope.rotate(cpu, cpu[:, :0], told, told)
+        # Angles are float32 on both sides: at place 1,000 they are right to about 1e-4.
+        tolerance = max(TOLERANCE[dtype], 1e-4)
+        assert apart(turned.cpu(), expected) <= tolerance
+        (found,), (exact,) = gradients(turned, [x]), gradients(expected, [cpu])
+        assert apart(found.cpu(), exact) <= tolerance
+
+
+@pytest.mark.parametrize("name", ["shaw", "t5"])
+def test_gradients_come_out_the_same_every_time(name: str) -> None:
+    position, told = encoding(name, True), scene("causal", 512)
+    q, k, v = (heads(512, c, torch.bfloat16, s) for s, c in enumerate((HEADS, GROUPS, GROUPS)))
+
+    def run() -> list[Tensor]:
+        bias = PositionBias(position, told.q_positions, told.k_positions, q_bhnd=q, scale=0.2)
+        out = dispatch.fused(q, k, v, mask=told.mask, bias=bias, scale=0.2)
+        return list(torch.autograd.grad(out.square().sum(), [q, k, v, *position.parameters()]))
+
+    first, second = run(), run()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_memory_is_linear_in_length(name: str) -> None:
+    """Twice as long takes little more than twice the memory, far below one number a cell."""
+    peaks = []
+    for n in (4096, 8192):
+        position, told = encoding(name, True), scene("causal-packed", n)
+        told.mask.real_bm = None
+        inputs = [heads(n, c, torch.bfloat16, s) for s, c in enumerate((HEADS, GROUPS, GROUPS))]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        bias = PositionBias(position, *(told.q_positions, told.k_positions), q_bhnd=inputs[0])
+        dispatch.fused(*inputs, mask=told.mask, bias=bias).sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] <= 2.5 * peaks[0]
+    assert peaks[1] < HEADS * 8192**2
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_model_trains_as_the_plain_path_would(name: str) -> None:
+    model = language_model(name)
+    ids, mask, segments = batch()
+    fast = model(ids, mask=mask, segments=segments)
+    assert models_apart(model, fast, plainly(model, ids, mask, segments)) <= 1e-4
+
+
+@COMPILES
+@pytest.mark.parametrize("name", ["shaw", "t5"])
+def test_a_compiled_block_does_the_same_without_a_break(name: str) -> None:
+    model = language_model(name)
+    ids, mask, segments = batch()
+    eager = model(ids, mask=mask, segments=segments)
+    blocks: Any = model.stack.blocks
+    for block in blocks:
+        block.compile(fullgraph=True, dynamic=False)
+    assert models_apart(model, model(ids, mask=mask, segments=segments), eager) <= 1e-4
+
+
+def language_model(name: str) -> Any:
+    torch.manual_seed(0)
+    config = tiny(position=name, width=128, max_positions=TOKENS)
+    model = build("generate", config, vocab=50)
+    perturb(model, by=0.05)
+    return model.to("cuda")
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    ids = torch.randint(50, (B, TOKENS), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(TOKENS)[None] >= torch.tensor([[0], [70]])
+    segments = (torch.arange(TOKENS)[None] >= torch.tensor([[310], [400]])).long()
+    return ids.to("cuda"), real.to("cuda"), segments.to("cuda")
+
+
+def plainly(model: Any, ids: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
+    """The logits by the plain path, which returns its weights."""
+    out = model.states(ids, mask=mask, segments=segments, weights=True)
+    return model.head(out.x_bnw)
+
+
+def models_apart(model: Any, found: Tensor, expected: Tensor) -> float:
+    """How far apart two passes are, and the gradients of all parameters."""
+    wanted = list(model.parameters())
+    return max(
+        apart(found, expected), all_apart(gradients(found, wanted), gradients(expected, wanted))
+    )

@@ -1,0 +1,163 @@
+"""On a GPU, too, a map's bias learns what it would, and an activation is what the formula says.
+
+The reference is float64 of the very numbers the kernels are given. Without a GPU this runs where
+Triton is and interprets its kernels (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import apart, perturb, tiny
+from torch import Tensor, nn
+
+from heed.nn.embedding import FeedForward
+from heed.nn.kernels import linear as linear_module
+from heed.nn.kernels.dispatch import HAS_TRITON
+from heed.nn.kernels.linear import ACTIVATIONS, GATES, Linear, activated
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
+    # A process that begins with a backward pass is told so.
+    pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda x: str(x).split(".")[1])
+each_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+SIZES = [(0, 8), (1, 1), (37, 5), (70, 130), (9, 512)] + [(5000, 768), (40_000, 2048)] * CUDA
+"""Rows and width: none, within a tile, of odd ends, of many parts."""
+
+
+@pytest.fixture(autouse=True)
+def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setattr(linear_module, "on_gpu", lambda x: True)
+
+
+def rows(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    x = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return (x + 0.3).to(DEVICE, dtype).requires_grad_()
+
+
+def linear(w: int, f: int, *, bias: bool = True, dtype: torch.dtype = torch.float32) -> Linear:
+    torch.manual_seed(0)
+    made = Linear(w, f, bias=bias)
+    perturb(made)
+    return made.to(DEVICE, dtype)
+
+
+def plainly(x: Tensor, up: nn.Linear, name: str | None = None) -> Tensor:
+    """In float64."""
+    bias = None if up.bias is None else up.bias.double()
+    hidden = F.linear(x.double(), up.weight.double(), bias)
+    if name in GATES:
+        gate, passed = hidden.chunk(2, dim=-1)
+        return ACTIVATIONS[GATES[name]](gate) * passed
+    return hidden if name is None else ACTIVATIONS[name](hidden)
+
+
+def compare(out: Tensor, exact: Tensor, wanted: list[Tensor], tolerance: float) -> None:
+    """The values, and how a random mix of them changes with each input."""
+    assert apart(out, exact) <= tolerance
+    mix = rows(*out.shape, seed=5).detach()
+    found = torch.autograd.grad(out, wanted, mix.to(out.dtype))
+    exact_grads = torch.autograd.grad(exact, wanted, mix.double())
+    assert [grad.dtype for grad in found] == [part.dtype for part in wanted]
+    assert max(apart(a, b) for a, b in zip(found, exact_grads, strict=True)) <= tolerance
+
+
+@each_dtype
+def test_columns_are_summed(dtype: torch.dtype) -> None:
+    from heed.nn.kernels.triton.column_sum import column_sums
+
+    for n, w in SIZES:
+        x = rows(n, w, dtype=dtype).detach()
+        found = column_sums(x)
+        assert found.dtype == torch.float32
+        assert apart(found, x.double().sum(dim=0)) <= 1e-5
+        assert torch.equal(found, column_sums(x))
+    lies_apart = rows(3, 40, 7, dtype=dtype).detach().transpose(1, 2)
+    assert apart(column_sums(lies_apart), lies_apart.double().sum(dim=(0, 1))) <= 1e-5
+
+
+@each_dtype
+def test_a_map_is_a_map(dtype: torch.dtype) -> None:
+    up, x = linear(24, 40, dtype=dtype), rows(3, 11, 24, dtype=dtype)
+    compare(up(x), plainly(x, up), [x, *up.parameters()], TOLERANCE[dtype])
+    unbiased = linear(24, 40, dtype=dtype, bias=False)
+    compare(unbiased(x), plainly(x, unbiased), [x, unbiased.weight], TOLERANCE[dtype])
+
+
+@each_dtype
+@each_activation
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "map"])
+def test_an_activation_is_its_formula(name: str, dtype: torch.dtype, biased: bool) -> None:
+    # A number near zero may be rounded across it, where relu has its corner.
+    corner = 0.0 if name != "relu" else 1e-3 if dtype == torch.float32 else 0.05
+    for n, f in SIZES:
+        up = linear(24, f * (2 if name in GATES else 1), bias=biased, dtype=dtype)
+        x = rows(n, 24, dtype=dtype)
+        out = activated(x, up, name)
+        assert out.dtype == dtype
+        wanted = [x, *up.parameters()]
+        compare(out, plainly(x, up, name), wanted, max(corner, TOLERANCE[dtype]))
+
+
+@each_activation
+@pytest.mark.filterwarnings(
+    "default:overflow encountered"
+)  # An interpreter tells what a GPU won't.
+def test_far_from_zero_it_stays_a_number(name: str) -> None:
+    width = 7 * (2 if name in GATES else 1)
+    up = linear(width, width, bias=False)
+    with torch.no_grad():
+        up.weight.copy_(torch.eye(width))
+    line = torch.tensor([-1e4, -90.0, -10.0, 0.0, 10.0, 90.0, 1e4], device=DEVICE)
+    x = line.repeat(width // 7)[None].requires_grad_()
+    compare(activated(x, up, name), plainly(x, up, name), [x], 1e-5)
+
+
+@each_activation
+def test_under_autocast_weights_keep_their_dtype(name: str) -> None:
+    up, x = linear(24, 30), rows(50, 24)
+    down = linear(15 if name in GATES else 30, 24)
+    wanted = [x, *up.parameters(), *down.parameters()]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = down(activated(x, up, name))
+    assert out.dtype == torch.bfloat16
+    compare(out, plainly(plainly(x, up, name), down), wanted, 0.05)
+
+
+def test_gradients_go_to_whoever_asks() -> None:
+    layer = FeedForward(tiny(activation="swiglu"))
+    perturb(layer)
+    layer.to(DEVICE)
+    x = rows(2, 9, 16)
+    wanted = [x, *layer.parameters()]
+    whole = torch.autograd.grad(layer(x).square().sum(), wanted)
+    for one, expected in zip(wanted, whole, strict=True):
+        for other in wanted:
+            other.requires_grad_(other is one)
+        (alone,) = torch.autograd.grad(layer(x).square().sum(), [one])
+        assert apart(alone, expected) <= 1e-6
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
+@pytest.mark.parametrize("name", ["gelu", "swiglu"])
+def test_it_comes_out_the_same_every_time(name: str) -> None:
+    layer = FeedForward(tiny(activation=name)).to(DEVICE)
+    x = rows(5000 if CUDA else 50, 16)
+
+    def run() -> list[Tensor]:
+        out = layer(x)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))

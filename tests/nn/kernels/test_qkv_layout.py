@@ -1,0 +1,107 @@
+"""Heads are views of one tensor, and so are their gradients where they can be."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import tiny
+from torch import Tensor
+
+from heed.nn.attention import AttentionContext
+from heed.nn.kernels import dispatch, qkv_layout
+from heed.nn.merges import Merge
+from heed.nn.positions import Alibi, Position, Rope
+
+shapes = st.tuples(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(1, 6),
+)
+
+
+def draw(b: int, n: int, counts: list[int], d: int) -> Tensor:
+    """A tensor as a joint map makes it."""
+    return torch.randn(b, n, sum(counts) * d, requires_grad=True)
+
+
+@given(shape=shapes)
+def test_splitting_copies_nothing_and_joining_undoes_it(
+    shape: tuple[int, int, list[int], int],
+) -> None:
+    b, n, counts, d = shape
+    packed = draw(*shape)
+    for split in (qkv_layout.split, qkv_layout.split_learning, dispatch.split):
+        parts = split(packed, counts, d)
+        assert [x.shape for x in parts] == [(b, count, n, d) for count in counts]
+        assert parts[0].data_ptr() == packed.data_ptr()
+        assert torch.equal(torch.cat([x.transpose(1, 2).flatten(2) for x in parts], 2), packed)
+        joined = qkv_layout.whole(parts)
+        assert joined is not None
+        assert torch.equal(joined, packed)
+        assert joined.data_ptr() == packed.data_ptr()
+
+
+@given(shape=shapes)
+def test_the_gradient_of_parts_that_lie_side_by_side_is_their_memory(
+    shape: tuple[int, int, list[int], int],
+) -> None:
+    packed = draw(*shape)
+    parts = qkv_layout.split_learning(packed, *shape[2:])
+    grads = qkv_layout.split(torch.randn_like(packed), *shape[2:])
+    (found,) = torch.autograd.grad(parts, packed, grads, retain_graph=True)
+    assert found.data_ptr() == grads[0].data_ptr()
+    (expected,) = torch.autograd.grad(qkv_layout.split(packed, *shape[2:]), packed, grads)
+    assert torch.equal(found, expected)
+
+
+@given(shape=shapes)
+def test_room_lies_as_its_parts_do(shape: tuple[int, int, list[int], int]) -> None:
+    packed = draw(*shape)
+    parts = qkv_layout.split(packed, *shape[2:])
+    together = qkv_layout.room(parts)
+    assert [x.shape for x in together] == [x.shape for x in parts]
+    assert qkv_layout.whole(together) is not None
+    # The first apart from the rest: queries of one map, keys and values of another.
+    apart = qkv_layout.room([parts[0].clone(), *parts[1:]])
+    assert [x.shape for x in apart] == [x.shape for x in parts]
+    assert qkv_layout.whole(apart[:1]) is not None
+    assert len(apart) == 1 or qkv_layout.whole(apart[1:]) is not None
+
+
+def test_parts_that_only_seem_to_lie_side_by_side_do_not() -> None:
+    packed = torch.randn(2, 3, 4 * 8)
+    q, k, v = qkv_layout.split(packed, (2, 1, 1), 8)
+    assert qkv_layout.whole([q, v, k]) is None
+    assert qkv_layout.whole([k, k]) is None
+    assert qkv_layout.whole([q, k.contiguous()]) is None
+    assert qkv_layout.whole([q.expand(2, 2, 3, 8)[:, :, :, :4], k]) is None
+    assert qkv_layout.whole([q[:, :, :2], k]) is None
+    assert qkv_layout.whole([torch.zeros(1, 1, 1, 1).expand(2, 2, 3, 8)]) is None
+
+
+def test_merging_heads_that_lie_side_by_side_copies_nothing() -> None:
+    heads_bhnd = torch.randn(2, 3, 4, 5).transpose(1, 2)
+    assert Merge()(heads_bhnd).data_ptr() == heads_bhnd.data_ptr()
+
+
+def test_only_an_encoding_that_turns_and_does_no_more_is_left_to_a_kernel() -> None:
+    class Bent(Position):
+        """Changes queries and keys, but not by a turn."""
+
+        def rotate(
+            self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            return -q_bhnd, k_bgmd
+
+    places = torch.arange(3)[None]
+    sight = AttentionContext(places, places)
+    rope, other = Rope(tiny()), Rope(tiny())
+    turn = sight.turn(rope)
+    assert turn is not None
+    assert sight.turn(rope) is turn
+    assert sight.turn(other) is not turn
+    assert turn.tables()[0] is turn.tables()[1]
+    for position in (Position(), Alibi(tiny()), Bent(tiny())):
+        assert sight.turn(position) is None

@@ -1,0 +1,373 @@
+"""On a GPU, too, a branch joins the stream as the plain steps have it, and dropout plays fair.
+
+The reference is float64 of the very numbers the kernel is given. Without a GPU most of this runs,
+slowly, where Triton is and interprets its kernels (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import all_apart, apart, perturb, tiny
+from torch import Tensor, nn
+
+from heed.models import build
+from heed.nn.kernels import residual_norm as joining
+from heed.nn.kernels.dispatch import HAS_TRITON
+from heed.nn.kernels.residual_norm import draw_seeds, join
+
+Norm = nn.LayerNorm | nn.RMSNorm
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
+    # A process that begins with a backward pass is told so.
+    pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
+]
+on_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
+# Compiling, torch warns of what it uses itself, and of settings that are faster and less exact.
+COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda x: str(x).split(".")[1])
+each_norm = pytest.mark.parametrize("kind", ["layer", "unbiased", "rms"])
+SIZES = [(5, 3), (7, 16), (65, 200), (9, 512), (3, 768), (2, 1025)] + [(4, 8192)] * CUDA
+"""Rows and width: whole tiles, odd ends, the widest."""
+MANY = 3000 if CUDA else 40
+
+
+@pytest.fixture(autouse=True)
+def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setattr(joining, "on_gpu", lambda x: True)
+
+
+def build_norm(kind: str, w: int, dtype: torch.dtype = torch.float32) -> Norm:
+    norm: Norm = nn.RMSNorm(w, eps=1e-5) if kind == "rms" else nn.LayerNorm(w, bias=kind == "layer")
+    perturb(norm, by=0.3)
+    return norm.to(DEVICE, dtype)
+
+
+def rows(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    x = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return (x + 0.5).to(DEVICE, dtype).requires_grad_()
+
+
+def plainly(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    """One step after the other, in float64."""
+    total = x.double() if branch is None else x.double() + branch.double()
+    shape, weight = x.shape[-1:], norm.weight.double()
+    if isinstance(norm, nn.RMSNorm):
+        return total, F.rms_norm(total, shape, weight, eps=norm.eps)
+    bias = None if norm.bias is None else norm.bias.double()
+    return total, F.layer_norm(total, shape, weight, bias, eps=norm.eps)
+
+
+def gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], used: tuple[bool, bool] = (True, True)
+) -> list[Tensor]:
+    """How a random mix of the sum and of its norm changes with each input."""
+    chosen = [x for x, wanted in zip(outputs, used, strict=True) if wanted]
+    mixes = [rows(*x.shape, seed=5 + i).detach().to(x.dtype) for i, x in enumerate(outputs)]
+    mixes = [x for x, wanted in zip(mixes, used, strict=True) if wanted]
+    return list(torch.autograd.grad(chosen, list(inputs), mixes, retain_graph=True))
+
+
+def seed_of(number: int) -> Tensor:
+    return torch.tensor([number, 0], device=DEVICE)
+
+
+def mask_of(rows_: int, w: int, p: float, seed: Tensor) -> Tensor:
+    """What is kept of a branch of ones that joins zeros."""
+    zeros, ones = torch.zeros(rows_, w, device=DEVICE), torch.ones(rows_, w, device=DEVICE)
+    return join(zeros, ones, build_norm("layer", w), nn.Dropout(p), seed=seed)[0]
+
+
+NONE = nn.Dropout(0.0)
+
+
+@each_dtype
+@each_norm
+@pytest.mark.parametrize("used", [(True, True), (False, True), (True, False)])
+def test_it_is_a_sum_and_its_norm(kind: str, dtype: torch.dtype, used: tuple[bool, bool]) -> None:
+    """Pre-norm uses both, post-norm and the last norm of a stack only the norm."""
+    for n, w in SIZES:
+        norm = build_norm(kind, w)
+        x, branch = rows(n, w), rows(n, w, dtype=dtype, seed=1)
+        found, exact = join(x, branch, norm, NONE), plainly(x, branch, norm)
+        assert [part.dtype for part in found] == [torch.float32] * 2
+        assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= 1e-6
+        wanted = [x, branch, *norm.parameters()] if used[1] else [x, branch]
+        grads, exact_grads = (gradients(out, wanted, used) for out in (found, exact))
+        assert [grad.dtype for grad in grads] == [part.dtype for part in wanted]
+        assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= TOLERANCE[dtype]
+
+
+@each_dtype
+@each_norm
+def test_a_whole_model_may_have_fewer_bits(kind: str, dtype: torch.dtype) -> None:
+    norm = build_norm(kind, 200, dtype)
+    x, branch = rows(2, 5, 200, dtype=dtype), rows(2, 5, 200, dtype=dtype, seed=1)
+    found, exact = join(x, branch, norm, NONE), plainly(x, branch, norm)
+    assert [part.dtype for part in found] == [dtype] * 2
+    assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= TOLERANCE[dtype]
+    wanted = [x, branch, *norm.parameters()]
+    grads, exact_grads = (gradients(out, wanted) for out in (found, exact))
+    assert [grad.dtype for grad in grads] == [dtype] * len(wanted)
+    assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= TOLERANCE[dtype]
+
+
+@each_norm
+def test_without_a_branch_it_is_the_norm(kind: str) -> None:
+    for n, w in SIZES:
+        norm, x = build_norm(kind, w), rows(n, w)
+        found, exact = join(x, None, norm, nn.Dropout(0.5)), plainly(x, None, norm)
+        assert torch.equal(found[0], x)
+        assert apart(found[1], exact[1]) <= 1e-6
+        wanted = [x, *norm.parameters()]
+        grads, exact_grads = (gradients(out, wanted) for out in (found, exact))
+        assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= 1e-5
+
+
+@each_norm
+def test_under_autocast_a_map_reads_what_it_would_make_of_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream stays float32, and what a map reads is rounded once: as on the plain path."""
+    norm, map_ = build_norm(kind, 192), nn.Linear(192, 64).to(DEVICE)
+    x, branch = rows(9, 192), rows(9, 192, dtype=torch.bfloat16, seed=1)
+    wanted = [x, branch, *norm.parameters(), *map_.parameters()]
+
+    def run() -> tuple[Tensor, Tensor, list[Tensor]]:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            joined, normed = join(x, branch, norm, NONE, for_map=True)
+            out = map_(normed)
+        return joined, normed, gradients((joined, out), wanted)
+
+    joined, normed, found = run()
+    assert (joined.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert join(x, branch, norm, NONE)[1].dtype == torch.float32
+    monkeypatch.setattr(joining, "on_gpu", lambda x: False)
+    plain_joined, plain_normed, plain = run()
+    assert torch.equal(joined, plain_joined)
+    torch.testing.assert_close(normed, plain_normed.bfloat16(), rtol=2**-7, atol=1e-6)
+    assert [grad.dtype for grad in found] == [grad.dtype for grad in plain]
+    assert max(apart(a, b) for a, b in zip(found, plain, strict=True)) <= TOLERANCE[torch.bfloat16]
+
+
+def test_gradients_go_to_whoever_asks() -> None:
+    norm, x, branch = build_norm("layer", 48), rows(6, 48), rows(6, 48, seed=1)
+    wanted = [x, branch, *norm.parameters()]
+    whole = gradients(join(x, branch, norm, NONE), wanted)
+    for i, one in enumerate(wanted):
+        for other in wanted:
+            other.requires_grad_(other is one)
+        (alone,) = gradients(join(x, branch, norm, NONE), [one])
+        assert torch.equal(alone, whole[i])
+    with torch.no_grad():
+        assert not any(out.requires_grad for out in join(x, branch, norm, NONE))
+
+
+def test_no_rows_are_no_trouble() -> None:
+    norm, x, branch = build_norm("layer", 32), rows(0, 32), rows(0, 32, seed=1)
+    joined, normed = join(x, branch, norm, nn.Dropout(0.5), seed=seed_of(1))
+    assert joined.shape == normed.shape == (0, 32)
+    grads = gradients((joined, normed), [x, branch, *norm.parameters()])
+    assert all((grad == 0).all() for grad in grads)
+
+
+def test_it_takes_vectors_that_lie_apart() -> None:
+    norm, x, branch = build_norm("rms", 24), rows(2, 24, 6), rows(6, 2, 24, seed=1)
+    turned = x.transpose(1, 2), branch.transpose(0, 1)
+    found, exact = join(*turned, norm, NONE), plainly(*turned, norm)
+    assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= 1e-6
+    grads, exact_grads = (gradients(out, [x, branch]) for out in (found, exact))
+    assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= 1e-5
+
+
+def test_it_comes_out_the_same_every_time() -> None:
+    norm, x, branch = build_norm("layer", 320), rows(MANY, 320), rows(MANY, 320, seed=1)
+
+    def run() -> list[Tensor]:
+        out = join(x, branch, norm, nn.Dropout(0.3), seed=seed_of(4))
+        return [*out, *gradients(out, [x, branch, *norm.parameters()])]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+# --------------------------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("p", [0.05, 0.2, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_scales_it(p: float) -> None:
+    for w in (100, 512):
+        kept = mask_of(MANY, w, p, seed_of(7))
+        assert set(kept.unique().tolist()) == {0.0, float(torch.tensor(1 / (1 - p)))}
+        # Of six standard deviations, chance is one in a billion: of all cells, and of each column.
+        share, cells = (kept != 0).double(), MANY * w
+        spread = (p * (1 - p)) ** 0.5
+        assert abs(share.mean() - (1 - p)) <= 6 * spread / cells**0.5
+        assert (share.mean(dim=0) - (1 - p)).abs().max() <= 6 * spread / MANY**0.5 + 1 / MANY
+
+
+def test_neighbours_are_dropped_apart() -> None:
+    """Cells, rows and seeds that follow each other agree as often as chance has it."""
+    first, second = (mask_of(MANY, 256, 0.5, seed_of(number)) != 0 for number in (8, 9))
+    pairs = [(first[:, :-1], first[:, 1:]), (first[:-1], first[1:]), (first, second)]
+    pairs += [(first[:, :-4], first[:, 4:]), (first[:, :128], first[:, 128:])]
+    for a, b in pairs:
+        assert abs((a == b).double().mean() - 0.5) <= 6 * 0.5 / a.numel() ** 0.5
+
+
+def test_what_is_dropped_has_no_gradient() -> None:
+    """The backward pass hides the very cells that the forward pass hid."""
+    p, w = 0.3, 200
+    norm, x, branch = build_norm("layer", w), rows(11, w), rows(11, w, dtype=torch.bfloat16)
+    out = join(x, branch, norm, nn.Dropout(p), seed=seed_of(3))
+    kept = mask_of(11, w, p, seed_of(3))
+    exact = plainly(x, branch.double() * kept, norm)
+    assert max(apart(a, b) for a, b in zip(out, exact, strict=True)) <= 1e-6
+    wanted = [x, branch, *norm.parameters()]
+    grads, exact_grads = gradients(out, wanted), gradients(exact, wanted)
+    assert torch.equal(grads[1] == 0, kept == 0)
+    assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= 1e-2
+    assert apart(grads[0], exact_grads[0]) <= 1e-5
+
+
+def test_a_pass_draws_a_seed_a_join() -> None:
+    torch.manual_seed(0)
+    x, dropout = rows(4, 64), nn.Dropout(0.5)
+    seeds = draw_seeds(x, dropout, 5, 3)
+    assert seeds is not None
+    own = seeds.flatten(0, 1)
+    assert len(own.unique(dim=0)) == 15
+    masks = torch.stack([mask_of(40, 64, 0.5, seed).flatten() != 0 for seed in own])
+    agree = (masks[:, None] == masks[None]).double().mean(dim=-1)
+    assert (agree - 0.5).abs().fill_diagonal_(0).max() <= 6 * 0.5 / masks.shape[1] ** 0.5
+    assert all(seed.data_ptr() % 16 == 0 for seed in own)
+    assert draw_seeds(x, nn.Dropout(0.0), 1) is None
+    assert draw_seeds(x, dropout.eval(), 1) is None
+
+
+@pytest.mark.parametrize("p", [0.4, 1.0])
+def test_without_a_seed_dropout_is_torchs(p: float) -> None:
+    norm, x, branch = build_norm("layer", 64), rows(50, 64), rows(50, 64, seed=1)
+    torch.manual_seed(3)
+    joined, _ = join(x, branch, norm, nn.Dropout(p), seed=seed_of(1) if p == 1 else None)
+    torch.manual_seed(3)
+    assert torch.equal(joined, x + F.dropout(branch, p))
+
+
+# ---------------------------------------------------------------------------------- whole models
+
+
+def language_model(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    model = build("generate", tiny(width=48, layers=2, position="none", **changes), vocab=50)
+    perturb(model, by=0.05)
+    return model.to(DEVICE)
+
+
+def ids() -> Tensor:
+    return torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+def result(model: Any, ids_bn: Tensor) -> list[Tensor]:
+    """Logits, and the gradients of all parameters."""
+    logits = model(ids_bn)
+    return [logits.detach(), *torch.autograd.grad(logits.square().mean(), model.parameters())]
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_stack_of_joins_is_a_stack_of_steps(
+    place: str, norm: str, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = language_model(norm_place=place, norm=norm, bias=biased)
+    found, traced = result(model, ids()), model.trace(ids())
+    assert apart(traced.logits, found[0]) <= 1e-5
+    monkeypatch.setattr(joining, "on_gpu", lambda x: False)
+    plain, plainly_traced = result(model, ids()), model.trace(ids())
+    assert apart(found[0], plain[0]) <= 1e-5
+    assert all_apart(found[1:], plain[1:]) <= 1e-4
+    for mine, exact in zip(traced.hidden["decoder"], plainly_traced.hidden["decoder"], strict=True):
+        assert apart(mine, exact) <= 1e-5
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_a_model_drops_as_its_generator_says(place: str) -> None:
+    model = language_model(norm_place=place, dropout=0.3).train()
+
+    def run(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        return result(model, ids())
+
+    assert all(torch.equal(a, b) for a, b in zip(run(1), run(1), strict=True))
+    assert not torch.equal(run(1)[0], run(2)[0])
+    assert not torch.equal(result(model, ids())[0], result(model, ids())[0])
+
+
+@on_gpu
+def test_each_replay_of_a_graph_drops_anew() -> None:
+    """And what eager calls drop, given the same state of the generator."""
+    norm, x, branch = build_norm("layer", 320), rows(500, 320), rows(500, 320, seed=1)
+    dropout, wanted = nn.Dropout(0.3), [x, branch, *norm.parameters()]
+
+    def run() -> list[Tensor]:
+        seeds = draw_seeds(x, dropout, 1)
+        assert seeds is not None
+        out = join(x, branch, norm, dropout, seed=seeds[0])
+        return [*(part.detach() for part in out), *gradients_of_sums(out, wanted)]
+
+    graph, captured = capture(run)
+    torch.manual_seed(5)
+    replayed = []
+    for _ in range(3):
+        graph.replay()
+        replayed.append([part.clone() for part in captured])
+    torch.manual_seed(5)
+    for found in replayed:
+        assert all(torch.equal(a, b) for a, b in zip(found, run(), strict=True))
+    assert not torch.equal(replayed[0][0], replayed[1][0])
+    assert not torch.equal(replayed[1][0], replayed[2][0])
+
+
+def gradients_of_sums(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    total = torch.stack([x.square().sum() for x in outputs]).sum()
+    return list(torch.autograd.grad(total, list(inputs)))
+
+
+def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    return graph, captured
+
+
+@on_gpu
+@COMPILES
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_compiled_blocks_do_the_same_without_a_break(place: str) -> None:
+    model = language_model(norm_place=place, dropout=0.3).eval()
+    eager = result(model, ids())
+    for block in model.stack.blocks:
+        block.compile(fullgraph=True, dynamic=False)
+    found = result(model, ids())
+    assert apart(found[0], eager[0]) <= 1e-4
+    assert all_apart(found[1:], eager[1:]) <= 1e-3
+    model.train()
+    assert not torch.equal(result(model, ids())[0], result(model, ids())[0])

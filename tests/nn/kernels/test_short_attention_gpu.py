@@ -1,0 +1,433 @@
+"""Attention over short texts, in one program a head, says what the plain formula says.
+
+These tests run on a GPU, or without one in Triton's interpreter: `TRITON_INTERPRET=1 pytest …`. The
+interpreter knows no bfloat16, so there the other 16 bits stand in for it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import TOLERANCE, all_apart, apart, perturb, tiny
+from torch import Tensor
+
+from heed.models import build
+from heed.nn.attention import attend
+from heed.nn.kernels import dispatch, qkv_layout
+from heed.nn.kernels.short_attention import PendingRotation, attend_short
+from heed.nn.masks import Mask
+from heed.nn.positions import Rope
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="neither a CUDA device nor interpreted"),
+    # A process that begins with a backward pass is told so.
+    pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
+]
+on_a_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+# Compiling, torch warns of what it uses itself, and of settings that are faster and less exact.
+COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+HALF = torch.bfloat16 if CUDA else torch.float16
+MASKS = ("none", "causal", "padding", "segments", "all")
+B = 3
+
+
+@dataclass
+class Call:
+    """One call of attention, over views of the tensors that maps would have made."""
+
+    packed: list[Tensor]
+    """[b, n, (h + 2g) · d], or for cross-attention [b, n, h · d] and [b, m, 2g · d]."""
+    counts: tuple[int, int, int]
+    width: int
+    mask: Mask
+    rope: Rope | None
+    places: tuple[Tensor, Tensor]
+
+    def parts(self, packed: list[Tensor]) -> tuple[Tensor, ...]:
+        """Queries, keys and values."""
+        if len(packed) == 1:
+            return qkv_layout.split_learning(packed[0], self.counts, self.width)
+        h, g, _ = self.counts
+        q = qkv_layout.split_learning(packed[0], (h,), self.width)
+        return *q, *qkv_layout.split_learning(packed[1], (g, g), self.width)
+
+    def short(self) -> Tensor:
+        """By the kernel."""
+        turn = None if self.rope is None else PendingRotation(self.rope, *self.places)
+        return attend_short(*self.parts(self.packed), mask=self.mask, turn=turn, scale=0.2)
+
+    def exact(self) -> tuple[Tensor, list[Tensor]]:
+        """By the plain formula in float64, with the gradients."""
+        packed = [x.detach().double().requires_grad_() for x in self.packed]
+        q, k, v = self.parts(packed)
+        if self.rope is not None:
+            q, k = (turned(x, self.rope, at) for x, at in zip((q, k), self.places, strict=True))
+        out, _ = attend(q, k, v, mask=self.mask.dense(), scale=0.2)
+        return out, gradients(out, packed)
+
+
+def turned(x: Tensor, rope: Rope, places: Tensor) -> Tensor:
+    """RoPE as it is written."""
+    angles = (places[..., None].float() * rope.frequency_bits.view(torch.float32))[:, None]
+    low, high = x.chunk(2, dim=-1)
+    cos, sin = angles.cos().double(), angles.sin().double()
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """How a random mix of `out` changes with each input."""
+    mix = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    return list(torch.autograd.grad(out, inputs, mix, retain_graph=True))
+
+
+def make_call(
+    n: int,
+    m: int | None = None,
+    *,
+    groups: int = 2,
+    share: int = 1,
+    width: int = 16,
+    mask: str = "none",
+    turns: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Call:
+    """With `m`, cross-attention."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = (groups * share, groups, groups)
+    shapes = [(n, sum(counts))] if m is None else [(n, counts[0]), (m, 2 * groups)]
+    packed = [
+        torch.randn(B, tokens, count * width, generator=generator).to(DEVICE, dtype)
+        for tokens, count in shapes
+    ]
+    keys = n if m is None else m
+    places = [torch.randint(200, (B, size), generator=generator).to(DEVICE) for size in (n, keys)]
+    return Call(
+        [x.requires_grad_() for x in packed],
+        counts,
+        width,
+        make_mask(mask, n, keys, generator),
+        Rope(tiny(head_width=width)).to(DEVICE) if turns else None,
+        (places[0], places[0] if m is None else places[1]),
+    )
+
+
+def make_mask(kind: str, n: int, m: int, generator: torch.Generator) -> Mask:
+    """Random holes and segments: with them, some queries see nothing."""
+    mask = Mask(n, m, DEVICE, causal=kind in ("causal", "all"))
+    if kind in ("padding", "all"):
+        mask.real_bm = (torch.rand(B, m, generator=generator) < 0.6).to(DEVICE)
+        mask.real_bm[0] = False
+    if kind in ("segments", "all"):
+        q_segments, k_segments = (
+            torch.randint(4, (B, size), generator=generator).sort(dim=1).values.to(DEVICE)
+            for size in (n, m)
+        )
+        mask.q_segments_bn = k_segments if n == m else q_segments
+        mask.k_segments_bm = k_segments
+    return mask
+
+
+def compare(call: Call) -> None:
+    """The kernel against float64: output, gradients, and zeros where nothing is seen."""
+    dtype = call.packed[0].dtype
+    out, (expected, exact) = call.short(), call.exact()
+    found = gradients(out, call.packed)
+    tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
+    assert out.dtype == dtype
+    assert out.isfinite().all()
+    assert apart(out, expected) <= tolerance
+    assert all(x.isfinite().all() for x in found)
+    assert all_apart(found, [x.to(dtype) for x in exact]) <= tolerance
+    visible = call.mask.dense()
+    if visible is not None:
+        blind = ~visible.any(dim=-1).expand(B, call.counts[0], -1)
+        (dq,) = torch.autograd.grad(out, call.packed[:1], torch.ones_like(out), retain_graph=True)
+        assert (out[blind] == 0).all()
+        dq = dq.unflatten(2, (-1, call.width))[:, :, : call.counts[0]].transpose(1, 2)
+        assert (dq[blind] == 0).all()
+
+
+# ------------------------------------------------------------------------------ the plain formula
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["still", "turning"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["float32", "half"])
+def test_short_equals_plain(dtype: torch.dtype, mask: str, turns: bool) -> None:
+    for n, m in ((32, None), (20, 45)):
+        compare(make_call(n, m, mask=mask, turns=turns, dtype=dtype))
+
+
+@pytest.mark.parametrize("seed", range(12 if CUDA else 4))
+def test_any_lengths_widths_and_groups(seed: int) -> None:
+    dice = random.Random(seed)
+    compare(
+        make_call(
+            dice.randint(1, 128),
+            dice.choice([None, dice.randint(1, 128)]),
+            groups=dice.randint(1, 3),
+            share=dice.randint(1, 3),
+            width=dice.choice([6, 16, 24, 32, 64, 80, 128] if CUDA else [6, 16, 32]),
+            mask=dice.choice(MASKS),
+            turns=dice.random() < 0.5,
+            dtype=dice.choice([torch.float32, HALF]),
+            seed=seed,
+        )
+    )
+
+
+@on_a_gpu
+@pytest.mark.parametrize("n", [16, 32, 64, 128])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("turns", [False, True], ids=["still", "turning"])
+def test_short_is_as_exact_as_sdpa(n: int, width: int, turns: bool) -> None:
+    call = make_call(n, width=width, mask="causal", turns=turns, dtype=torch.bfloat16)
+    expected, exact = call.exact()
+    q, k, v = call.parts(call.packed)
+    if call.rope is not None:
+        q, k = call.rope.rotate(q, k, *call.places)
+    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2)
+    ours = call.short()
+    assert apart(ours, expected) <= 1.1 * apart(theirs, expected)
+    found = apart(gradients(ours, call.packed)[0], exact[0])
+    assert found <= 1.1 * apart(gradients(theirs, call.packed)[0], exact[0])
+
+
+def test_huge_scores_stay_finite() -> None:
+    call = make_call(20, mask="causal")
+    q, k, v = call.parts(call.packed)
+    out = attend_short(1e3 * q, k, v, mask=call.mask)
+    expected, _ = attend(1e3 * q, k, v, mask=call.mask.dense())
+    assert apart(out, expected) <= 1e-4
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def test_gradients_lie_where_the_map_wants_them() -> None:
+    """One tensor for queries, keys and values of one map; heads side by side in the output."""
+    call = make_call(20, share=2, turns=True)
+    q, k, v = call.parts(call.packed)
+    turn = None if call.rope is None else PendingRotation(call.rope, *call.places)
+    out = attend_short(q, k, v, mask=call.mask, turn=turn)
+    assert out.transpose(1, 2).is_contiguous()
+    parts = torch.autograd.grad(out.sum(), [q, k, v])
+    joined = qkv_layout.whole(parts)
+    assert joined is not None
+    assert joined.shape == call.packed[0].shape
+    assert joined.is_contiguous()
+    call = make_call(20, 30)
+    q, k, v = call.parts(call.packed)
+    dq, dk, dv = torch.autograd.grad(attend_short(q, k, v, mask=call.mask).sum(), [q, k, v])
+    assert qkv_layout.whole([dq]) is not None
+    assert qkv_layout.whole([dk, dv]) is not None
+    assert qkv_layout.whole([dq, dk, dv]) is None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)])
+def test_heads_lie_in_any_order(order: tuple[int, ...]) -> None:
+    """Views of tensors whose axes lie in any order in memory, the last one not side by side."""
+    call = make_call(20, width=16, mask="all")
+    back = sorted(range(4), key=order.__getitem__)
+    parts = [
+        x.detach().permute(order).contiguous().permute(back).requires_grad_()
+        for x in call.parts(call.packed)
+    ]
+    out = attend_short(*parts, mask=call.mask, scale=0.2)
+    expected, _ = attend(*parts, mask=call.mask.dense(), scale=0.2)
+    assert apart(out, expected) <= 1e-5
+    assert all_apart(gradients(out, parts), gradients(expected, parts)) <= 1e-5
+
+
+def test_what_needs_no_gradient_gets_none() -> None:
+    call = make_call(20)
+    q, k, v = (x.detach() for x in call.parts(call.packed))
+    out = attend_short(q, k.requires_grad_(), v, mask=call.mask)
+    expected, _ = attend(q, k, v)
+    assert all_apart(gradients(out, [k]), gradients(expected, [k])) <= 1e-5
+    with torch.inference_mode():
+        assert not attend_short(q, k, v, mask=call.mask).requires_grad
+
+
+def test_nothing_depends_on_who_comes_first() -> None:
+    call = make_call(64, share=2, mask="all", turns=True, dtype=HALF)
+    first, second = (gradients(call.short(), call.packed)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+# ---------------------------------------------------------------------------------- packing heads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 5, (3,), 8), (2, 70, (6, 2, 2), 16), (1, 3, (5, 5), 12)])
+def test_packing_puts_heads_side_by_side(shape: Any, dtype: torch.dtype) -> None:
+    b, n, counts, d = shape
+    parts = [torch.randn(b, count, n, d).to(DEVICE, dtype) for count in counts]
+    parts[0] = parts[0].transpose(1, 3).contiguous().transpose(1, 3)
+    parts[-1] = parts[-1].transpose(0, 2).contiguous().transpose(0, 2)
+    joined = qkv_layout.join(parts)
+    expected = torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2)
+    assert torch.equal(joined, expected)
+    again = qkv_layout.join(qkv_layout.split(joined, counts, d))
+    assert again.data_ptr() == joined.data_ptr()
+    assert torch.equal(again, expected)
+
+
+def test_parts_nobody_used_have_gradients_of_zero() -> None:
+    packed = torch.randn(2, 20, 4 * 16, device=DEVICE, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad(q.square().sum() + k.sum(), packed)
+        for q, k, _ in (
+            split(packed, (2, 1, 1), 16) for split in (qkv_layout.split_learning, qkv_layout.split)
+        )
+    )
+    assert torch.equal(found[0], expected[0])
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_longer_texts_are_packed_too(dtype: torch.dtype) -> None:
+    """SDPA gives its heads side by side, and its gradients are put so."""
+    packed = torch.randn(2, 256, 6 * 64, device=DEVICE, dtype=dtype, requires_grad=True)
+    mask = Mask(256, 256, DEVICE, causal=True)
+    outs = [
+        dispatch.fused(*split(packed, (2, 2, 2), 64), mask=mask)
+        for split in (dispatch.split, qkv_layout.split)
+    ]
+    assert outs[0].transpose(1, 2).is_contiguous()
+    found, expected = (gradients(out, [packed]) for out in outs)
+    assert found[0].is_contiguous()
+    assert all_apart(found, expected) <= TOLERANCE[dtype]
+
+
+# ------------------------------------------------------------------------------------- whole models
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels on, interpreted if need be; what was called is noted."""
+    called: list[str] = []
+
+    def noting(*told: Any, **options: Any) -> Tensor:
+        called.append("short")
+        return attend_short(*told, **options)
+
+    monkeypatch.setattr(dispatch, "attend_short", noting)
+    if not CUDA:
+        monkeypatch.setattr(dispatch, "on_gpu", lambda x: x.is_floating_point())
+    return called
+
+
+def translator(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = tiny(width=64, max_positions=64, cross_position=True, **changes)
+    model = build("translate", config, vocab=50)
+    perturb(model, by=0.05)
+    return model.to(DEVICE)
+
+
+@cache
+def pairs() -> list[Tensor]:
+    """Sources and targets, and where they are real; made once, for a capture may copy nothing."""
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(50, (B, n), generator=generator) for n in (30, 20))
+    real = torch.arange(30)[None] < torch.tensor([[30], [17], [1]])
+    wanted = torch.arange(20)[None] < torch.tensor([[12], [20], [3]])
+    return [x.to(DEVICE) for x in (source, target, real, wanted)]
+
+
+def run(model: Any, *, plainly: bool) -> Tensor:
+    source, target, real, wanted = pairs()
+    told = {"mask": real, "target_mask": wanted}
+    if plainly:
+        logits: Tensor = model.trace(source, target, **told).logits
+        return logits
+    return model(source, target, **told)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "rope": {"position": "rope"},
+    "grouped": {"position": "rope", "kv_heads": 2},
+    "normed": {"position": "rope", "qk_norm": True},
+    "sinusoidal": {"position": "sinusoidal", "merge": "reweight"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_translator_trains_as_the_plain_path_would(name: str, fast: list[str]) -> None:
+    model = translator(**MODELS[name])
+    assert models_apart(model, run(model, plainly=False), run(model, plainly=True)) <= 1e-4
+    assert len(fast) == 6  # Two layers: the encoder's, the decoder's, and what crosses.
+
+
+@pytest.mark.parametrize("name", ["t5", "alibi", "shaw"])
+def test_a_bias_goes_another_way(name: str, fast: list[str]) -> None:
+    model = translator(position=name)
+    assert models_apart(model, run(model, plainly=False), run(model, plainly=True)) <= 1e-4
+    assert not fast
+
+
+def models_apart(model: Any, found: Tensor, expected: Tensor) -> float:
+    """How far apart two passes are, and the gradients of all parameters."""
+    wanted = list(model.parameters())
+    return max(
+        apart(found, expected), all_apart(gradients(found, wanted), gradients(expected, wanted))
+    )
+
+
+@on_a_gpu
+def test_under_autocast_all_is_bfloat16(fast: list[str]) -> None:
+    model = translator(position="rope")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = run(model, plainly=False)
+    assert models_apart(model, found.float(), run(model, plainly=True)) <= 0.05
+    assert len(fast) == 6
+
+
+@on_a_gpu
+def test_a_captured_step_is_the_eager_one() -> None:
+    model = translator(position="rope")
+    wanted = list(model.parameters())
+
+    def step() -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(model, plainly=False).float().square().mean()
+        return [loss, *torch.autograd.grad(loss, wanted)]
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            eager = step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(apart(a, b) <= 1e-5 for a, b in zip(captured, eager, strict=True))
+
+
+@on_a_gpu
+@COMPILES
+@pytest.mark.parametrize("name", ["rope", "sinusoidal"])
+def test_compiled_blocks_do_the_same_without_a_break(name: str) -> None:
+    model = translator(**MODELS[name])
+    eager = run(model, plainly=False)
+    for stack in (model.encoder, model.decoder):
+        for block in stack.blocks:
+            block.compile(fullgraph=True, dynamic=False)
+    assert models_apart(model, run(model, plainly=False), eager) <= 1e-4

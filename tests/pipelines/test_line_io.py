@@ -1,0 +1,168 @@
+"""Lines through a pipe: none lost, none shifted, few held, and none waited for."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import tempfile
+import threading
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heed.errors import DataError
+from heed.pipelines import line_io
+from heed.pipelines.translate import Choice, Translation
+
+wild = st.binary(max_size=40) | st.sampled_from(
+    [
+        b"",
+        b" ",
+        b"\r",
+        b"\xff\xfe",
+        "a\u2028b\x85\x0c".encode(),
+        b"\x00",
+        "😀".encode(),
+        b"w " * 5000,
+    ]
+)
+
+
+def through(data: bytes) -> list[list[str]]:
+    """What the reader of a pipe gets, with the writer in a thread of its own."""
+    read, write = os.pipe()
+
+    def feed() -> None:
+        with os.fdopen(write, "wb") as end:
+            end.write(data)
+
+    writer = threading.Thread(target=feed)
+    writer.start()
+    groups = list(line_io.read_lines(line_io.arriving(read)))
+    writer.join()
+    os.close(read)
+    return groups
+
+
+@given(lines=st.lists(wild.filter(lambda line: b"\n" not in line), max_size=30), ends=st.booleans())
+def test_only_a_newline_ends_a_line(lines: list[bytes], ends: bool) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    if not ends and lines and lines[-1]:
+        data = data[:-1]
+    found = [line for group in through(data) for line in group]
+    assert len(found) == len(lines)
+    assert found == [line_io.as_text(line) for line in lines]
+    assert not any("\n" in line for line in found)
+
+
+def test_a_line_may_be_longer_than_what_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_io, "READ", 3)
+    lines = ["a" * length for length in (0, 1, 2, 3, 4, 6, 50, 0, 7)]
+    found = [line for group in through("\n".join(lines).encode()) for line in group]
+    assert found == lines
+
+
+def test_groups_begin_small_and_stay_bounded() -> None:
+    sizes = [len(group) for group in through(b"x\n" * 20000)]
+    assert sum(sizes) == 20000
+    assert sizes[0] <= line_io.FEW
+    assert max(sizes) <= line_io.MOST
+
+
+def test_a_line_is_there_as_soon_as_it_is_written() -> None:
+    """The writer waits for an answer before it says the next: nobody may wait for more."""
+    read, write = os.pipe()
+    lines = line_io.read_lines(line_io.arriving(read))
+    for number in range(3):
+        os.write(write, f"line {number}\n".encode())
+        assert next(lines) == [f"line {number}"]
+    os.close(write)
+    assert list(lines) == []
+    os.close(read)
+
+
+class Echo:
+    """Stands where a scribe would, and says what it was told."""
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+
+    def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]:
+        self.firsts.append(first)
+        return [
+            Translation(text, [Choice(text.upper(), -1.0, cut="cut" in text)], 1 + ("," in text))
+            if text.strip()
+            else Translation(text, [], 0)
+            for text in texts
+        ]
+
+
+def pumped(groups: list[list[str]], shown: line_io.Shown) -> tuple[list[str], list[str], Echo]:
+    out, said, echo = io.BytesIO(), list[str](), Echo()
+    line_io.pump(groups, echo, shown, out=out, say=said.append)
+    return out.getvalue().decode().split("\n")[:-1], said, echo
+
+
+def test_one_line_out_for_each_line_in() -> None:
+    groups = [["a", "", " "], ["b, c"], ["cut"]]
+    out, said, echo = pumped(groups, line_io.Shown())
+    assert out == ["A", "", "", "B, C", "CUT"]
+    assert echo.firsts == [0, 3, 4]
+    assert said[0].startswith("line 4: longer")
+    assert "1 of 3 translations (33.3%) were cut" in said[1]
+    objects = [json.loads(line) for line in pumped(groups, line_io.Shown(json=True))[0]]
+    assert [one["source"] for one in objects] == [line for group in groups for line in group]
+
+
+def flat(lines: line_io.Lines) -> list[str]:
+    return [line for group in lines for line in group]
+
+
+def test_texts_a_file_or_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert flat(line_io.incoming(None, path)) == ["one", "two"]
+    assert flat(line_io.incoming(["a\udcffb"], None)) == [
+        "a\ufffdb"
+    ]  # an argument that was no UTF-8
+    with pytest.raises(DataError, match="give one of them"):
+        line_io.incoming(["a"], path)
+    with pytest.raises(DataError, match="no such file"):
+        flat(line_io.incoming(None, tmp_path / "none"))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(DataError, match="standard input is closed"):
+        line_io.incoming(None, None)
+
+
+@given(lines=st.lists(wild.filter(lambda line: b"\n" not in line), max_size=30))
+def test_a_compressed_file_has_the_lines_that_it_was_made_of(lines: list[bytes]) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines"
+        path.write_bytes(gzip.compress(data))
+        assert flat(line_io.incoming(None, path)) == flat(line_io.read_lines([data]))
+
+
+def test_a_large_compressed_file_is_read_in_pieces(tmp_path: Path) -> None:
+    """Few lines of it are there before they are asked for."""
+    path, line, count = tmp_path / "lines.gz", b"word " * 200 + b"\n", 20_000
+    path.write_bytes(gzip.compress(count * line))
+    tracemalloc.start()
+    assert sum(map(len, line_io.incoming(None, path))) == count
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < count * len(line) / 4
+
+
+def test_a_flag_about_sampling_asks_for_it() -> None:
+    assert line_io.chosen({"beam": 4, "top_k": None, "device": "cpu"}) == {"beam": 4}
+    for flag in ({"top_k": 5}, {"temperature": 0.5}, {"seed": 3}):
+        assert line_io.chosen(flag) == {"sample": True} | flag
+    assert line_io.chosen({"beam": 4, "sample": True})["beam"] == 4

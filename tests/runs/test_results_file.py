@@ -1,0 +1,221 @@
+"""What `heed evaluate` leaves in a run folder: nothing of one text over another's, nothing lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluating import HELD_OUT, sides, told, trained
+from hypothesis import given
+from hypothesis import strategies as st
+from killing import dies_at
+from test_cli import heed
+
+from heed.errors import HeedError
+from heed.evaluate import Settings, evaluate
+from heed.runs import results_file
+from heed.runs.results_file import ALIKE, joined, own_name
+
+QUICK = ("--bootstrap", "0", "--device", "cpu")
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def results(run: Path) -> dict[str, Any]:
+    return results_file.results(run)
+
+
+def another(text: Path, folder: str) -> list[str]:
+    """Files called `test` in a folder of their own, with other sentences."""
+    (text / folder).mkdir(exist_ok=True)
+    for suffix in ("en", "fr"):
+        lines = (text / f"train.{suffix}").read_text(encoding="utf-8").splitlines(keepends=True)
+        start = 3 * (1 + sum(map(ord, folder)) % 20)
+        (text / folder / f"test.{suffix}").write_text("".join(lines[start : start + 3]))
+    return sides(text / folder, "test")
+
+
+# ------------------------------------------------------------------------------- one name, one text
+
+
+def test_files_of_one_name_do_not_overwrite_each_other(run: Path, text: Path) -> None:
+    first = told(run, test=sides(text, "test"))
+    kept = (run / "translations" / "test.tsv").read_bytes()
+    others = [told(run, test=another(text, folder)) for folder in ("news", "talks")]
+    names = [facts["split"] for facts in (first, *others)]
+    assert names == ["test", "news-test", "talks-test"]
+    assert (run / "translations" / "test.tsv").read_bytes() == kept
+    for facts in (first, *others):
+        assert results(run)[facts["split"]] == facts
+        rows = (run / "translations" / f"{facts['split']}.tsv").read_text().splitlines()
+        assert len(rows) == 1 + facts["texts"]
+    # The same text has the name that it had, wherever it lies now.
+    moved = text / "elsewhere"
+    moved.mkdir()
+    for path in map(Path, another(text, "news")):
+        path.rename(moved / path.name)
+    assert told(run, test=sides(moved, "test"))["split"] == "news-test"
+
+
+def test_files_leave_the_names_of_the_run_s_own_sets_alone(run: Path, text: Path) -> None:
+    """Also where those were not evaluated yet: `dev` and `again` are the recipe's."""
+    (text / "mine").mkdir()
+    for name in ("dev", "again"):
+        for suffix in ("en", "fr"):
+            content = (text / "mine" / f"{name}.{suffix}").write_text
+            content("The cat.\n" if suffix == "en" else "Le chat.\n")
+        assert told(run, test=sides(text / "mine", name))["split"] == f"mine-{name}"
+
+
+def test_another_name_is_said(run: Path, text: Path) -> None:
+    files = [word for file in sides(text, "test") for word in ("--test", file)]
+    assert heed("evaluate", str(run), *files, *QUICK).returncode == 0
+    files = [word for file in another(text, "said") for word in ("--test", file)]
+    answer = heed("evaluate", str(run), *files, *QUICK)
+    assert "kept as 'said-test'" in " ".join(answer.stdout.split())
+
+
+@given(
+    contents=st.lists(st.sampled_from("abc"), min_size=1, max_size=12),
+    folders=st.lists(st.sampled_from(["x", "y"]), min_size=12, max_size=12),
+    taken=st.sets(st.sampled_from(["test", "x-test", "test-2"])),
+)
+def test_every_text_keeps_a_name_of_its_own(
+    contents: list[str], folders: list[str], taken: set[str]
+) -> None:
+    before: dict[str, Any] = {}
+    for content, folder in zip(contents, folders, strict=False):
+        name = own_name("test", [f"{folder}/test.en"], content, before, taken)
+        assert name not in taken
+        assert before.get(name, {"hash": content})["hash"] == content
+        before[name] = {"hash": content}
+    assert len(before) == len({*contents}), "one text, one name"
+
+
+# --------------------------------------------------------------------------------- fuller figures
+
+
+def test_two_sets_may_be_scored_at_the_same_time(run: Path) -> None:
+    """What one of them keeps while the other is still at it stays."""
+    quick = Settings(resamples=0, metrics=("bleu",))
+
+    def score(split: str, meanwhile: Callable[[Any], None] | None = None) -> None:
+        evaluate(run, replace(quick, split=split), device="cpu", say=print, tell=meanwhile)
+
+    (run / results_file.RESULTS).unlink(missing_ok=True)
+    score("dev", lambda _: score("train"))
+    assert {"dev", "train"} <= results(run).keys()
+
+
+def test_fewer_metrics_do_not_throw_away_more(run: Path) -> None:
+    whole = told(run, split="again", metrics=("bleu", "chrf", "ter"))
+    less = told(run, split="again", metrics=("bleu",), resamples=0)
+    assert "ter" not in less
+    assert results(run)["again"] == whole
+    other = told(run, split="again", metrics=("bleu",), resamples=0, decode={"beam": 2})
+    assert results(run)["again"] == other  # what another search wrote is another result
+
+
+def test_more_metrics_join_fewer(run: Path) -> None:
+    first = told(run, split="dev", metrics=("bleu",), resamples=30, decode={"beam": 2})
+    second = told(run, split="dev", metrics=("bleu", "chrf"), resamples=0, decode={"beam": 2})
+    both = results(run)["dev"]
+    assert both["interval"] == first["interval"]
+    assert both["chrf"] == second["chrf"]
+    assert both["signature"]["bleu"] == first["signature"]["bleu"]
+    assert both["clean"]["chrf"] == second["clean"]["chrf"]
+    assert both["clean"]["interval"] == first["clean"]["interval"]
+
+
+figures = st.recursive(
+    st.integers(0, 9),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    old=st.dictionaries(st.sampled_from("abcd"), figures),
+    new=st.dictionaries(st.sampled_from("abcd"), figures),
+    samples=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    differs=st.none() | st.sampled_from(ALIKE),
+)
+def test_what_is_joined(
+    old: dict[str, Any], new: dict[str, Any], samples: tuple[int, int], differs: str | None
+) -> None:
+    """All of the result with more samples, and no key of the other lost; else the new one alone."""
+    old, new = old | {"resamples": samples[0]}, new | {"resamples": samples[1]}
+    if differs is not None:
+        assert joined(old | {differs: "other"}, new) == new
+        return
+    both = joined(old, new)
+    fuller, other = (old, new) if samples[0] > samples[1] else (new, old)
+    assert both.keys() == fuller.keys() | other.keys()
+    assert both["resamples"] == max(samples)
+    assert joined(fuller, both) == both
+    for key, value in fuller.items():
+        assert both[key] == value or isinstance(value, dict)
+
+
+# ------------------------------------------------------------------------------ what cannot be kept
+
+
+def test_figures_are_told_before_it_is_said_that_they_cannot_be_kept(text: Path) -> None:
+    run = trained(text, "translate", "run-full", train={"steps": 2})
+    (run / "translations").write_text("no folder")
+    files = [word for file in sides(text, "test") for word in ("--test", file)]
+    answer = heed("evaluate", str(run), *files, *QUICK, "--json")
+    assert answer.returncode == 2
+    assert json.loads(answer.stdout)["split"] == "test"
+    assert "could not be kept" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_sentences_into_a_folder_are_refused_before_the_work(run: Path, text: Path) -> None:
+    files = [word for file in sides(text, "test") for word in ("--test", file)]
+    answer = heed("evaluate", str(run), *files, *QUICK, "--sentences", str(text))
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert f"{text}: this is a folder." in answer.stderr
+    scored = heed("score", files[1], "--ref", files[1], "--sentences", str(text))
+    assert (scored.returncode, "this is a folder" in scored.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_results_that_cannot_be_read_are_a_sentence(text: Path, content: str) -> None:
+    run = text / "run-full"
+    (run / "evaluation.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(HeedError, match="cannot be read"):
+        told(run, test=sides(text, "test"))
+
+
+# -------------------------------------------------------------------------- test at training's end
+
+
+def test_a_run_that_was_resumed_is_scored_on_test_too(text: Path) -> None:
+    """As one that was never stopped; and once."""
+    asked: dict[str, Any] = {
+        "data": {"test": sides(text, "test")},
+        "train": {"steps": 4, "evaluate_test": True, "evaluate_every": 2},
+    }
+    with dies_at(3):
+        trained(text, "translate", "run-stopped", **asked)
+    run = text / "run-stopped"
+    assert not (run / "evaluation.json").exists()
+    with pytest.warns(UserWarning, match="not finished; these are its best weights so far"):
+        early = told(run)
+    assert early["checkpoint"]["step"] == 2
+    assert results(run)["test"] == early
+    warned = heed("translate", str(run), "The cat.", "--device", "cpu").stderr
+    so_far = "its training is not finished; these are its best weights so far."
+    assert warned.splitlines()[0] == f"heed: {run}: {so_far}"
+    answer = heed("resume", str(run), "--device", "cpu")
+    assert answer.returncode == 0, answer.stderr
+    assert results(run)["test"]["texts"] == HELD_OUT
+    assert results(run)["test"]["checkpoint"]["step"] == 4
+    kept = (run / "evaluation.json").read_bytes()
+    again = heed("resume", str(run), "--device", "cpu")
+    assert "Translating" not in again.stdout
+    assert (run / "evaluation.json").read_bytes() == kept

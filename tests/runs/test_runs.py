@@ -1,0 +1,223 @@
+"""`heed runs`: what a list of runs says of each, and of what is not a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from test_cli import heed
+
+from heed.config import Recipe
+from heed.errors import RunError
+from heed.runs.run import FALLING, Run, index, kept, table
+from heed.train import resolve
+from heed.train import run as train_run
+
+TINY = {"layers": 1, "width": 16, "heads": 2}
+
+
+def begun(folder: Path, lines: list[dict[str, Any]], **train: Any) -> Run:
+    """A run that has measured something."""
+    run = Run.create(folder, Recipe.of({"task": "translate", "model": TINY, "train": train}))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    run.metrics_path.write_text(text, encoding="utf-8")
+    return run
+
+
+def evaluation(step: int, *, event: str = "evaluate", **dev: float) -> dict[str, Any]:
+    return {"event": event, "step": step, "epoch": 1, "dev": {"accuracy": 0.5} | dev}
+
+
+def shown(found: list[dict[str, Any]], width: int) -> str:
+    screen = Console(file=StringIO(), width=width, color_system=None)
+    screen.print(table(found))
+    assert isinstance(screen.file, StringIO)
+    return screen.file.getvalue()
+
+
+score = st.one_of(st.integers(0, 9).map(float), st.sampled_from([math.inf, math.nan]))
+scores = st.lists(st.tuples(score, score), min_size=1, max_size=6)
+
+
+@given(scores=scores, metric=st.sampled_from(["loss", "bleu"]))
+def test_the_scores_are_of_the_weights_that_were_kept(
+    scores: list[tuple[float, float]], metric: str
+) -> None:
+    """Training keeps an evaluation's weights where it is better than all before it; what is no
+    number is better than nothing, and worse than all else."""
+    lines = [evaluation(i, loss=loss, bleu=bleu) for i, (loss, bleu) in enumerate(scores, 1)]
+    best, sign = lines[0], -1 if metric in FALLING else 1
+    for line in lines:
+        value, before = line["dev"][metric], best["dev"][metric]
+        if sign * value > sign * before or (math.isnan(before) and not math.isnan(value)):
+            best = line
+    train = {"event": "train", "step": 0, "loss": 0.0}
+    assert kept([train, *lines], f"dev/{metric}") is best
+    for better in (True, False):
+        mean = evaluation(9, event="average", loss=4.0, bleu=4.0) | {"kept": better}
+        assert kept([train, *lines, mean], f"dev/{metric}") is (mean if better else best)
+
+
+def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:
+    lines = [evaluation(1, loss=2.125, bleu=31.5), evaluation(2, loss=1.875, bleu=7.25)]
+    begun(tmp_path / "a", lines, best="dev/bleu")
+    found = index(tmp_path)
+    assert found[0]["dev"] == lines[0]["dev"]
+    text = shown(found, 100)
+    assert "BLEU" in text
+    assert "31.5" in text
+    assert "2.125" in text
+    assert "7.2" not in text
+
+
+def test_without_bleu_there_is_no_column_of_it(tmp_path: Path) -> None:
+    begun(tmp_path / "a", [evaluation(1, loss=2.0)])
+    assert "BLEU" not in shown(index(tmp_path), 100)
+
+
+@given(
+    name=st.text(st.sampled_from("abc-[]/_"), min_size=1, max_size=60), step=st.integers(0, 10**6)
+)
+def test_at_eighty_columns_nothing_is_cut(name: str, step: int) -> None:
+    model = "transformer 12x1024 sinusoidal"
+    dev = {"loss": 2.125, "accuracy": 1.0, "bleu": 31.5}
+    facts = {"run": name, "task": "translate", "model": model, "step": step, "dev": dev}
+    text = shown([facts | {"finished": False, "broken": None}], 80)
+    rows = text.splitlines()[3:]
+    width = text.splitlines()[1].index("task")
+    assert "".join(row[:width].strip() for row in rows) == name
+    assert "…" not in text
+    for word in (*model.split(), str(step), "2.125", "100.0%", "31.5", "to resume"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("recipe.toml", "task = "),
+        ("recipe.toml", 'task = "translate"\n[model]\nwidht = 3\n'),
+        ("recipe.toml", "\udcff"),
+        ("metrics.jsonl", "{\n"),
+        ("metrics.jsonl", "3\n"),
+        ("metrics.jsonl", '{"event": "evaluate", "step": 3, "dev": {}}\n'),
+    ],
+)
+def test_one_broken_run_does_not_hide_the_others(tmp_path: Path, file: str, text: str) -> None:
+    for name in ("a", "b", "c"):
+        begun(tmp_path / name, [evaluation(1, loss=2.0)])
+    (tmp_path / "b" / file).write_bytes(text.encode("utf-8", "surrogateescape"))
+    found = {Path(run["run"]).name: run for run in index(tmp_path)}
+    assert [name for name in found if found[name]["broken"]] == ["b"]
+    assert found["a"]["dev"] == found["c"]["dev"] == {"accuracy": 0.5, "loss": 2.0}
+    assert len({frozenset(run) for run in found.values()}) == 1
+    assert "broken" in shown([*found.values()], 80)
+
+
+def test_a_missing_folder_is_refused_and_an_empty_one_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such folder"):
+        index(tmp_path / "nowhere")
+    assert heed("runs", str(tmp_path / "nowhere")).returncode == 2
+    answer = heed("runs", str(tmp_path))
+    assert answer.returncode == 0
+    assert "there are no runs here" in answer.stdout
+    assert json.loads(heed("runs", str(tmp_path), "--json").stdout) == []
+
+
+@pytest.mark.parametrize(("taken", "said"), [("file", "is a file"), ("folder", "not empty")])
+def test_what_is_in_the_way_of_a_run_is_named(taken: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file", tmp_path / "folder" / "file"):
+        path.touch()
+    with pytest.raises(RunError, match=said):
+        Run.create(tmp_path / taken, Recipe.of({}))
+
+
+# ------------------------------------------------------------ the end of one, and what may follow
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("demo-translate", "translate"), ("demo-classify", "classify"), ("demo-generate", "generate")],
+)
+def test_training_ends_with_what_to_type_next(name: str, word: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    changes = ["train.steps=2", "data.world=300", "data.world_test=20", "model.width=16"]
+    flags = [part for change in [*changes, "model.layers=1"] for part in ("--set", change)]
+    answer = heed("train", name, *flags, "--run", str(folder), "--device", "cpu")
+    assert answer.returncode == 0, answer.stderr
+    last = answer.stdout.splitlines()[-1]
+    assert str(folder) in last
+    assert f"heed {word} '{folder}'" in last
+
+
+def test_who_cannot_write_is_not_told_to() -> None:
+    masked = Recipe.of({"task": "generate", "model": TINY, "train": {"objective": "masked"}})
+    assert "heed generate" not in resolve.farewell(Path("runs/x"), masked)
+
+
+# ------------------------------------------------------------------- weights that are not whole
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    text = "\n".join("a b c d e f g h"[n % 7 :] for n in range(40))
+    for side in ("en", "fr"):
+        (folder / f"a.{side}").write_text(text)
+    told = {
+        "task": "translate",
+        "data": {"train": [str(folder / "a.en"), str(folder / "a.fr")]},
+        "tokenizer": {"kind": "word"},
+        "model": TINY,
+        "train": {"steps": 4, "batch_size": 16, "checkpoint_every": 2},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEED_CACHE", str(folder / "cache"))
+        train_run.start(Recipe.of(told), folder / "run", device="cpu", console=Console(quiet=True))
+    return folder / "run"
+
+
+@given(share=st.floats(0.0, 0.999))
+def test_weights_that_were_cut_off_are_a_sentence(run: Path, share: float) -> None:
+    whole = Run(run).weights_path.read_bytes()
+    try:
+        Run(run).weights_path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(RunError, match="not a whole safetensors file") as told:
+            train_run.load(run, device="cpu")
+    finally:
+        Run(run).weights_path.write_bytes(whole)
+    assert told.value.where == str(Run(run).weights_path)
+    assert told.value.todo
+
+
+@pytest.mark.parametrize("change", ["width = 32", "layers = 2", "tie_embeddings = false"])
+def test_a_recipe_that_was_changed_is_a_sentence(run: Path, change: str, tmp_path: Path) -> None:
+    """The weights are another model's, whether they are read to be used or to go on."""
+    key = change.split(" = ")[0]
+    lines = Run(run).recipe_path.read_text().splitlines()
+    changed = [change if line.startswith(f"{key} = ") else line for line in lines]
+    assert changed != lines
+    before = Run(run).recipe_path.read_text()
+    try:
+        Run(run).recipe_path.write_text("\n".join(changed))
+        with pytest.raises(RunError, match=r"not those of the model that its recipe\.toml"):
+            train_run.load(run, device="cpu")
+        moved = Run(run).weights_path.rename(tmp_path / "model.safetensors")
+        try:
+            with pytest.raises(
+                RunError, match=r"not those of the model that its recipe\.toml"
+            ) as e:
+                train_run.resume(run, device="cpu", console=Console(quiet=True))
+        finally:
+            moved.rename(Run(run).weights_path)
+    finally:
+        Run(run).recipe_path.write_text(before)
+    assert len(str(e.value).splitlines()) == 1
+    train_run.load(run, device="cpu")

@@ -1,0 +1,322 @@
+"""Folders that may not be written to, disks that are full, and who may read what heed writes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from heed.cli import main
+from heed.config import Recipe
+from heed.data.token_store import cache_root
+from heed.export import export
+from heed.files import TROUBLE, of_the_disk, write_whole, writing
+from heed.runs.run import Run
+from heed.train import run as train_run
+
+ROOT = Path(__file__).resolve().parents[1]
+FULL = Path("/dev/full")
+SMALL = {"layers": 1, "width": 16, "heads": 2, "position": "sinusoidal", "norm_place": "post"}
+CAPABILITIES, OVERRIDE = 0x20080522, 0b110
+"""What Linux calls the form of a process's rights, and those to write and read anything."""
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders of other systems differ")
+on_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def recipe(home: Path) -> Recipe:
+    lines = [" ".join("abcdefgh"[i % 8] for i in range(n, n + 5)) for n in range(40)]
+    for side in ("en", "fr"):
+        (home / f"a.{side}").write_text("\n".join(lines) + "\n")
+    return Recipe.of(
+        {
+            "task": "translate",
+            "data": {"train": [str(home / "a.en"), str(home / "a.fr")]},
+            "tokenizer": {"kind": "word"},
+            "model": SMALL,
+            "train": {"steps": 3, "batch_size": 16, "average": 2, "evaluate_every": 1},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def written(home: Path, recipe: Recipe) -> Path:
+    """The recipe as a file."""
+    (home / "told.toml").write_text(recipe.toml())
+    return home / "told.toml"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEED_CACHE", str(home / "cache"))
+    monkeypatch.delenv("HEED_DEBUG", raising=False)
+
+
+@contextmanager
+def masked(umask: int) -> Iterator[None]:
+    before = os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture(scope="module")
+def run(home: Path, recipe: Recipe) -> Path:
+    """A finished run of someone who shares files with a group."""
+    with pytest.MonkeyPatch.context() as patch, masked(0o027):
+        patch.setenv("HEED_CACHE", str(home / "cache"))
+        train_run.start(recipe, home / "run", device="cpu", console=Console(quiet=True))
+    return home / "run"
+
+
+# --------------------------------------------------------------------------- who may read
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def assert_shared(folder: Path, umask: int) -> None:
+    """All below is as `open` and `mkdir` make it."""
+    for name, mode in modes(folder).items():
+        whole = 0o777 if (folder / name).is_dir() else 0o666
+        assert oct(mode) == oct(whole & ~umask), name
+
+
+def test_files_of_a_run_are_as_the_umask_says(run: Path, home: Path) -> None:
+    assert any("checkpoints" in name for name in modes(run))
+    assert_shared(run, 0o027)
+    assert_shared(cache_root(), 0o027)
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_exported_files_are_as_the_umask_says(run: Path, tmp_path: Path, umask: int) -> None:
+    with masked(umask):
+        export(run, tmp_path / "out", to="hf")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert_shared(tmp_path / "out", umask)
+
+
+@given(umask=st.sampled_from([0o000, 0o002, 0o022, 0o027, 0o077]), content=st.binary())
+def test_a_whole_file_is_like_any_other(umask: int, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name, masked(umask):
+        write_whole(Path(name) / "whole", content)
+        (Path(name) / "plain").write_bytes(content)
+        found = {path.name: path for path in Path(name).iterdir()}
+        assert set(found) == {"whole", "plain"}
+        assert found["whole"].read_bytes() == content
+        assert len({path.stat().st_mode for path in found.values()}) == 1
+
+
+# ------------------------------------------------------------------ what may not be written
+
+
+@contextmanager
+def somebody() -> Iterator[None]:
+    """Without the right of root to write anywhere. What root owns, it may still read."""
+    if os.geteuid() != 0:
+        yield
+        return
+    library = ctypes.CDLL(None, use_errno=True)
+    version, rights = (ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
+    assert library.capget(version, rights) == 0
+    before, rights[0] = rights[0], rights[0] & ~OVERRIDE  # the first are those in effect
+    assert library.capset(version, rights) == 0
+    try:
+        yield
+    finally:
+        rights[0] = before
+        assert library.capset(version, rights) == 0
+
+
+@pytest.fixture
+def closed(home: Path) -> Iterator[Path]:
+    """A folder that may be read, not written."""
+    folder = home / "closed"
+    folder.mkdir()
+    folder.chmod(0o555)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def refused(
+    words: list[str | Path], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """The one sentence with which a command ends."""
+    patch.setattr(sys, "argv", ["heed", *map(str, words)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end, somebody():
+        main()
+    told = capsys.readouterr().err
+    assert end.value.code == 2, told
+    assert told.startswith("heed: ")
+    assert told.count("\n") == 1
+    return told
+
+
+@pytest.mark.parametrize("command", ["train", "train without --run", "demo", "export"])
+def test_a_closed_folder_is_a_sentence(
+    command: str,
+    run: Path,
+    written: Path,
+    closed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(closed)
+    words: dict[str, list[str | Path]] = {
+        "train": ["train", written, "--run", closed / "a" / "b"],
+        "train without --run": ["train", written],
+        "demo": ["demo", "--run", closed],
+        "export": ["export", run, closed / "a"],
+    }
+    told = refused(words[command], monkeypatch, capsys)
+    assert "may not be opened or written" in told
+    assert "Name another place" in told
+    assert not [*closed.iterdir()]
+
+
+def test_a_run_in_a_closed_folder_is_not_resumed(
+    recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = Run.create(home / "begun", recipe)
+    begun.folder.chmod(0o555)
+    told = refused(["resume", begun.folder], monkeypatch, capsys)
+    assert str(begun.folder) in told
+
+
+def test_a_closed_cache_is_named_and_leaves_no_run(
+    written: Path,
+    home: Path,
+    closed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    opened = home / "open"
+    opened.mkdir()
+    monkeypatch.setenv("HEED_CACHE", str(closed / "cache"))
+    words: list[str | Path] = ["train", written, "--run", opened / "run"]
+    told = refused(words, monkeypatch, capsys)
+    assert str(closed / "cache") in told
+    assert "Set HEED_CACHE" in told
+    assert not [*opened.iterdir()]
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_a_path_through_a_file_is_a_sentence(
+    command: str,
+    written: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words: list[str | Path] = [command, *([written] if command == "train" else [])]
+    told = refused([*words, "--run", "/dev/null/x"], monkeypatch, capsys)
+    assert "/dev/null/x: a part of this path is a file" in told
+
+
+def test_no_export_takes_the_place_of_where_one_stands(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    told = refused(["export", run, ".", "--to", "hf"], monkeypatch, capsys)
+    assert "Name a new one, such as model." in told
+    assert not [*(tmp_path / "in").iterdir()]
+
+
+# -------------------------------------------------------------------------- disks that are full
+
+
+@on_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["recipes"], ["translate", "RUN", "a b"], ["runs", "RUN"]])
+def test_output_that_does_not_fit_is_a_sentence(
+    words: list[str], unbuffered: str, run: Path
+) -> None:
+    with FULL.open("w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "heed", *(str(run) if w == "RUN" else w for w in words)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("heed: standard output, or")
+    assert "the disk is full." in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+@on_full
+def test_metrics_that_do_not_fit_are_a_sentence(
+    recipe: Recipe,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begun = Run.create(home / "stuck", recipe)
+    begun.metrics_path.symlink_to(FULL)
+    monkeypatch.setattr(train_run, "_keep_lines", lambda run, lines: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1)  # as oneself
+    told = refused(["resume", begun.folder, "--device", "cpu"], monkeypatch, capsys)
+    assert f"{begun.metrics_path}: the disk is full." in told
+
+
+@on_full
+def test_an_error_without_a_name_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(OSError, match="No space") as full, writing(path), FULL.open("w") as file:
+        file.write("x")
+    assert full.value.errno == errno.ENOSPC
+    assert full.value.filename == str(path)
+
+
+def test_a_draft_is_called_by_what_it_will_be_and_others_by_their_own_names(tmp_path: Path) -> None:
+    path, other = tmp_path / "folder" / "file", tmp_path / "folder" / "other"
+    for draft in (path.with_name(".file-1"), path.with_name(".draft") / "deep"):
+        with pytest.raises(FileNotFoundError) as gone, writing(path):
+            draft.read_bytes()
+        assert gone.value.filename == str(path)
+    with pytest.raises(FileNotFoundError) as gone, writing(path):
+        other.read_bytes()
+    assert gone.value.filename == str(other)
+
+
+@given(number=st.sampled_from([*TROUBLE, errno.EIO, errno.ELOOP]), name=st.text(min_size=1))
+def test_every_error_about_a_file_is_a_sentence(number: int, name: str) -> None:
+    told = of_the_disk(OSError(number, os.strerror(number), name))
+    assert told is not None
+    assert told.where == name
+    assert told.what.endswith(".")
+    assert told.todo
+
+
+def test_errors_about_no_file_stay_what_they_are() -> None:
+    assert of_the_disk(ConnectionError("reset")) is None
+    assert of_the_disk(OSError("something else")) is None

@@ -1,0 +1,442 @@
+"""Kernels are compiled ahead of time: all that a run will launch, in time, and leaving nothing.
+
+What Triton is needed for is skipped without it; a GPU it takes only to see that a run then compiles
+nothing itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import POSITIONS
+
+import heed
+from heed.config import Recipe
+from heed.data.batching.length_buckets import ladder
+from heed.nn.kernels.dispatch import HAS_TRITON
+from heed.train.execution.choose import cpp_compiler
+from heed.train.precompile import start
+
+ROOT = Path(heed.__file__).parent
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not here")
+KERNELS = sorted((ROOT / "nn" / "gpu").glob("*.py"))
+SMALL = {"width": 32, "heads": 2, "layers": 1, "position": "none"}
+
+
+def recipe(task: str = "generate", **sections: Any) -> Recipe:
+    return Recipe.of({"task": task, "model": SMALL} | sections)
+
+
+def run(code: str, cache: Path, *arguments: str) -> str:
+    """What a process of its own prints, with an empty cache or a full one."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT.parent), "TRITON_CACHE_DIR": str(cache)}
+    env |= {"HEED_CACHE": str(cache / "heed"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---------------------------------------------------------------------------- where there is no GPU
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices for which a process was started."""
+    devices: list[str] = []
+    monkeypatch.setattr(start, "Fire", devices.append)
+    monkeypatch.setattr(start, "_fire", None)
+    return devices
+
+
+def test_without_a_gpu_nothing_is_started(
+    monkeypatch: pytest.MonkeyPatch, started: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(start, "GPUS", (str(tmp_path / "none"),))
+    start.lay("auto")
+    start.light(recipe(), "auto")
+    with start.kindled(recipe(), torch.device("cpu")):
+        pass
+    assert started == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_another_device_needs_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, started: list[str], tmp_path: Path, device: str
+) -> None:
+    monkeypatch.setattr(start, "GPUS", (str(tmp_path),))
+    start.lay(device)
+    start.light(recipe(), device)
+    assert started == []
+
+
+# ----------------------------------------------------------------------------- what was done before
+
+
+def test_a_recipe_is_known_again_by_what_its_kernels_depend_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    same = [
+        recipe(),
+        recipe(seed=7, train={"steps": 3, "lr": 0.5}),
+        recipe(data={"train": ["a.txt"]}),
+    ]
+    others = [
+        recipe("classify"),
+        recipe(model=SMALL | {"position": "rope"}),
+        recipe(data={"max_length": 64}),
+        recipe(train={"precision": "float32"}),
+        recipe(train={"label_smoothing": 0.1}),
+    ]
+    stamps = [start._stamp(one) for one in same + others]
+    assert len({*stamps[: len(same)]}) == 1
+    assert len({*stamps}) == 1 + len(others)
+    assert all(stamp.parent == tmp_path for stamp in stamps)
+
+
+@needs_triton
+def test_a_warm_machine_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, started: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(start, "GPUS", (str(tmp_path),))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    stamp = start._stamp(recipe())
+    stamp.touch()
+    start.for_writing(stamp).touch()
+    start.lay("auto")
+    start.light(recipe(), "auto")
+    assert started == []
+
+
+# -------------------------------------------------------------------------------------- the process
+
+
+def gone(process: int) -> bool:
+    stat = Path(f"/proc/{process}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for processes")
+
+
+@on_linux
+def test_a_fire_is_put_out() -> None:
+    fire = start.CompileProcess("auto")
+    process = fire._process.pid
+    fire.stop()
+    fire.stop()
+    assert gone(process)
+
+
+@on_linux
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without a GPU")
+def test_nobody_waits_for_one_that_has_nothing_to_do(tmp_path: Path) -> None:
+    fire = start.CompileProcess("auto")
+    fire.light(recipe(), tmp_path / "stamp")
+    began = time.monotonic()
+    fire.wait()
+    assert time.monotonic() - began < start.LONGEST
+    fire.stop()
+    assert not (tmp_path / "stamp").exists()
+
+
+CUDA = """
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{ *value = attribute == 75 ? 9 : 0; return 0; }
+"""
+"""A GPU as far as kindling asks for one."""
+
+
+@needs_triton
+@on_linux
+@pytest.mark.skipif(cpp_compiler() is None, reason="there is no compiler here")
+def test_training_waits_for_its_own_kernels_and_writing_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Triton prints meanwhile."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(CUDA)
+    subprocess.run(
+        [str(cpp_compiler()), "-shared", "-fPIC", "-x", "c", str(source), "-o", str(library)],
+        check=True,
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NVPTX_ENABLE_DUMP", "1")
+    fire, stamp = start.CompileProcess("auto"), tmp_path / "stamp"
+    try:
+        fire.light(recipe(data={"max_length": 16}), stamp)
+        fire.wait()
+        assert stamp.exists()
+        assert eventually(lambda: fire.out, 60.0)
+        assert start.for_writing(stamp).exists()
+    finally:
+        fire.stop()
+
+
+@on_linux
+def test_it_dies_with_the_command(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from heed.train.precompile import start as precompile\n"
+        "print(precompile.Fire('auto')._process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+    )
+    assert command.stdout is not None
+    with command.stdout as said:
+        process = int(said.readline())
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    assert eventually(lambda: gone(process))
+
+
+# --------------------------------------------------------------------------------- names of kernels
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_a_kernel_uses_what_is_defined_before_it(path: Path) -> None:
+    """Its name on disk is found when it is defined, and must tell of all that it uses."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    defined: dict[str, int] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined[node.name] = node.lineno
+        for part in ast.walk(node) if isinstance(node, ast.Assign) else ():
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                defined[part.id] = node.lineno
+    for node in tree.body:
+        kernel = isinstance(node, ast.FunctionDef) and any(
+            isinstance(by, ast.Name) and by.id == "kernel" for by in node.decorator_list
+        )
+        for part in ast.walk(node) if kernel else ():
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+                assert defined.get(part.id, 0) <= node.lineno, part.id
+
+
+NAMES = """
+import importlib, json, sys
+from heed.nn.kernels import triton as gpu
+modules = [importlib.import_module(f"heed.nn.kernels.triton.{name}") for name in sys.argv[1:]]
+kind = type(gpu.kernel(importlib.import_module("heed.nn.kernels.triton.short_attention")._either.fn))
+print(json.dumps({f"{m.__name__}.{n}": x.cache_key
+                  for m in modules for n, x in vars(m).items() if isinstance(x, kind)}))
+"""
+
+
+@needs_triton
+def test_names_do_not_depend_on_who_comes_first(tmp_path: Path) -> None:
+    modules = [path.stem for path in KERNELS if path.stem != "__init__"]
+    there, back = (json.loads(run(NAMES, tmp_path, *o)) for o in (modules, modules[::-1]))
+    assert len(there) > 20
+    assert there == back
+
+
+# ---------------------------------------------------------------------------------------- rehearsal
+
+
+def launched(work: Callable[[Callable[..., bool]], None]) -> set[object]:
+    """The kernels, each as Triton tells it apart, that some work launches."""
+    met: set[object] = set()
+
+    def hook(*, key: str, fn: Any, **rest: Any) -> bool:
+        met.add((fn.module, fn.name, key))
+        return True
+
+    work(hook)
+    return met
+
+
+@st.composite
+def models(draw: st.DrawFn) -> dict[str, Any]:
+    heads = draw(st.sampled_from([2, 3, 8]))
+    return {
+        "heads": heads,
+        "width": heads * draw(st.sampled_from([16, 64])),
+        "layers": draw(st.integers(1, 3)),
+        "position": draw(st.sampled_from(POSITIONS)),
+        "dropout": draw(st.sampled_from([0.0, 0.1])),
+        "attention_dropout": draw(st.sampled_from([0.0, 0.1])),
+        "norm": draw(st.sampled_from(["layer", "rms"])),
+        "norm_place": draw(st.sampled_from(["pre", "post"])),
+        "activation": draw(st.sampled_from(["gelu", "swiglu"])),
+        "bias": draw(st.booleans()),
+        "max_positions": 1024,
+    }
+
+
+@needs_triton
+@settings(max_examples=12)
+@given(data=st.data(), model=models(), task=st.sampled_from(["translate", "classify", "generate"]))
+def test_batches_of_every_shape_find_their_kernels(
+    data: st.DataObject, model: dict[str, Any], task: str
+) -> None:
+    """A few batches, rehearsed, stand for all that the ladder of lengths allows."""
+    from heed.train.precompile import dry_launch
+
+    longest = data.draw(st.sampled_from([30, 64, 100, 128, 300, 600, 1024]))
+    vocab = data.draw(st.sampled_from([777, 4000, 8000]))
+    precision = data.draw(st.sampled_from(["auto", "float32"]))
+    told = recipe(
+        task,
+        model=model,
+        data={"max_length": longest, "pack": task == "generate" and data.draw(st.booleans())},
+        tokenizer={"vocab_size": vocab},
+        train={"precision": precision},
+    )
+    rungs = st.sampled_from([int(n) for n in ladder(longest)])
+    shapes = st.tuples(st.integers(1, 40), rungs, rungs)
+    drawn = [(3, longest, longest), *data.draw(st.lists(shapes, max_size=4))]
+
+    def train(hook: Callable[..., bool]) -> None:
+        with dry_launch.pretending(90, hook):
+            made = dry_launch.model_of(told, vocab)
+            for shape in drawn[:1] if told.data.pack else drawn:
+                batch = dry_launch.batch_of(told, *shape)
+                dry_launch.learn(made, told, batch, bf16=precision == "auto")
+                dry_launch.evaluate(made, batch, bf16=precision == "auto")
+
+    needed, found = launched(train), launched(lambda hook: dry_launch.rehearse(told, 90, hook))
+    assert needed
+    assert needed <= found
+
+
+@needs_triton
+@settings(max_examples=12)
+@given(
+    model=models(),
+    task=st.sampled_from(["translate", "generate"]),
+    beam=st.sampled_from([1, 4, 5]),
+    longest=st.sampled_from([30, 128, 600]),
+    read=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 600)), min_size=1, max_size=4),
+)
+def test_texts_of_every_length_are_written_by_known_kernels(
+    model: dict[str, Any], task: str, beam: int, longest: int, read: list[tuple[int, int]]
+) -> None:
+    from heed.decode.batch_plan import rung
+    from heed.train.precompile import dry_launch
+
+    told = recipe(
+        task,
+        model=model,
+        data={"max_length": longest},
+        tokenizer={"vocab_size": 777},
+        decode={"beam": beam, "sample": False},
+    )
+
+    def write(hook: Callable[..., bool]) -> None:
+        with dry_launch.pretending(90, hook):
+            made = dry_launch.model_of(told, 777)
+            for texts, length in read:
+                dry_launch.write(made, told.decode, texts, rung(min(length, longest)))
+
+    needed = launched(write)
+    found = launched(lambda hook: dry_launch.rehearse_writing(told, 90, hook))
+    assert needed
+    assert needed <= found
+
+
+FORGE = """
+import json, sys
+from types import SimpleNamespace
+from triton import knobs
+from heed.config import Recipe
+from heed.train.precompile import dry_launch, worker
+
+recipe, hits = Recipe.of(json.loads(sys.argv[1])), []
+if sys.argv[2] == "ahead":
+    forge = worker.Forge()
+    for work in (dry_launch.rehearse, dry_launch.rehearse_writing):
+        work(recipe, 90, forge)
+        forge.finish()
+else:  # as a run does: whatever is launched is looked for, and compiled where it is not found
+    knobs.compilation.listener = lambda *, src, cache_hit, **rest: hits.append(cache_hit)
+    dry_launch.Driver.launcher_cls = lambda *told: lambda *call: None
+    dry_launch.Driver.utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
+        load_binary=lambda *told: (1, 1, 1, 0, 1024),
+    )
+    dry_launch.rehearse(recipe, 90, lambda **told: False)
+    dry_launch.rehearse_writing(recipe, 90, lambda **told: False)
+print(json.dumps(hits))
+"""
+
+
+@needs_triton
+def test_what_was_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
+    told = json.dumps(recipe("translate", data={"max_length": 16}).tables())
+    run(FORGE, tmp_path, told, "ahead")
+    found = json.loads(run(FORGE, tmp_path, told, "then"))
+    assert found
+    assert all(found)
+
+
+# ----------------------------------------------------------------------------------------- on a GPU
+
+TRAIN = """
+import json, sys, time
+from triton import knobs
+
+compiled = []
+def hear(*, src, cache_hit, **rest):
+    if not cache_hit:
+        compiled.append(src.name)
+knobs.compilation.listener = hear
+from heed.cli import app, train
+from heed.train.precompile import start as precompile
+
+score = train._score_test
+def when_all_is_compiled(*told):
+    while precompile._fire is not None and not precompile._fire.out:
+        time.sleep(0.05)
+    score(*told)
+train._score_test = when_all_is_compiled
+try:
+    app(sys.argv[1:])
+finally:
+    print(json.dumps(compiled))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("position", ["rope", "t5"])
+def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str) -> None:
+    """Nor does it when it then translates, where it has learnt for long enough."""
+    changes = {
+        **{"data.world": 2000, "data.world_test": 200, "tokenizer.vocab_size": 1200},
+        **{"model.position": position, "train.steps": 60, "train.evaluate_every": 30},
+        **{"train.evaluate_test": "true", "decode.beam": 4},
+    }
+    options = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    command = ["train", "demo-translate", *options, "--run", str(tmp_path / "run")]
+    said = run(TRAIN, tmp_path / "cache", *command, "--device", "cuda")
+    assert json.loads(said.splitlines()[-1]) == []

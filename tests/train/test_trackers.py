@@ -1,0 +1,137 @@
+"""Metrics sent elsewhere are those of metrics.jsonl; a tracker is tried where it is installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from killing import dies_at
+from rich.console import Console
+
+from heed.config import Recipe
+from heed.errors import ConfigError
+from heed.runs.run import Run
+from heed.train import resolve
+from heed.train import run as train_run
+from heed.train.prepare import setup
+from heed.train.trackers import flat
+
+
+def recipe(tracker: str) -> Recipe:
+    return Recipe.of(
+        {
+            "task": "classify",
+            "data": {"world": 60, "world_test": 10},
+            "model": {"layers": 1, "width": 16, "heads": 2},
+            "train": {"steps": 4, "log_every": 2, "batch_size": 8, "track": [tracker]},
+        }
+    )
+
+
+def trained(folder: Path, tracker: str) -> Run:
+    return train_run.start(
+        recipe(tracker), folder / "run", device="cpu", console=Console(quiet=True)
+    )
+
+
+def written(run: Run, event: str, path: str) -> list[tuple[int, float]]:
+    """What metrics.jsonl says of one metric: steps and values."""
+    lines = [line for line in run.metrics() if line["event"] == event]
+    kept = ("event", "step", "epoch", "time")
+    flats = [flat(event, {k: v for k, v in line.items() if k not in kept}) for line in lines]
+    return [(line["step"], values[path]) for line, values in zip(lines, flats, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_tensorboard_has_every_point(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = trained(tmp_path, "tensorboard")
+    events = reader.EventAccumulator(str(run.folder / "tensorboard"))
+    events.Reload()
+    for event, path in (("train", "train/loss"), ("evaluate", "dev/accuracy")):
+        points = [(point.step, point.value) for point in events.Scalars(path)]
+        assert points == [(s, pytest.approx(v, rel=1e-6)) for s, v in written(run, event, path)]
+
+
+@pytest.mark.filterwarnings("ignore")  # what MLflow imports warns of itself
+def test_mlflow_has_every_point(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = trained(tmp_path, "mlflow")
+    kept = mlflow.search_runs(search_all_experiments=True).iloc[0]
+    points = mlflow.MlflowClient().get_metric_history(kept.run_id, "train.loss")
+    assert [(p.step, p.value) for p in points] == written(run, "train", "train/loss")
+
+
+@pytest.mark.filterwarnings("ignore")  # likewise
+def test_wandb_keeps_a_run_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = trained(tmp_path, "wandb")
+    assert list((run.folder / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_tracker_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = [n for n in ("wandb", "mlflow", "tensorboard") if not _installed(n)]
+    if not missing:
+        pytest.skip("all trackers are installed")
+    with pytest.raises(ConfigError, match=f"pip install {missing[0]}"):
+        trained(tmp_path, missing[0])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A tracker that only keeps what it is told to do."""
+    (tmp_path / "wandb.py").write_text(
+        "told = []\n"
+        "def init(**facts): told.append('open'); return Run()\n"
+        "class Run:\n"
+        "    def log(self, values, step): told.append('log')\n"
+        "    def finish(self): told.append('close')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = sys.modules.pop("wandb", None)
+    yield import_module("wandb").told
+    del sys.modules["wandb"]
+    if theirs is not None:
+        sys.modules["wandb"] = theirs
+
+
+@pytest.mark.parametrize("step", [None, 0, 3])
+def test_a_tracker_is_closed_however_training_ends(
+    told: list[str], tmp_path: Path, step: int | None
+) -> None:
+    with nullcontext() if step is None else dies_at(step):
+        trained(tmp_path, "wandb")
+    lines = len(Run(tmp_path / "run").metrics())
+    assert told == ["open", *["log"] * lines, "close"]
+
+
+def test_what_only_tries_a_recipe_opens_no_tracker(told: list[str]) -> None:
+    resolve.dry_run(recipe("wandb"), device="cpu", console=Console(quiet=True))
+    bench(recipe("wandb"))
+    assert told == []
+
+
+def bench(recipe: Recipe) -> None:
+    """What `heed bench` times of a recipe, made."""
+    run = Run.create(Path("bench"), recipe)
+    parts = setup.prepare(recipe, run, device=torch.device("cpu"), say=print)
+    train_run.build_loop(parts, run, say=print)
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
