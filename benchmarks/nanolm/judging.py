@@ -31,11 +31,12 @@ from heed.data.token_store import open_store
 from heed.evaluate.held_out_set import HeldOut, Settings, find_set, training_text
 from heed.metrics.perplexity import Judged, judge
 from heed.models import LanguageModel as Predictor
+from heed.models.inference import evaluating
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.merges import Merge, build_merge
 from heed.runs.run import Run
 from heed.train.prepare.setup import batches_of
-from heed.train.validate import evaluate, evaluating
+from heed.train.validate import evaluate
 from nanolm.systems import SENTENCES
 
 Ids = list[list[int]]

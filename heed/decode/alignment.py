@@ -23,8 +23,8 @@ from heed.data.tokenizers.byte_symbols import BYTES
 from heed.data.tokenizers.special_tokens import OWN, Specials
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.model_step import mean_look
-from heed.decode.search import at_rest
 from heed.models import Translator
+from heed.models.inference import evaluating
 
 Floats = NDArray[np.float64]
 Links = list[tuple[int, int]]
@@ -50,7 +50,7 @@ def soft_alignments(
     lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
     order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
     out: list[Floats] = [np.zeros((0, 0))] * len(pairs)
-    with at_rest(models):
+    with evaluating(*models):
         while order:
             count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
             chosen, order = order[:count], order[count:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from heed.models import LanguageModel, Translator
-from heed.nn.positions import ENCODINGS
 
 TEXTS, TEXTS_ON_GPU = 128, 2048
 """Written side by side, unless someone says how many."""
@@ -32,13 +31,6 @@ def limits(
     """Tokens that may be written for sources of these lengths; `most` where positions end."""
     allowed = [max(1, int(max_ratio * length) + max_extra) for length in lengths]
     return allowed if most is None else [min(limit, most) for limit in allowed]
-
-
-def positions_of(models: Sequence[Translator | LanguageModel]) -> int | None:
-    """How many positions these models have; None where there is no end to them."""
-    configs = [model.config for model in models if model.config.family == "transformer"]
-    ends = [ENCODINGS[config.position].limit(config) for config in configs]
-    return min((end for end in ends if end is not None), default=None)
 
 
 def batches(

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heed.decode.batch_plan import positions_of
 from heed.decode.state import DecodeState, GrowAxis, StateTensors, picked
 from heed.models import LanguageModel, Translator
+from heed.models.inference import position_limit
 from heed.nn.attention import AttentionContext
 from heed.nn.cache import Cache, FixedLayer
 from heed.nn.kernels.decode_attention import ExplicitMask
@@ -66,7 +66,7 @@ class ModelStep(ABC):
     def __init__(self, model: GenerativeModel, number: int) -> None:
         self.model, self.name = model, f"{number}"
         self.stack = model.decoder if isinstance(model, Translator) else model.stack
-        self.ends = positions_of([model])
+        self.ends = position_limit([model])
 
     def begin(self, reading: Prompt, *, looking: bool) -> tuple[Tensor, Tensor | None, Cache]:
         """Logits [b, v] of what comes first, where that was found [b, m], and what to keep."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from functools import partial
 
@@ -30,6 +29,7 @@ from heed.decode.model_step import GenerativeModel, ModelStep, Prompt, together,
 from heed.decode.state import DecodeState, GrowAxis, Key, StateTensors, stacked
 from heed.decode.strategy import Hypothesis, Strategy
 from heed.errors import HeedWarning, RunError
+from heed.models.inference import evaluating, position_limit
 from heed.nn.kernels.prepacked_weights import packed
 
 LOOK = 4
@@ -94,7 +94,7 @@ class Search:
         the sources for sampling: those of one number get the same draws, in whatever batch.
         """
         lengths = [len(source) + 1 for source in sources]
-        ends = allowed.positions_of(self.models)
+        ends = position_limit(self.models)
         limits = allowed.limits(
             [n - 1 for n in lengths], max_ratio=max_ratio, max_extra=max_extra, most=ends
         )
@@ -115,7 +115,7 @@ class Search:
         A prompt is ids with the begin mark; only what follows it is returned.
         """
         lengths = [len(prompt) for prompt in prompts]
-        ends = allowed.positions_of(self.models)
+        ends = position_limit(self.models)
         limits = [most if ends is None else max(1, min(most, ends - n)) for n in lengths]
 
         def reading(chosen: list[int]) -> Prompt:
@@ -126,7 +126,7 @@ class Search:
     def try_out(self, reading: Prompt) -> None:
         """Begin these texts and write a step, for those who want to know what is launched."""
         texts = len(reading.prompt_bp)
-        with at_rest(self.models):
+        with evaluating(*self.models):
             first, (logits, looked) = self._begin(reading, [1] * texts, list(range(texts)))
             board = first.blank(self.sizes.seats(texts), self.sizes.room(0))
             board.take(first, torch.arange(texts, device=self.device))
@@ -154,7 +154,7 @@ class Search:
             return self._batch(reading(chosen), *own)
 
         much = self.how.lanes * sum(lengths) >= PACK
-        with at_rest(self.models), packed(self.models if much else []):
+        with evaluating(*self.models), packed(self.models if much else []):
             # Captured boards are kept from batch to batch: no two may write on them at once.
             crew = self.device.type == "cpu" and not (self.capture or self.alone)
             for chosen, found in zip(batches, each(work, batches, crew=crew), strict=True):
@@ -354,17 +354,3 @@ def _facts(reading: Prompt, lanes: int, prompt: int) -> StateTensors:
         places = torch.arange(reading.source_real.shape[1], device=ids.device)
         facts["source_places"] = places[None], None
     return facts
-
-
-@contextmanager
-def at_rest(models: Sequence[nn.Module]) -> Iterator[None]:
-    """No dropout, no graph, and the models' modes as they were after."""
-    modes = [model.training for model in models]
-    for model in models:
-        model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for model, mode in zip(models, modes, strict=True):
-            model.train(mode)

@@ -27,11 +27,10 @@ from torch import Tensor
 from heed.data.batching.bucketed import IGNORED
 from heed.data.tokenizers.special_tokens import OWN, Specials
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.decode.batch_plan import positions_of
 from heed.errors import ConfigError
 from heed.models import LanguageModel
+from heed.models.inference import evaluating, position_limit
 from heed.stats.bootstrap import RESAMPLES, Whole, interval, resampled
-from heed.train.validate import evaluating
 
 Floats = NDArray[np.float64]
 CELLS = 1 << 13
@@ -114,7 +113,7 @@ def judge(
 
 
 def _refuse(model: LanguageModel, window: int, stride: int) -> None:
-    limit = positions_of([model])
+    limit = position_limit([model])
     if not 1 <= stride <= window:
         raise ConfigError([f"stride cannot be {stride}: it is 1 to {window}, the window."])
     if limit is not None and window > limit:

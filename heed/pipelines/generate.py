@@ -15,7 +15,6 @@ import numpy as np
 
 from heed.config import DecodeConfig
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.decode.batch_plan import positions_of
 from heed.decode.detokenize import StreamedText
 from heed.decode.sampling import Sample
 from heed.decode.search import Search
@@ -23,6 +22,7 @@ from heed.decode.strategy import Hypothesis, IndependentStrategy
 from heed.decode.streaming import StreamingSearch
 from heed.errors import ConfigError, DataError
 from heed.models import LanguageModel
+from heed.models.inference import position_limit
 from heed.pipelines.translate import strategy
 
 MANY = 1 << 20
@@ -80,7 +80,7 @@ class GenerationPipeline:
     ) -> None:
         """`context` is how many tokens the model learnt to read at once."""
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        ends = positions_of([model])
+        ends = position_limit([model])
         self.positions = None if ends is None else min(ends, context)
         """How many places for tokens there are; None where there is no end to them."""
         self._searches: dict[int, Search] = {}

@@ -16,7 +16,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.alignment import by_word, cross_weights, links
 from heed.metrics.corpus_bleu import Links, alignment_error
 from heed.models import Translator
-from heed.train.validate import evaluating
+from heed.models.inference import evaluating
 
 Floats = NDArray[np.float64]
 TOGETHER = 64

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
 
 from heed.data.batching.bucketed import Batches
-from heed.decode.search import at_rest
 from heed.models import Model
+from heed.models.inference import evaluating
 from heed.train.objective import loss
-
-
-def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """No dropout, no graph, and the model's mode as it was after."""
-    return at_rest([model])
 
 
 def evaluate(

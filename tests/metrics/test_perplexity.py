@@ -17,7 +17,7 @@ from heed.data.tokenizers.tokenizer import BOS, EOS, SPECIALS, UNK, Tokenizer
 from heed.errors import ConfigError
 from heed.metrics.perplexity import Counts, Judged, count, judge, told, windows
 from heed.models import LanguageModel, build
-from heed.train.validate import evaluating
+from heed.models.inference import evaluating
 
 ids = st.integers(len(SPECIALS), VOCAB - 1)
 several = st.lists(st.lists(ids, max_size=40), min_size=1, max_size=5)

@@ -31,12 +31,12 @@ from heed.decode.batch_plan import rung
 from heed.decode.model_step import Prompt
 from heed.decode.search import Search
 from heed.models import Classifier, Model, Translator, build
+from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
 from heed.pipelines.translate import strategy
 from heed.train.dev_bleu import greedy
 from heed.train.objective import Objective, loss
 from heed.train.prepare.run_tokenizer import CHARACTERS_A_PIECE, FEWEST_PIECES, MOST_PIECES
-from heed.train.validate import evaluating
 
 Hook = Callable[..., bool]
 """What Triton calls before it compiles; True tells it not to, and not to launch."""

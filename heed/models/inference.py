@@ -1,0 +1,37 @@
+"""Inference with a trained model: evaluation mode, and how many positions its encoding has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from heed.models.language_model import LanguageModel
+from heed.models.translator import Translator
+from heed.nn.positions import ENCODINGS
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout) and inference mode (no autograd graph) for these models.
+
+    Each model's own mode is restored on exit.
+    """
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for model, mode in zip(models, modes, strict=True):
+            model.train(mode)
+
+
+def position_limit(models: Sequence[Translator | LanguageModel]) -> int | None:
+    """The number of positions that all these models have; None where it is unlimited."""
+    configs = [model.config for model in models if model.config.family == "transformer"]
+    limits = [ENCODINGS[config.position].limit(config) for config in configs]
+    return min((limit for limit in limits if limit is not None), default=None)
