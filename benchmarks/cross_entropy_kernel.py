@@ -1,7 +1,7 @@
 """The output map and its cross-entropy in one, beside F.linear and F.cross_entropy.
 
-    python benchmarks/cross_entropy_kernel.py                   small shapes on this machine's CPU
-    python benchmarks/cross_entropy_kernel.py --device cuda     GPT-2's head and smaller ones in bfloat16
+    python benchmarks/cross_entropy_kernel.py                small shapes on this machine's CPU
+    python benchmarks/cross_entropy_kernel.py --device cuda  GPT-2's head and smaller, in bfloat16
 
 Both take turns in one run: a forward and backward pass of map and loss, with the right answers
 counted, as training does it; and a forward pass alone, as evaluation does. On a GPU also the most

@@ -1,7 +1,7 @@
 """The same recipe launched in every way: the same losses, and in deterministic mode the same bits.
 
-    python benchmarks/launch_modes_agree.py                    kernel by kernel, and compiled, on this CPU
-    python benchmarks/launch_modes_agree.py --device cuda      as captured graphs as well
+    python benchmarks/launch_modes_agree.py               kernel by kernel, and compiled, on the CPU
+    python benchmarks/launch_modes_agree.py --device cuda as captured graphs as well
 
 A translator and a language model learn the generated world for 200 updates from one seed, by the
 real engine in folders that are thrown away. The loss of every update is held against that of the

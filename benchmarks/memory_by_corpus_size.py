@@ -1,7 +1,7 @@
 """Does memory grow with the corpus? Whole trainings on few and on many generated pairs, compared.
 
-    python benchmarks/memory_by_corpus_size.py                      # 100,000 and 10 million pairs, about 1 GB
-    python benchmarks/memory_by_corpus_size.py --pairs 1000000      # a trial, not kept
+    python benchmarks/memory_by_corpus_size.py            # 100,000 and 10 million pairs, about 1 GB
+    python benchmarks/memory_by_corpus_size.py --pairs 1000000  # a trial, not kept
 
 Each trains for two updates with a tiny model, so that what is measured is the data: the doctor, the
 tokenizer, the store, the plan of an epoch. Memory is anonymous memory at its height (`watch.py`).

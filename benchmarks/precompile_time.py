@@ -1,7 +1,8 @@
 """How long from the command to the first captured update, on a machine that has compiled nothing.
 
     python benchmarks/precompile_time.py --data DIR
-    python benchmarks/precompile_time.py --data DIR --set model.position=t5 --set data.max_length=512
+    python benchmarks/precompile_time.py --data DIR --set model.position=t5 \
+        --set data.max_length=512
 
 DIR holds train.en, train.fr, dev.en and dev.fr; without it the generated world is learnt from.
 Every round begins with two empty folders, for what Triton compiles and for what heed keeps, then

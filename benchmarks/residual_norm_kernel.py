@@ -1,7 +1,7 @@
 """Joining the residual stream, activations and biases: our kernels beside torch's own steps.
 
-    python benchmarks/residual_norm_kernel.py --device cuda     widths of GPT-2 and of translation in bfloat16
-    python benchmarks/residual_norm_kernel.py --tiny            seconds on a CPU, to try the script
+    python benchmarks/residual_norm_kernel.py --device cuda  GPT-2's and translation widths
+    python benchmarks/residual_norm_kernel.py --tiny         seconds on a CPU, to try the script
 
 Each figure is a forward and backward pass under autocast. The stream is float32, a branch and what
 a map reads bfloat16. On a GPU passes are captured and replayed, so that what Python takes to launch

@@ -1,8 +1,8 @@
 """Attention over short texts: our own kernels beside SDPA, from the joint map to its gradient.
 
-    python benchmarks/short_attention_kernel.py --device cuda              in bfloat16, heads of 64
-    python benchmarks/short_attention_kernel.py --device cuda --tune       also other tilings of the kernels
-    python benchmarks/short_attention_kernel.py --tiny                     seconds, to try the script
+    python benchmarks/short_attention_kernel.py --device cuda         in bfloat16, heads of 64
+    python benchmarks/short_attention_kernel.py --device cuda --tune  also other tilings
+    python benchmarks/short_attention_kernel.py --tiny                seconds, to try the script
 
 What is measured is all that lies between the joint map of queries, keys and values and the output
 map: splitting into heads, RoPE where there is any, attention, merging, and back. `SDPA` is as torch

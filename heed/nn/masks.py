@@ -32,7 +32,8 @@ class Mask:
     plans: dict[int | None, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False
     )
-    """Which tiles kernels are to look at, by the reach of a bias: `heed.nn.kernels.distance_attention` makes them."""
+    """Which tiles kernels are to look at, by the reach of a bias:
+    `heed.nn.kernels.distance_attention` makes them."""
 
     @property
     def only_causal(self) -> bool:

@@ -1,7 +1,8 @@
 """One update: forward and backward over its micro-batches, clip, move, average.
 
 Nothing here asks the device for a number, so the host runs ahead of a GPU, and the whole of it can
-be captured (`heed.train.execution.cuda_graphs`). Whether the gradient is finite is decided where it lies.
+be captured (`heed.train.execution.cuda_graphs`). Whether the gradient is finite is decided where
+it lies.
 """
 
 from __future__ import annotations

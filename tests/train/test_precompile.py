@@ -246,7 +246,8 @@ NAMES = """
 import importlib, json, sys
 from heed.nn.kernels import triton as gpu
 modules = [importlib.import_module(f"heed.nn.kernels.triton.{name}") for name in sys.argv[1:]]
-kind = type(gpu.kernel(importlib.import_module("heed.nn.kernels.triton.short_attention")._either.fn))
+short = importlib.import_module("heed.nn.kernels.triton.short_attention")
+kind = type(gpu.kernel(short._either.fn))
 print(json.dumps({f"{m.__name__}.{n}": x.cache_key
                   for m in modules for n, x in vars(m).items() if isinstance(x, kind)}))
 """

@@ -1,6 +1,7 @@
 """Batches: few shapes, little padding, and an order that is a function of seed, epoch and step.
 
-Which shapes there are is chosen by the lengths of the texts (`heed.data.batching.length_buckets`). Which texts stand
+Which shapes there are is chosen by the lengths of the texts (`heed.data.batching.length_buckets`).
+Which texts stand
 in batch number i of epoch e depends on nothing but those, the seed, e and i: a resumed run goes on
 with the very batch an unbroken one would have had next.
 

@@ -1,6 +1,7 @@
 """Attention of few queries over keys of which each may see its own: a step of decoding.
 
-The kernel itself is in `heed.nn.kernels.triton.decode_attention`. SDPA's kernels are made for many queries: for one of them
+The kernel itself is in `heed.nn.kernels.triton.decode_attention`. SDPA's kernels are made for many
+queries: for one of them
 they take several times as long as reading the keys does, and they read those, too, that are not
 written yet.
 

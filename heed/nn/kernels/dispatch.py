@@ -1,10 +1,13 @@
 """The fused formulas: what `attend` computes, without ever holding all the weights.
 
 `fused` takes what `attend` takes and returns the output alone. Behind it stand six kernels. On a
-GPU short texts without a bias go to our own (`heed.nn.kernels.short_attention`), a step of decoding to another
-(`heed.nn.kernels.decode_attention`), long texts with a bias or a mask to a third (`heed.nn.kernels.distance_attention`) or, where only an
+GPU short texts without a bias go to our own (`heed.nn.kernels.short_attention`), a step of
+decoding to another
+(`heed.nn.kernels.decode_attention`), long texts with a bias or a mask to a third
+(`heed.nn.kernels.distance_attention`) or, where only an
 encoding's `score_mod` knows the bias, to FlexAttention: there memory is linear in length. On a CPU
-a step of decoding is two products (`heed.nn.kernels.decode_attention_cpu`). All else, dropout and machines without Triton
+a step of decoding is two products (`heed.nn.kernels.decode_attention_cpu`). All else, dropout and
+machines without Triton
 too, goes to torch's scaled_dot_product_attention (SDPA), with the bias as a tensor.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.

@@ -1,7 +1,8 @@
 """A bias by distance, described so that a kernel need never hold one number a cell.
 
 `Relative` says what is added to a score; `attend_by_distance` is attention with it on a GPU, as two
-operations that autograd and torch.compile know (the kernels themselves are in `heed.nn.kernels.triton`).
+operations that autograd and torch.compile know (the kernels themselves are in
+`heed.nn.kernels.triton`).
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, c classes.
 """

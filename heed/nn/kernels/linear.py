@@ -33,7 +33,8 @@ class Linear(nn.Linear):
     """W x + b.
 
     The gradient of b is a sum over all tokens. Torch's kernel for that takes several times as long
-    as reading them does, so on a GPU one of ours (`heed.nn.kernels.triton.column_sum`) takes its place.
+    as reading them does, so on a GPU one of ours (`heed.nn.kernels.triton.column_sum`) takes its
+    place.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Where a branch joins the residual stream: x + dropout(branch), and the norm of that.
 
 Plainly these are three steps, and on a GPU each of them waits for memory. There one kernel does it,
-and one more finds all gradients (`heed.nn.kernels.triton.residual_norm`). Which numbers dropout hides then follows from
+and one more finds all gradients (`heed.nn.kernels.triton.residual_norm`). Which numbers dropout
+hides then follows from
 a seed, drawn on the device by torch's own generator: a checkpoint keeps its state, and each replay
 of a captured graph draws anew. A compiler gets the plain steps, for it can join them by itself.
 

@@ -1,6 +1,7 @@
 """Attention over short texts on a GPU, in a form that autograd and torch.compile know.
 
-The kernels themselves are in `heed.nn.kernels.triton.short_attention`. Where queries, keys and values lie side by side
+The kernels themselves are in `heed.nn.kernels.triton.short_attention`. Where queries, keys and
+values lie side by side
 in memory, as one map made them, so do their gradients, and nothing has to be put together.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.

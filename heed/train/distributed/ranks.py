@@ -2,7 +2,8 @@
 
 What ranks must agree on beside the gradients (scores, sums, whether to stop) is a few numbers that
 travel between hosts by gloo, also where gradients travel between GPUs by NCCL: no host waits in a
-GPU's queue for a rank that is gone. How batches and models are divided is in `heed.train.distributed.sharding`.
+GPU's queue for a rank that is gone. How batches and models are divided is in
+`heed.train.distributed.sharding`.
 """
 
 from __future__ import annotations

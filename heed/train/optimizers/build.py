@@ -1,6 +1,7 @@
 """Optimizers by name, and which parameters each of them decays.
 
-torch's own rules are used where torch has them in one kernel; the others are in `heed.train.optimizers.custom`.
+torch's own rules are used where torch has them in one kernel; the others are in
+`heed.train.optimizers.custom`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The process that compiles a recipe's kernels ahead of time: `heed.train.precompile.start` starts it.
+"""The process that compiles a recipe's kernels ahead of time: `heed.train.precompile.start` starts
+it.
 
-It rehearses the recipe (`heed.train.precompile.dry_launch`). Whatever is launched, Triton asks a hook before it
+It rehearses the recipe (`heed.train.precompile.dry_launch`). Whatever is launched, Triton asks a
+hook before it
 compiles. The hook forks, and answers that there is nothing to do. In the forked process it answers
 otherwise: that one goes on, compiles its kernel into Triton's cache, under the very name that a
 launch on the GPU will look for, and ends where the GPU would be needed.
