@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from common import keep, table
 
-from heed.config import ModelConfig, position_names
+from heed.config import POSITIONS, ModelConfig
 from heed.data.batching.batch import Batch
 from heed.models import build
 from heed.train.objective import Objective
@@ -60,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     lengths, width = ((64, 128), 64) if options.tiny else (LENGTHS, 512)
     found: dict[str, list[float]] = {}
-    for position in position_names():
+    for position in POSITIONS.names():
         found[position] = [peak(position, n, options.device, width=width) for n in lengths]
     rows = []
     for position, peaks in found.items():

@@ -8,12 +8,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator, load
+    from heed.config import register
 
-__all__ = ["Classifier", "LanguageModel", "Translator", "__version__", "load"]
+__all__ = ["Classifier", "LanguageModel", "Translator", "__version__", "load", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: `import heed` alone loads no torch."""
+    """Import a public name on first use: `import heed` alone loads no torch."""
+    if name == "register":  # needs no torch either
+        from heed.config import register
+
+        return register
     if name in __all__:
         from heed import api
 

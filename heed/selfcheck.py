@@ -21,7 +21,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from heed.config import ModelConfig, Recipe, position_names
+from heed.config import POSITIONS, ModelConfig, Recipe
 from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
 from heed.runs.run import Run
@@ -107,7 +107,7 @@ def _ids(device: str) -> tuple[Tensor, Tensor]:
 
 def _fused_is_plain(device: str, dtype: torch.dtype) -> Check:
     worst, (ids, mask) = 0.0, _ids(device)
-    for position in position_names():
+    for position in POSITIONS.names():
         model = _model(position, device, dtype)
         found = []
         for logits in (model(ids, mask=mask), model.trace(ids, mask=mask).logits):
@@ -117,20 +117,20 @@ def _fused_is_plain(device: str, dtype: torch.dtype) -> Check:
             found.append((logits[mask].detach(), torch.cat(slopes)))
         for fused, plain in zip(*found, strict=True):
             worst = max(worst, _apart(fused, plain))
-    ran = f"{len(position_names())} positions, logits and gradients, {device} {_name(dtype)}"
+    ran = f"{len(POSITIONS.names())} positions, logits and gradients, {device} {_name(dtype)}"
     return Check("fused = plain", ran, worst, TOLERANCE[dtype])
 
 
 @torch.inference_mode()
 def _cached_is_full(device: str, dtype: torch.dtype) -> Check:
     worst, (ids, mask) = 0.0, _ids(device)
-    for position in position_names():
+    for position in POSITIONS.names():
         model, cache = _model(position, device, dtype).eval(), Cache()
         steps = [
             model(ids[:, i : i + 1], mask=mask[:, i : i + 1], cache=cache) for i in range(LENGTH)
         ]
         worst = max(worst, _apart(torch.cat(steps, dim=1)[mask], model(ids, mask=mask)[mask]))
-    ran = f"{len(position_names())} positions, {LENGTH} steps, {device} {_name(dtype)}"
+    ran = f"{len(POSITIONS.names())} positions, {LENGTH} steps, {device} {_name(dtype)}"
     return Check("cached = uncached", ran, worst, TOLERANCE[dtype])
 
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import MERGES, ModelConfig
+from heed.config import POSITIONS as ENCODINGS
 from heed.models import Model, build
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
-from heed.nn.positions import ENCODINGS
 
 VOCAB, CLASSES = 23, 5
-POSITIONS = tuple(ENCODINGS)
+POSITIONS = ENCODINGS.names()
 DTYPES = [pytest.param(torch.float32, id="float32"), pytest.param(torch.bfloat16, id="bfloat16")]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """How far two ways to compute one thing may be apart: ‖a - b‖ / ‖b‖."""

@@ -6,8 +6,9 @@ one, and all complaints about a recipe come at once.
 """
 
 from heed.config.base import Section
-from heed.config.model import MERGES, ModelConfig, position_names
+from heed.config.model import ModelConfig
 from heed.config.recipe import SECTIONS, TASKS, Recipe, blamed, changed, read_tables
+from heed.config.registry import MERGES, POSITIONS, register
 from heed.config.sections import (
     DataConfig,
     DecodeConfig,
@@ -18,6 +19,7 @@ from heed.config.sections import (
 
 __all__ = [
     "MERGES",
+    "POSITIONS",
     "SECTIONS",
     "TASKS",
     "DataConfig",
@@ -30,6 +32,6 @@ __all__ = [
     "TrainConfig",
     "blamed",
     "changed",
-    "position_names",
     "read_tables",
+    "register",
 ]

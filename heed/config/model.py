@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from heed.config.base import Count, Rule, Section, Share
-from heed.errors import nearest
-
-Merge = Literal["concat", "shuffle", "shift", "reweight"]
-MERGES: tuple[str, ...] = get_args(Merge)
-
-
-@cache
-def position_names() -> tuple[str, ...]:
-    """The encodings that `nn/positions.py` defines, read off its text.
-
-    Importing it would load torch; listing the names here would make a new encoding two edits.
-    """
-    source = (Path(__file__).parents[1] / "nn" / "positions.py").read_text(encoding="utf-8")
-    named = re.findall(r'^    name(?:: ClassVar\[str\])? = "(\w+)"$', source, flags=re.MULTILINE)
-    return tuple(sorted(named))
+from heed.config.registry import MERGES, POSITIONS
 
 
 def _known_position(m: Any) -> str | None:
-    names = position_names()
-    if m.position in names:
-        return None
-    hint = nearest(m.position, names)
-    return f"position cannot be {m.position!r}: it is one of {', '.join(names)}.{hint}"
+    return POSITIONS.complaint(m.position)
+
+
+def _known_merge(m: Any) -> str | None:
+    return MERGES.complaint(m.merge)
 
 
 def _heads_divide_width(m: Any) -> str | None:
@@ -125,8 +108,9 @@ class ModelConfig(Section):
     scale: Annotated[float, Field(gt=0.0)] | None = None
     """What multiplies the scores; unset, 1 / sqrt(head_width)."""
 
-    position: str = "rope"
-    """How order enters the model: sinusoidal, learned, shaw, t5, alibi, rope or none."""
+    position: str = Field(
+        default="rope", description=f"Position encoding: {', '.join(POSITIONS.names())}."
+    )
     cross_position: bool = False
     """Whether cross-attention, too, uses the relative part of the position encoding."""
     max_positions: Count = 1024
@@ -148,8 +132,7 @@ class ModelConfig(Section):
     position_scale: Annotated[float, Field(gt=0.0)] | None = None
     """What multiplies the tables of `learned` and `t5`; unset, what multiplies tokens, and 16."""
 
-    merge: Merge = "concat"
-    """How the heads become one vector."""
+    merge: str = Field(default="concat", description=f"Head merge: {', '.join(MERGES.names())}.")
     merge_when: Literal["always", "training"] = "always"
     """Whether the merge acts always, or in training only (then `concat` otherwise)."""
     over: Literal["token", "sequence", "batch"] = "token"
@@ -204,6 +187,7 @@ class ModelConfig(Section):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _known_position,
+        _known_merge,
         _heads_divide_width,
         _groups_divide_heads,
         _recurrent_merge,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from heed.config import TASKS, ModelConfig
+from heed.config import POSITIONS, TASKS, ModelConfig
 from heed.errors import ConfigError, nearest
 from heed.models.backbone import Backbone
 from heed.models.classifier import Classifier
@@ -14,7 +14,6 @@ from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
 from heed.models.weights import refuse_misfit
 from heed.nn.embedding import initialise
-from heed.nn.positions import ENCODINGS
 
 Model = Translator | Classifier | LanguageModel
 
@@ -108,6 +107,6 @@ def _complaints(task: str, config: ModelConfig, vocab: int, classes: int | None)
     if task != "classify" and config.ngrams > 1:
         complaints.append(f"ngrams are what a classifier reads: task {task!r} has none.")
     if config.family == "transformer":
-        complaints += filter(None, [ENCODINGS[config.position].complaint(config)])
+        complaints += filter(None, [POSITIONS[config.position].complaint(config)])
         complaints += filter(None, [config.leak(task)])
     return complaints

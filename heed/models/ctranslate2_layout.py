@@ -22,16 +22,16 @@ from ctranslate2 import specs
 from ctranslate2.specs.model_spec import OPTIONAL
 from torch import Tensor, nn
 
-from heed.config import ModelConfig
+from heed.config import POSITIONS, ModelConfig
 from heed.models.translator import Translator
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.embedding import FeedForward
 from heed.nn.kernels.linear import GATES
 from heed.nn.merges import Shift
-from heed.nn.positions import ENCODINGS, Position, Rope, Shaw
+from heed.nn.positions import Position, Rope, Shaw
 from heed.nn.stack import Block, Stack
 
-POSITIONS = 4096
+MIN_POSITIONS = 4096
 """Rows, at least, of a table for what heed computes for any position."""
 NEVER = -1e4
 """A logit that leaves no probability, and that 16 bits can hold."""
@@ -58,7 +58,7 @@ def complaints(config: ModelConfig) -> list[str]:
     if config.family != "transformer":
         return [f"model.family = {config.family!r}: CTranslate2 holds Transformers alone."]
     found = []
-    kind = ENCODINGS[config.position]
+    kind = POSITIONS[config.position]
     adds, turns, biases = (_has(kind, hook) for hook in ("embed", "rotate", "bias"))
     by_query = kind.bias_uses_query or _has(kind, "values")
     strange = (turns and not issubclass(kind, Rope)) or (by_query and not issubclass(kind, Shaw))
@@ -84,7 +84,7 @@ def positions(model: Translator, least: int = 0) -> int | None:
     limit, kind = position.limit(model.config), type(position)
     endless_bias = _has(kind, "bias") and position.reach is None
     if limit is None and (_has(kind, "embed") or endless_bias):
-        return max(least, POSITIONS)
+        return max(least, MIN_POSITIONS)
     return limit
 
 
@@ -151,7 +151,9 @@ def _stack(kind: Any, stack: Any, config: ModelConfig, rows: int | None) -> Any:
         **(told if isinstance(position, Rope) else {}),
     )
     if adds:
-        spec.position_encodings.encodings = _by_position(position, rows or POSITIONS, config.width)
+        spec.position_encodings.encodings = _by_position(
+            position, rows or MIN_POSITIONS, config.width
+        )
     if config.embedding_norm:
         _norm(spec.layernorm_embedding, stack.embedding_norm)
     if config.norm_place == "pre":

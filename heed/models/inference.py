@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from heed.config import POSITIONS
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
-from heed.nn.positions import ENCODINGS
 
 
 @contextmanager
@@ -33,5 +33,5 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 def position_limit(models: Sequence[Translator | LanguageModel]) -> int | None:
     """The number of positions that all these models have; None where it is unlimited."""
     configs = [model.config for model in models if model.config.family == "transformer"]
-    limits = [ENCODINGS[config.position].limit(config) for config in configs]
+    limits = [POSITIONS[config.position].limit(config) for config in configs]
     return min((limit for limit in limits if limit is not None), default=None)

@@ -9,10 +9,12 @@ Shapes: b batch, h heads, n tokens, d head width.
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
 import torch
 from torch import Tensor, nn
 
-from heed.config import ModelConfig
+from heed.config import MERGES, ModelConfig
 
 NORM_AXES = {"token": (3,), "sequence": (2, 3), "batch": (0, 2, 3)}
 
@@ -20,9 +22,16 @@ NORM_AXES = {"token": (3,), "sequence": (2, 3), "batch": (0, 2, 3)}
 class Merge(nn.Module):
     """`concat`: the heads side by side. The others say how heads change before that."""
 
+    name: ClassVar[str] = "concat"
+
     def __init__(self, *, training_only: bool = False) -> None:
         super().__init__()
         self.training_only = training_only
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Self:
+        """The merge as a config describes it."""
+        return cls(training_only=config.merge_when == "training")
 
     def forward(self, heads_bhnd: Tensor, real_bn: Tensor | None = None) -> Tensor:
         """One vector [b, n, h·d] a token. `real_bn` marks the tokens that are not padding."""
@@ -38,6 +47,8 @@ class Merge(nn.Module):
 class Shuffle(Merge):
     """A new random order of the heads at every call, the same for all tokens."""
 
+    name = "shuffle"
+
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
         order = torch.rand(heads_bhnd.shape[1], device=heads_bhnd.device).argsort()
         return heads_bhnd.index_select(1, order)
@@ -46,6 +57,8 @@ class Shuffle(Merge):
 class Shift(Merge):
     """Each head takes the place of the next, the last that of the first."""
 
+    name = "shift"
+
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
         return heads_bhnd.roll(1, dims=1)
 
@@ -53,9 +66,16 @@ class Shift(Merge):
 class Reweight(Merge):
     """Each head times its share of the norm: head · ‖head‖ / Σ ‖heads‖."""
 
+    name = "reweight"
+
     def __init__(self, *, over: str = "token", training_only: bool = False) -> None:
         super().__init__(training_only=training_only)
         self.axes = NORM_AXES[over]
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Self:
+        """The merge as a config describes it."""
+        return cls(over=config.over, training_only=config.merge_when == "training")
 
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
         measured = heads_bhnd.float()
@@ -67,10 +87,11 @@ class Reweight(Merge):
         return heads_bhnd * (norms / norms.sum(1, keepdim=True)).to(heads_bhnd.dtype)
 
 
+for _kind in (Merge, Shuffle, Shift, Reweight):
+    MERGES.register(_kind)
+
+
 def build_merge(config: ModelConfig) -> Merge:
     """The merge a config names."""
-    training_only = config.merge_when == "training"
-    if config.merge == "reweight":
-        return Reweight(over=config.over, training_only=training_only)
-    kinds = {"concat": Merge, "shuffle": Shuffle, "shift": Shift}
-    return kinds[config.merge](training_only=training_only)
+    merge: Merge = MERGES[config.merge].from_config(config)
+    return merge

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from heed.config import ModelConfig
+from heed.config import POSITIONS, ModelConfig
 from heed.errors import DataError
 from heed.nn.embedding import Table, position_scale, token_size
 from heed.nn.kernels import dispatch
@@ -389,11 +389,11 @@ def _lookup(positions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda b, i: positions[b, i]
 
 
-ENCODINGS: dict[str, type[Position]] = {
-    kind.name: kind for kind in (Sinusoidal, Learned, Shaw, T5, Alibi, Rope, Position)
-}
+for _kind in (Sinusoidal, Learned, Shaw, T5, Alibi, Rope, Position):
+    POSITIONS.register(_kind)
 
 
 def build_position(config: ModelConfig, *, causal: bool) -> Position:
     """The encoding a config names, for a causal or a bidirectional stack."""
-    return ENCODINGS[config.position](config, causal=causal)
+    position: Position = POSITIONS[config.position](config, causal=causal)
+    return position

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from heed.config import DataConfig, ModelConfig, Recipe, position_names
+from heed.config import POSITIONS, DataConfig, ModelConfig, Recipe
 from heed.errors import ConfigError, HeedError
 
 KEYS = sorted(ModelConfig.model_fields)
@@ -64,7 +64,7 @@ def test_an_unknown_key_like_no_other_is_named_alone(key: str) -> None:
 )
 def test_an_unknown_position_names_the_nearest(word: str, meant: str) -> None:
     near = [] if word == "T5" else [f"mean {meant!r}?"]
-    assert_one({"position": word}, f"position cannot be {word!r}", *near, *position_names())
+    assert_one({"position": word}, f"position cannot be {word!r}", *near, *POSITIONS.names())
 
 
 @pytest.mark.parametrize(

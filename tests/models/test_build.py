@@ -25,15 +25,15 @@ from support import (
 )
 from torch import Tensor, nn
 
-import heed.config.model
-from heed.config import TASKS, ModelConfig
+import heed
+from heed.config import POSITIONS, TASKS, ModelConfig
 from heed.errors import ConfigError
 from heed.models import Model, build
 from heed.models.translator import Translator
 from heed.nn.attention import AttentionContext
 from heed.nn.cache import Cache
 from heed.nn.embedding import FeedForward
-from heed.nn.positions import ENCODINGS, Position
+from heed.nn.positions import Position
 from heed.nn.stack import Block, Stack
 
 
@@ -250,9 +250,8 @@ class Decay(Position):
 @pytest.fixture
 def eighth(monkeypatch: pytest.MonkeyPatch) -> str:
     """The class above, as if it stood in `nn/positions.py`."""
-    names = (*heed.config.model.position_names(), Decay.name)
-    monkeypatch.setattr(heed.config.model, "position_names", lambda: names)
-    monkeypatch.setitem(ENCODINGS, Decay.name, Decay)
+    monkeypatch.setattr(POSITIONS, "classes", dict(POSITIONS.classes))
+    heed.register(Decay)
     return Decay.name
 
 

@@ -20,11 +20,10 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from heed.config import position_names
+from heed.config import POSITIONS as ENCODINGS
 from heed.errors import DataError
 from heed.nn.attention import AttentionContext, MultiHeadAttention
 from heed.nn.positions import (
-    ENCODINGS,
     T5,
     Alibi,
     Learned,
@@ -303,7 +302,7 @@ def test_none_does_nothing() -> None:
 
 
 def test_the_names_a_recipe_may_use_are_those_defined() -> None:
-    assert sorted(position_names()) == sorted(ENCODINGS)
+    assert set(ENCODINGS.declared) == set(ENCODINGS.classes) == set(ENCODINGS.names())
     assert {name for name, kind in ENCODINGS.items() if name == kind.name} == set(ENCODINGS)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heed.config import ModelConfig
+from heed.config import POSITIONS, ModelConfig
 from heed.data.tokenizers.special_tokens import OWN, Specials
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import HeedError
@@ -25,7 +25,6 @@ from heed.models.huggingface.load import ARCHITECTURES, PAIRS, class_names
 from heed.models.huggingface.reparameterize import Draft, meaning
 from heed.models.huggingface.tokenizer_files import write_tokenizer
 from heed.models.weights import write_weights
-from heed.nn.positions import ENCODINGS
 
 
 def save(
@@ -55,7 +54,7 @@ def save(
         _write(folder / GENERATION, _generation(model, kind, specials) | dict(search or {}))
     if tokenizer is not None:
         around = kind.task if writes or kind.task == "classify" else None
-        longest = ENCODINGS[draft.config.position].limit(draft.config)
+        longest = POSITIONS[draft.config.position].limit(draft.config)
         write_tokenizer(tokenizer, folder, around=around, longest=longest)
     return kind.name
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from heed.config import Recipe
+from heed.config import POSITIONS, Recipe
 from heed.data import synthetic as world
 from heed.data.batching.bucketed import Batches, Rows
 from heed.data.batching.packing import PackedBatches
@@ -21,7 +21,6 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
 from heed.files import writing
 from heed.models import Classifier, Model, build
-from heed.nn.positions import ENCODINGS
 from heed.runs.labels import Classes
 from heed.runs.run import Run
 from heed.train import checkpoint, sense, small
@@ -181,7 +180,7 @@ def refuse_nonsense(recipe: Recipe, origin: Origin | None = None) -> None:
         complaints.append(
             "There is no text to learn from: name files (--train FILE, data.train), or data.world."
         )
-    limit = ENCODINGS[recipe.model.position].limit(recipe.model)
+    limit = POSITIONS[recipe.model.position].limit(recipe.model)
     if limit is not None and recipe.data.max_length > limit:
         fixed = recipe.init.run is not None  # a model that it begins from has its own shape
         todo = "lower" if fixed else "raise model.max_positions or lower"
