@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from heed import plot
@@ -21,11 +20,12 @@ from heed.api import Translator
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.errors import RunError, StoppedError
-from heed.files import write_whole
+from heed.files import write_atomic
 from heed.metrics.corpus_bleu import alignment_error, bleu, exact_match
 from heed.probe.attention_maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
 from heed.runs.run import Run
+from heed.terminal import build_table
 from heed.train import run as train_run
 from heed.train.checkpoint import checksum
 
@@ -140,7 +140,7 @@ def _move(here: Path, there: Path) -> None:
 def _sign(folder: Path, result: Result) -> None:
     """Write the result, and which files are this demo's own."""
     facts = asdict(result) | {"files": _files(folder)}
-    write_whole(folder / SIGNED, json.dumps(facts, indent=1) + "\n")
+    write_atomic(folder / SIGNED, json.dumps(facts, indent=1) + "\n")
 
 
 def _refuse_others(folder: Path) -> None:
@@ -195,9 +195,8 @@ def _maps(translator: Translator, sentences: Sequence[synthetic.Sentence]) -> li
 
 def _show(test: Sequence[synthetic.Sentence], hypotheses: Sequence[str], console: Console) -> None:
     """A few translations beside their references, words coloured."""
-    table = Table(title="Held-out sentences", title_justify="left", expand=False)
-    for column in ("English", "the model's French", "reference"):
-        table.add_column(column, overflow="fold")
+    headers = ("English", "the model's French", "reference")
+    table = build_table(*headers, title="Held-out sentences")
     for i in chosen(test, hypotheses):
         shown, reference = coloured(hypotheses[i], test[i].french)
         table.add_row(test[i].english, shown, reference)

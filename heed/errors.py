@@ -1,7 +1,7 @@
-"""What a person sees when something is wrong.
+"""Errors for the user: what is wrong, where, and what to do.
 
-Every error a person can mend is a `HeedError`: one sentence that says what is wrong, where,
-and what to do. The command line prints it and exits with code 2; a library user catches it.
+Every error that a user can fix is a `HeedError`. The command line prints its message and exits
+with code 2; library code can catch it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 STOPPED = 130
-"""The exit code of work that was stopped by Ctrl-C: 128 and the number of the signal."""
+"""Exit code of work stopped by Ctrl-C: 128 + SIGINT."""
 
 
 class HeedError(Exception):
-    """What is wrong, where it is (a file and line, or a recipe key), and what to do about it."""
+    """An error with what is wrong, where (file and line, or recipe key), and what to do."""
 
     def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
         self.what, self.where, self.todo = what, where, todo
-        head = f"{where}: {what}" if where else what
-        super().__init__(f"{head} {todo}" if todo else head)
+        message = f"{where}: {what}" if where else what
+        super().__init__(f"{message} {todo}" if todo else message)
 
 
 class ConfigError(HeedError, ValueError):
-    """A recipe that makes no sense: every complaint about it, not only the first."""
+    """An invalid recipe or option. Holds every complaint, not only the first."""
 
     def __init__(self, complaints: Sequence[str], *, where: str | None = None) -> None:
         self.complaints = list(complaints)
@@ -31,11 +31,11 @@ class ConfigError(HeedError, ValueError):
 
 
 class DataError(HeedError, ValueError):
-    """Text, labels or ids that cannot be used as asked."""
+    """Text, labels or ids that cannot be used."""
 
 
 class StoppedError(HeedError):
-    """Work that was asked to stop, and has saved where it is. `code` is what to exit with."""
+    """Work that was stopped on request and has saved its state. `code` is the exit code."""
 
     def __init__(
         self, what: str, *, where: str | None = None, todo: str | None = None, code: int = STOPPED
@@ -45,14 +45,14 @@ class StoppedError(HeedError):
 
 
 class RunError(HeedError):
-    """A run folder that cannot be used as asked."""
+    """A run folder that cannot be used."""
 
 
 class HeedWarning(UserWarning):
-    """What a person should know, though the work goes on."""
+    """A problem worth reporting that does not stop the work."""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """' Did you mean ...?' for the known word closest to `word`, or nothing when none is close."""
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    """` Did you mean …?` with the known word closest to `word`; empty when none is close."""
+    matches = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from unicodedata import category
 
 from heed.errors import HeedError, nearest
-from heed.files import write_whole
+from heed.files import write_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,7 +199,7 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
         drawn = io.BytesIO()
         with _style():
             figure.savefig(drawn, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=empty)
-        write_whole(path, drawn.getvalue())
+        write_atomic(path, drawn.getvalue())
         written.append(path)
     return written[0], written[1]
 

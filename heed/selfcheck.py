@@ -25,6 +25,7 @@ from heed.config import POSITIONS, ModelConfig, Recipe
 from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
 from heed.runs.run import Run
+from heed.terminal import build_table
 from heed.train.execution.choose import cpp_compiler
 from heed.train.prepare.setup import wants_bf16
 
@@ -217,9 +218,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def table(checks: list[Check]) -> Table:
     """The checks for a person."""
-    shown = Table()
-    for name in ("claim", "what was run", "largest deviation", "allowed", ""):
-        shown.add_column(name)
+    shown = build_table("claim", "what was run", "largest deviation", "allowed", "")
     for check in checks:
         verdict = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
         shown.add_row(

@@ -23,7 +23,7 @@ from heed.cli import main
 from heed.config import Recipe
 from heed.data.token_store import cache_root
 from heed.export import export
-from heed.files import TROUBLE, of_the_disk, write_whole, writing
+from heed.files import OS_ERRORS, describe_os_error, naming_path, write_atomic
 from heed.runs.run import Run
 from heed.train import run as train_run
 
@@ -122,7 +122,7 @@ def test_exported_files_are_as_the_umask_says(run: Path, tmp_path: Path, umask: 
 @given(umask=st.sampled_from([0o000, 0o002, 0o022, 0o027, 0o077]), content=st.binary())
 def test_a_whole_file_is_like_any_other(umask: int, content: bytes) -> None:
     with tempfile.TemporaryDirectory() as name, masked(umask):
-        write_whole(Path(name) / "whole", content)
+        write_atomic(Path(name) / "whole", content)
         (Path(name) / "plain").write_bytes(content)
         found = {path.name: path for path in Path(name).iterdir()}
         assert set(found) == {"whole", "plain"}
@@ -194,7 +194,7 @@ def test_a_closed_folder_is_a_sentence(
         "export": ["export", run, closed / "a"],
     }
     told = refused(words[command], monkeypatch, capsys)
-    assert "may not be opened or written" in told
+    assert "no permission to open or write" in told
     assert "Name another place" in told
     assert not [*closed.iterdir()]
 
@@ -291,7 +291,11 @@ def test_metrics_that_do_not_fit_are_a_sentence(
 @on_full
 def test_an_error_without_a_name_gets_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with pytest.raises(OSError, match="No space") as full, writing(path), FULL.open("w") as file:
+    with (
+        pytest.raises(OSError, match="No space") as full,
+        naming_path(path),
+        FULL.open("w") as file,
+    ):
         file.write("x")
     assert full.value.errno == errno.ENOSPC
     assert full.value.filename == str(path)
@@ -300,17 +304,17 @@ def test_an_error_without_a_name_gets_one(tmp_path: Path) -> None:
 def test_a_draft_is_called_by_what_it_will_be_and_others_by_their_own_names(tmp_path: Path) -> None:
     path, other = tmp_path / "folder" / "file", tmp_path / "folder" / "other"
     for draft in (path.with_name(".file-1"), path.with_name(".draft") / "deep"):
-        with pytest.raises(FileNotFoundError) as gone, writing(path):
+        with pytest.raises(FileNotFoundError) as gone, naming_path(path):
             draft.read_bytes()
         assert gone.value.filename == str(path)
-    with pytest.raises(FileNotFoundError) as gone, writing(path):
+    with pytest.raises(FileNotFoundError) as gone, naming_path(path):
         other.read_bytes()
     assert gone.value.filename == str(other)
 
 
-@given(number=st.sampled_from([*TROUBLE, errno.EIO, errno.ELOOP]), name=st.text(min_size=1))
+@given(number=st.sampled_from([*OS_ERRORS, errno.EIO, errno.ELOOP]), name=st.text(min_size=1))
 def test_every_error_about_a_file_is_a_sentence(number: int, name: str) -> None:
-    told = of_the_disk(OSError(number, os.strerror(number), name))
+    told = describe_os_error(OSError(number, os.strerror(number), name))
     assert told is not None
     assert told.where == name
     assert told.what.endswith(".")
@@ -318,5 +322,5 @@ def test_every_error_about_a_file_is_a_sentence(number: int, name: str) -> None:
 
 
 def test_errors_about_no_file_stay_what_they_are() -> None:
-    assert of_the_disk(ConnectionError("reset")) is None
-    assert of_the_disk(OSError("something else")) is None
+    assert describe_os_error(ConnectionError("reset")) is None
+    assert describe_os_error(OSError("something else")) is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from heed.cli.common import print_json
 from heed.files import to_json
 from heed.metrics.perplexity import Counts, told
-from heed.runs.results_file import keep
+from heed.runs.results_file import save_result
 
 facts = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -56,7 +56,7 @@ def test_a_model_without_hope_is_told_and_kept_as_json(
     print_json(hopeless)
     assert strict(capsys.readouterr().out)["perplexity"] is None
     (tmp_path / "evaluation.json").write_text('{"dev": {"loss": Infinity}}')
-    keep(tmp_path, "test", hopeless)
+    save_result(tmp_path, "test", hopeless)
     found = strict((tmp_path / "evaluation.json").read_text())
     assert found["dev"]["loss"] is None
     assert found["test"] == as_read(hopeless)

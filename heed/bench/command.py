@@ -14,7 +14,7 @@ from heed.bench.peers import require_transformers
 from heed.bench.report import recipe_report, standard_report
 from heed.bench.startup import Startup
 from heed.errors import ConfigError
-from heed.runs.run import environment
+from heed.runs.environment import describe_environment
 from heed.train import resolve as training
 from heed.train.prepare.setup import choose_device
 
@@ -57,7 +57,7 @@ def bench(
     found = by_recipe.measure(
         recipe, device=device, updates=updates, against=bool(against), startup=startup, say=say
     )
-    return {"environment": environment(), **asdict(found)}, recipe_report(found)
+    return {"environment": describe_environment(), **asdict(found)}, recipe_report(found)
 
 
 def _standard(
@@ -74,7 +74,7 @@ def _standard(
             )
         )
     facts = {
-        "environment": environment(),
+        "environment": describe_environment(),
         "device": str(chosen),
         "standard": [asdict(row) for row in rows],
     }

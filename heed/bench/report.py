@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from heed.bench.recipe_speed import RecipeFigures
 from heed.bench.standard_shapes import StandardFigures
+from heed.terminal import build_table
 
 
 def recipe_report(figures: RecipeFigures) -> RenderableType:
@@ -26,11 +26,9 @@ def recipe_report(figures: RecipeFigures) -> RenderableType:
 def _training(figures: RecipeFigures) -> Table:
     shape = figures.fixed_shape
     source = f"{shape['source_length']}→" if shape["source_length"] else ""
-    table = Table()
-    table.add_column("training")
-    table.add_column(f"real lengths,\n{figures.shapes} shapes", justify="right")
+    real = f"real lengths,\n{figures.shapes} shapes"
     full = f"no padding,\n{shape['texts']} texts of {source}{shape['length']}"
-    table.add_column(full, justify="right")
+    table = build_table("training", real, full, right=(real, full))
     paces = (figures.real, figures.fixed)
 
     def row(name: str, of: str, form: str = ",.0f") -> None:
@@ -49,9 +47,7 @@ def _training(figures: RecipeFigures) -> Table:
 
 
 def _startup(figures: RecipeFigures) -> Table:
-    table = Table(show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right")
+    table = build_table("part", "seconds", right=["seconds"], show_header=False)
     for name, taken in figures.startup.items():
         style = "bold" if name == "total" else ""
         table.add_row(name, f"{taken:.2f} s", style=style, end_section=name == "other")
@@ -59,7 +55,7 @@ def _startup(figures: RecipeFigures) -> Table:
 
 
 def _rest(figures: RecipeFigures) -> Table:
-    table = Table(show_header=False)
+    table = build_table("quantity", "value", show_header=False)
     table.add_row("parameters", f"{figures.parameters:,}")
     table.add_row("vocabulary", f"{figures.vocabulary:,}")
     table.add_row("memory at its height", _bytes(figures.memory))
@@ -76,11 +72,9 @@ def standard_report(figures: list[StandardFigures]) -> RenderableType:
     """The standard shapes, a row each, and how each was launched."""
     beside = any(row.ratio is not None for row in figures)
     on_gpu = any(row.memory is not None for row in figures)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("full training step")
-    names = ["tokens/s", "updates/s", "of peak"] + ["memory"] * on_gpu
-    for name in names + ["transformers\ntokens/s", "ratio"] * beside:
-        table.add_column(name, justify="right")
+    columns = ["tokens/s", "updates/s", "of peak"] + ["memory"] * on_gpu
+    columns += ["transformers\ntokens/s", "ratio"] * beside
+    table = build_table("full training step", *columns, right=columns, compact=True)
     for row in figures:
         cells = [f"{row.tokens_per_second:,.0f}", f"{row.updates_per_second:.2f}"]
         cells += [f"{row.share_of_peak:.1%}"] + [_bytes(row.memory)] * on_gpu

@@ -98,15 +98,15 @@ def output() -> BinaryIO:
 
 def sentence(problem: OSError) -> HeedError | None:
     """What to tell of a file or folder that cannot be used; None for what is another's fault."""
-    from heed.files import FULL, of_the_disk
+    from heed.files import DISK_FULL, describe_os_error
 
     where = todo = None
-    if problem.errno in FULL:
+    if problem.errno in DISK_FULL:
         where = "standard output, or a file that was being written"
         _let_go()
     if problem.filename is not None and _in_cache(str(problem.filename)):
         todo = "Set HEED_CACHE to a folder that you may write in and that has room."
-    return of_the_disk(problem, where=where, todo=todo)
+    return describe_os_error(problem, where=where, todo=todo)
 
 
 def _let_go() -> None:

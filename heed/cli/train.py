@@ -101,11 +101,11 @@ def _score_test(run: Path, device: str) -> None:
     opened = Run.open(run)
     if (recipe := opened.recipe()).train.evaluate_test:
         from heed.cli import evaluate
-        from heed.evaluate import checkpoint
-        from heed.runs.results_file import results
+        from heed.runs.best_weights import describe_weights
+        from heed.runs.results_file import read_results
 
-        before = results(run).get("test")
-        if before is None or before["checkpoint"] != checkpoint(opened, recipe):
+        before = read_results(run).get("test")
+        if before is None or before["checkpoint"] != describe_weights(opened, recipe):
             metric = "bleu,chrf" if recipe.task == "translate" else None
             evaluate.evaluate(run, split="test", metric=metric, device=device)
 
@@ -129,15 +129,15 @@ def runs(
     json: AsJson = False,
 ) -> None:
     """List runs with their scores."""
-    from heed.runs.run import index, table
+    from heed.runs.index import build_runs_table, list_runs
 
-    found = index(folder)
+    found = list_runs(folder)
     if json:
         print_json(found)
     elif not found:
         typer.echo(f"{folder}: there are no runs here. Make one: heed demo")
     else:
-        console().print(table(found))
+        console().print(build_runs_table(found))
         for run in found:
             if run["broken"]:
                 typer.echo(run["broken"], err=True)

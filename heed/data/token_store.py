@@ -32,7 +32,7 @@ from heed.data.tokenizers.special_tokens import OWN, Specials
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import Wordwise
 from heed.errors import DataError, nearest
-from heed.files import drafted
+from heed.files import temporary_folder
 
 FORMAT = 2
 CHUNK, DRAWN_CHUNK = 1 << 13, 1 << 15
@@ -192,7 +192,7 @@ def _build(
     folder: Path, corpus: Corpus, tokenizer: Tokenizer, classes: list[str], drawn: Drawn | None
 ) -> None:
     """Write to a folder beside, then rename: a store is there whole or not at all."""
-    with drafted(folder) as draft:
+    with temporary_folder(folder) as draft:
         _write(draft, corpus, tokenizer, classes, drawn)
         corpus.refuse_changes()  # or other text would stand under this name for good
         try:

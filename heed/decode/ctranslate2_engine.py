@@ -23,7 +23,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import batch_plan as allowed
 from heed.decode.strategy import Hypothesis
 from heed.errors import ConfigError
-from heed.files import drafted
+from heed.files import temporary_folder
 from heed.models import Translator
 from heed.models import ctranslate2_layout as layout
 
@@ -194,7 +194,7 @@ def _converted(model: Translator, tokenizer: Tokenizer, least: int) -> Path:
     """The folder of this model in the cache, filled now if it is not there."""
     folder = cache_root() / "ctranslate2" / _key(model, tokenizer, least)
     if not folder.exists():
-        with drafted(folder) as draft:
+        with temporary_folder(folder) as draft:
             try:
                 convert(model, tokenizer, draft, least=least)
                 draft.rename(folder)

@@ -33,13 +33,14 @@ from heed.evaluate.held_out_set import (
 )
 from heed.models import LanguageModel
 from heed.runs import results_file
-from heed.runs.run import Run, kept
+from heed.runs.best_weights import describe_weights
+from heed.runs.run import Run
 from heed.train.prepare.class_weights import classes_in
 from heed.train.prepare.setup import batches_of
 from heed.train.run import load
 from heed.train.validate import evaluate as mean_loss
 
-__all__ = ["Settings", "checkpoint", "evaluate"]
+__all__ = ["Settings", "evaluate"]
 
 WHOLE = ("best", "worst", "decode", "calibration", "sets")
 """What is told of the whole set alone."""
@@ -59,7 +60,7 @@ def evaluate(
     facts, later = _found(folder, settings, device=device, say=say)
     if tell is not None:
         tell(facts)
-    results_file.write_all(folder, later)
+    results_file.write_outputs(folder, later)
     return facts
 
 
@@ -78,10 +79,14 @@ def _found(
         raise ConfigError([f"--text and --stride are for language models; {folder} is none."])
     model, tokenizer, recipe = load(folder, device=device)
     if settings.text:
-        head = {"run": str(folder), "task": recipe.task, "checkpoint": checkpoint(run, recipe)}
+        head = {
+            "run": str(folder),
+            "task": recipe.task,
+            "checkpoint": describe_weights(run, recipe),
+        }
         return head | generate.sentences(model, tokenizer, recipe, settings), []
     train = training_text(run, recipe)
-    before = results_file.results(folder)
+    before = results_file.read_results(folder)
     held_out = _named(find_set(recipe, train, settings), before, others(recipe, settings), say)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)
@@ -105,38 +110,22 @@ def _found(
         "set_aside": held_out.set_aside,
         "hash": held_out.corpus.fingerprint(),
         "dropped": dict(dropped),
-        "checkpoint": checkpoint(run, recipe),
+        "checkpoint": describe_weights(run, recipe),
         "resamples": settings.resamples,
         **found[0],
         "in_train": None if seen is None else sum(seen),
         "clean": {k: v for k, v in found[-1].items() if k not in WHOLE} if clean else None,
     } | ({"unknown": train.missing} if seen is None else {})
-    return result, [*job.later, partial(results_file.keep, folder, held_out.name, result)]
+    return result, [*job.later, partial(results_file.save_result, folder, held_out.name, result)]
 
 
 def _named(held_out: HeldOut, before: dict[str, Facts], taken: set[str], say: Say) -> HeldOut:
     """The same set under a name that no other text has."""
     name, files = held_out.name, held_out.corpus.paths
-    own = results_file.own_name(name, files, held_out.corpus.fingerprint(), before, taken)
+    own = results_file.unique_set_name(name, files, held_out.corpus.fingerprint(), before, taken)
     if own != name:
         say(f"{name!r} is the name of another text here: this one is kept as {own!r}.")
     return replace(held_out, name=own)
-
-
-def checkpoint(run: Run, recipe: Recipe) -> Facts | None:
-    """Which weights `model.safetensors` holds, by what training wrote down when it chose them."""
-    name, _, metric = recipe.train.best.partition("/")
-    line = kept(run.metrics(), recipe.train.best)
-    if line is None:
-        return None
-    mean = f"the mean of the last {recipe.train.average} weights"
-    return {
-        "weights": mean if line["event"] == "average" else "the best weights",
-        "step": line["step"],
-        "epoch": line["epoch"],
-        "metric": recipe.train.best,
-        "value": line[name][metric],
-    }
 
 
 def _batches(

@@ -22,7 +22,7 @@ from heed.data.held_out import set_aside
 from heed.data.token_store import class_number
 from heed.errors import RunError
 from heed.evaluate.held_out_set import Facts, HeldOut, Job, Settings, find_set
-from heed.files import write_whole
+from heed.files import write_atomic
 from heed.metrics import baselines, classification
 from heed.metrics import calibration as calibration_metrics
 from heed.metrics.baselines import Baseline, Labelled
@@ -154,7 +154,7 @@ def _keep(job: Job, classes: Classes, answers: Answers) -> None:
         rows.append([*own, *(f"{p:.6f}" for p in chances[i])])
     (job.run.folder / PREDICTIONS).mkdir(exist_ok=True)
     table = "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
-    write_whole(job.run.folder / PREDICTIONS / f"{job.held_out.name}.tsv", table)
+    write_atomic(job.run.folder / PREDICTIONS / f"{job.held_out.name}.tsv", table)
 
 
 def _draw(job: Job, told: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import Wordwise
 from heed.errors import HeedError
 from heed.evaluate.held_out_set import Facts, Job, Settings, find_set, seen_in_train
-from heed.files import write_whole
+from heed.files import write_atomic
 from heed.metrics.perplexity import Counts, Judged, count, judge, told
 from heed.models import LanguageModel, Model
 
@@ -99,7 +99,7 @@ def _keep(job: Job, counts: Sequence[Counts]) -> None:
         rows.append([*_row(record, own), seen, _short(record.texts[0])])
     (job.run.folder / DOCUMENTS).mkdir(exist_ok=True)
     table = "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
-    write_whole(job.run.folder / DOCUMENTS / f"{job.held_out.name}.tsv", table)
+    write_atomic(job.run.folder / DOCUMENTS / f"{job.held_out.name}.tsv", table)
 
 
 def _row(record: Record, own: Counts) -> list[str]:

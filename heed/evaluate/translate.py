@@ -10,7 +10,7 @@ from heed import models
 from heed.api import Translator
 from heed.evaluate.held_out_set import Facts, Job
 from heed.evaluate.read_outputs import TABLES
-from heed.files import write_whole
+from heed.files import write_atomic
 from heed.metrics.corpus_bleu import METRICS
 from heed.metrics.systems import Assessment, assess
 from heed.pipelines.translate import Translation, decoding
@@ -49,4 +49,4 @@ def _keep(job: Job, found: Assessment) -> None:
     if job.settings.sentences is not None:
         job.settings.sentences.write_text(table, encoding="utf-8")
     (job.run.folder / TABLES).mkdir(exist_ok=True)
-    write_whole(job.run.folder / TABLES / f"{job.held_out.name}.tsv", table)
+    write_atomic(job.run.folder / TABLES / f"{job.held_out.name}.tsv", table)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heed.errors import ConfigError, RunError, nearest
-from heed.files import drafted
+from heed.files import temporary_folder
 from heed.runs.run import Run
 
 FORMATS = {
@@ -35,6 +35,6 @@ def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
     Run.open(run).require_weights()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("this is not an empty folder.", where=str(folder), todo="Name another.")
-    with drafted(folder) as draft:
+    with temporary_folder(folder) as draft:
         write(run, draft, **options)
         draft.replace(folder)

@@ -12,7 +12,7 @@ from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import HeedError
 from heed.export import onnx
-from heed.files import write_whole
+from heed.files import write_atomic
 from heed.models import (
     Backbone,
     Classifier,
@@ -58,7 +58,7 @@ def bring(folder: str, run: Path) -> str:
             tokenizer.save(made.tokenizer_path)
         if isinstance(model, Classifier):
             _classes(model).save(made)
-        write_whole(run / BESIDE, json.dumps(model.elsewhere, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(run / BESIDE, json.dumps(model.elsewhere, indent=1, ensure_ascii=False) + "\n")
         made.write_environment({"data": {}, "from": folder})
         checkpoint.write_tensors(made.weights_path, model.state_dict())
     except BaseException:

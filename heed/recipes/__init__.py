@@ -12,6 +12,7 @@ from rich.text import Text
 from heed.config import SECTIONS, Recipe
 from heed.config.recipe import toml_value
 from heed.errors import ConfigError, nearest
+from heed.terminal import build_grid
 
 FOLDER = Path(__file__).parent
 
@@ -33,11 +34,10 @@ def about(name: str) -> str:
 
 def table() -> Table:
     """Every shipped recipe and what it is for."""
-    shown = Table.grid(padding=(0, 2))
-    shown.add_column(no_wrap=True)
+    grid = build_grid(no_wrap_first=True)
     for name in names():
-        shown.add_row(Text(name), Text(about(name)))
-    return shown
+        grid.add_row(Text(name), Text(about(name)))
+    return grid
 
 
 def find(name: str) -> Path:

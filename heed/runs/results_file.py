@@ -1,6 +1,7 @@
-"""What stays in the run folder: results by the name of their set, none over another text's.
+"""Evaluation results in a run folder: `evaluation.json`, and one table of texts for each test set.
 
-A set is called by its file, and two files may be called alike. Their contents tell them apart.
+Results are stored by the name of their test set, which comes from its file name. Two files can have
+the same name; the hash of their content distinguishes them, and neither overwrites the other.
 """
 
 from __future__ import annotations
@@ -12,49 +13,55 @@ from pathlib import Path
 from typing import Any
 
 from heed.errors import RunError
-from heed.evaluate.held_out_set import Facts
-from heed.files import to_json, write_whole
-from heed.stats.bootstrap import RESAMPLES
+from heed.files import to_json, write_atomic
 
+Result = dict[str, Any]
+"""The result of one evaluation, as JSON values."""
 RESULTS = "evaluation.json"
-ALIKE = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
-"""Where all of these are the same, two results are of one text and one model."""
-NEWEST = ("run", "system", "files")
-"""What is said as it is now, though the figures are older."""
+TRANSLATIONS, PREDICTIONS, DOCUMENTS = "translations", "predictions", "documents"
+"""Folders of the tables with every text, by task."""
+SAME_KEYS = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
+"""Two results with equal values here come from the same text and the same model."""
+LATEST_KEYS = ("run", "system", "files")
+"""Where the text and model lie now: always taken from the latest result."""
 
 
-def results(folder: Path) -> dict[str, Facts]:
-    """Every result so far, by the name of its set."""
+def read_results(folder: Path) -> dict[str, Result]:
+    """All results of a run, by the name of the test set."""
     path = folder / RESULTS
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        results = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        what = "the results kept here cannot be read."
+        results = None
+    if not isinstance(results, dict):
+        what = "the stored results cannot be read."
         raise RunError(what, where=str(path), todo="Move this file away, and evaluate again.")
-    return found
+    return results
 
 
-def own_name(
-    name: str, files: Sequence[str], content: str, before: dict[str, Facts], taken: Collection[str]
+def unique_set_name(
+    name: str,
+    files: Sequence[str],
+    content_hash: str,
+    results: dict[str, Result],
+    reserved: Collection[str],
 ) -> str:
-    """The name under which a set is kept: its own, unless another text has it already.
+    """The name under which to store a test set: `name`, unless another text has it already.
 
-    `content` is the hash of the text; `taken` are names of the run's other sets.
+    `reserved` are the names of the run's other test sets.
     """
-    known = [one for one, facts in before.items() if facts.get("hash") == content]
+    known = [one for one, result in results.items() if result.get("hash") == content_hash]
     return next(
         one
-        for one in _names(name, files, known)
-        if one not in taken and before.get(one, {}).get("hash", content) == content
+        for one in _candidate_names(name, files, known)
+        if one not in reserved and results.get(one, {}).get("hash", content_hash) == content_hash
     )
 
 
-def _names(name: str, files: Sequence[str], known: Sequence[str]) -> Iterator[str]:
-    """Its own, then one that the same text got before, then new ones."""
+def _candidate_names(name: str, files: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """The name itself, names under which the same text is stored already, then new names."""
     yield name
     yield from (one for one in known if one.startswith(f"{name}-") or one.endswith(f"-{name}"))
     if folder := Path(files[0]).absolute().parent.name:
@@ -62,46 +69,55 @@ def _names(name: str, files: Sequence[str], known: Sequence[str]) -> Iterator[st
     yield from (f"{name}-{number}" for number in count(2))
 
 
-def keep(folder: Path, name: str, facts: Facts) -> None:
-    """Write a result beside those on other sets; fuller figures of the same are not lost.
+def save_result(folder: Path, name: str, result: Result) -> None:
+    """Add a result to `evaluation.json`, merged with an earlier one on the same text and model.
 
-    What is there is read now: another set may have been scored at the same time.
+    The file is read again here: another set may have been evaluated at the same time.
     """
-    new: Facts = json.loads(to_json(facts))  # as it will be read: no tuples
-    before = results(folder)
-    whole = before | {name: joined(before.get(name, {}), new)}
-    write_whole(folder / RESULTS, to_json(whole, indent=1) + "\n")
+    new: Result = json.loads(to_json(result))  # as it will be read back: no tuples
+    results = read_results(folder)
+    results |= {name: merge_results(results.get(name, {}), new)}
+    write_atomic(folder / RESULTS, to_json(results, indent=1) + "\n")
 
 
-def joined(old: Facts, new: Facts) -> Facts:
-    """Both results, if of one text and one model; where both tell, the one of more samples."""
-    if any(old.get(key) != new.get(key) for key in ALIKE):
+def merge_results(old: Result, new: Result) -> Result:
+    """Both results merged, or only the new one if text or model differ.
+
+    Where both have a value, the one from more bootstrap samples is taken.
+    """
+    if not old or any(old.get(key) != new.get(key) for key in SAME_KEYS):
         return new
-    fuller = old.get("resamples", RESAMPLES) > new["resamples"]
-    both: Facts = _over(new, old) if fuller else _over(old, new)
-    return both | {key: new[key] for key in NEWEST if key in new}
+    merged: Result
+    merged = _overlay(new, old) if old["resamples"] > new["resamples"] else _overlay(old, new)
+    return merged | {key: new[key] for key in LATEST_KEYS if key in new}
 
 
-def _over(below: Any, above: Any) -> Any:
-    """What stands above, and of what it does not tell, what lies below."""
-    if isinstance(below, dict) and isinstance(above, dict):
-        return below | {
-            key: _over(below[key], value) if key in below else value for key, value in above.items()
+def _overlay(base: Any, top: Any) -> Any:
+    """`top`, completed with what only `base` has, at every depth."""
+    if isinstance(base, dict) and isinstance(top, dict):
+        return base | {
+            key: _overlay(base[key], value) if key in base else value for key, value in top.items()
         }
-    lists = isinstance(below, list) and isinstance(above, list) and len(below) == len(above)
-    if lists and all(isinstance(one, dict) for one in (*below, *above)):
-        return [_over(one, other) for one, other in zip(below, above, strict=True)]
-    return above
+    lists = isinstance(base, list) and isinstance(top, list) and len(base) == len(top)
+    if lists and all(isinstance(one, dict) for one in (*base, *top)):
+        return [_overlay(one, other) for one, other in zip(base, top, strict=True)]
+    return top
 
 
-def write_all(folder: Path, writing: Sequence[Callable[[], None]]) -> None:
-    """Write what is to stay; where that cannot be, say it in a sentence."""
+def save_table(folder: Path, kind: str, name: str, table: str) -> None:
+    """Write the table (TSV) of every text of a test set; `kind` is its subfolder."""
+    (folder / kind).mkdir(exist_ok=True)
+    write_atomic(folder / kind / f"{name}.tsv", table)
+
+
+def write_outputs(folder: Path, writers: Sequence[Callable[[], None]]) -> None:
+    """Call functions that write to the run folder; an OS error becomes a `RunError`."""
     try:
-        for write in writing:
+        for write in writers:
             write()
-    except OSError as problem:
+    except OSError as error:
         raise RunError(
-            f"the figures could not be kept: {problem.strerror}.",
-            where=str(problem.filename or folder),
-            todo="They are told above; make the folder writable, or copy the run, to keep them.",
-        ) from problem
+            f"the results could not be saved: {error.strerror}.",
+            where=str(error.filename or folder),
+            todo="They are printed above. To save them, make the folder writable or copy the run.",
+        ) from error

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from heed.errors import RunError
 from heed.models.weights import read_weights, write_weights
-from heed.runs.run import BEST, weights_in
+from heed.runs.run import BEST, list_weights
 from heed.train.distributed.sharding import placed_like
 
 PART, BLOCK = 1 << 26, 1 << 20
@@ -102,7 +102,7 @@ def prune(folder: Path, keep: int, *, average: int) -> None:
     for path in checkpoints[:-keep]:
         shutil.rmtree(path)
     for kind, count in ((BEST, 1), (RECENT, average)):
-        paths = weights_in(folder, kind)
+        paths = list_weights(folder, kind)
         needed = {*paths[-count:]}
         for one in checkpoints[-keep:]:
             needed.update([path for path in paths if _step(path) <= _step(one)][-count:])
@@ -122,14 +122,14 @@ def forget_weights(folder: Path, after: int) -> None:
 
     Where a machine does not repeat itself, others may be made, and be the best.
     """
-    for path in (*weights_in(folder, BEST), *weights_in(folder, RECENT)):
+    for path in (*list_weights(folder, BEST), *list_weights(folder, RECENT)):
         if _step(path) > f"{after:09d}":
             path.unlink()
 
 
 def mean_of_recent(folder: Path, count: int) -> dict[str, Tensor]:
     """The mean of the last weights, one after another so that two sets fit in memory."""
-    paths = weights_in(folder, RECENT)[-count:]
+    paths = list_weights(folder, RECENT)[-count:]
     first = read_weights(paths[0])
     mean = {name: weight.double() for name, weight in first.items()}
     kinds = {name: weight.dtype for name, weight in first.items()}

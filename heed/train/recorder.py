@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from heed.errors import ConfigError
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
-from heed.runs.run import BEST, Run, worth
+from heed.runs.best_weights import score_key
+from heed.runs.run import BEST, Run
 from heed.train import checkpoint
 from heed.train.dev_bleu import dev_bleu
 from heed.train.loader import Feed
@@ -98,7 +99,7 @@ class Ledger:
         state = self.state
         name, _, metric = self.settings.best.partition("/")
         value, best = sets[name][metric], state.best
-        better = best is None or worth(value, metric) > worth(best, metric)
+        better = best is None or score_key(value, metric) > score_key(best, metric)
         if better:
             state.best = value
         return better

@@ -17,7 +17,7 @@ from heed.config import Recipe
 from heed.data.batching.bucketed import DEFAULT_TOKENS
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
-from heed.files import write_whole
+from heed.files import write_atomic
 from heed.models import Model, from_weights
 from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
@@ -59,11 +59,11 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         except (ConfigError, DataError, OutOfRoomError, OSError):
             # Nothing learnt is in the way of a second try.
             if world.first:
-                run.forget()
+                run.delete_if_unstarted()
             raise
         except KeyboardInterrupt:
             if world.first:
-                run.forget()
+                run.delete_if_unstarted()
             if run.folder.exists():  # asked twice in the middle of training
                 raise
             what = f"Stopped before anything was learnt; {folder} is removed."
@@ -205,7 +205,7 @@ def _keep_lines(run: Run, lines: int) -> None:
     """Forget what was measured after the checkpoint: it will be measured again."""
     if run.metrics_path.exists():
         whole = run.metrics_path.read_bytes().split(b"\n")[:-1]  # a line that was cut off is none
-        write_whole(run.metrics_path, b"".join(line + b"\n" for line in whole[:lines]))
+        write_atomic(run.metrics_path, b"".join(line + b"\n" for line in whole[:lines]))
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from heed.data.batching.bucketed import Batches
 from heed.data.corpus import open_corpus
 from heed.data.token_store import open_store
 from heed.errors import HeedError
-from heed.evaluate import checkpoint
 from heed.metrics.tables import evaluation
 from heed.models import Translator
+from heed.runs.best_weights import describe_weights
 from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.dev_bleu import dev_bleu, pairs_of
@@ -166,7 +166,7 @@ def test_a_dev_set_that_was_set_aside_is_found_again(text: Path) -> None:
 def test_the_mean_of_weights_is_named(text: Path) -> None:
     run = Run(trained(text, "classify", "run-mean", train={"average": 2, "lr": 0.05}))
     lines = run.metrics()
-    found = checkpoint(run, run.recipe())
+    found = describe_weights(run, run.recipe())
     assert found is not None
     kept = next(line["kept"] for line in lines if line["event"] == "average")
     assert ("mean" in found["weights"]) == kept

@@ -18,14 +18,14 @@ from test_cli import heed
 from heed.errors import HeedError
 from heed.evaluate import Settings, evaluate
 from heed.runs import results_file
-from heed.runs.results_file import ALIKE, joined, own_name
+from heed.runs.results_file import SAME_KEYS, merge_results, unique_set_name
 
 QUICK = ("--bootstrap", "0", "--device", "cpu")
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def results(run: Path) -> dict[str, Any]:
-    return results_file.results(run)
+    return results_file.read_results(run)
 
 
 def another(text: Path, folder: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_every_text_keeps_a_name_of_its_own(
 ) -> None:
     before: dict[str, Any] = {}
     for content, folder in zip(contents, folders, strict=False):
-        name = own_name("test", [f"{folder}/test.en"], content, before, taken)
+        name = unique_set_name("test", [f"{folder}/test.en"], content, before, taken)
         assert name not in taken
         assert before.get(name, {"hash": content})["hash"] == content
         before[name] = {"hash": content}
@@ -141,7 +141,7 @@ figures = st.recursive(
     old=st.dictionaries(st.sampled_from("abcd"), figures),
     new=st.dictionaries(st.sampled_from("abcd"), figures),
     samples=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    differs=st.none() | st.sampled_from(ALIKE),
+    differs=st.none() | st.sampled_from(SAME_KEYS),
 )
 def test_what_is_joined(
     old: dict[str, Any], new: dict[str, Any], samples: tuple[int, int], differs: str | None
@@ -149,13 +149,13 @@ def test_what_is_joined(
     """All of the result with more samples, and no key of the other lost; else the new one alone."""
     old, new = old | {"resamples": samples[0]}, new | {"resamples": samples[1]}
     if differs is not None:
-        assert joined(old | {differs: "other"}, new) == new
+        assert merge_results(old | {differs: "other"}, new) == new
         return
-    both = joined(old, new)
+    both = merge_results(old, new)
     fuller, other = (old, new) if samples[0] > samples[1] else (new, old)
     assert both.keys() == fuller.keys() | other.keys()
     assert both["resamples"] == max(samples)
-    assert joined(fuller, both) == both
+    assert merge_results(fuller, both) == both
     for key, value in fuller.items():
         assert both[key] == value or isinstance(value, dict)
 
@@ -170,7 +170,7 @@ def test_figures_are_told_before_it_is_said_that_they_cannot_be_kept(text: Path)
     answer = heed("evaluate", str(run), *files, *QUICK, "--json")
     assert answer.returncode == 2
     assert json.loads(answer.stdout)["split"] == "test"
-    assert "could not be kept" in answer.stderr
+    assert "could not be saved" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 

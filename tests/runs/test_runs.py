@@ -16,7 +16,9 @@ from test_cli import heed
 
 from heed.config import Recipe
 from heed.errors import RunError
-from heed.runs.run import FALLING, Run, index, kept, table
+from heed.runs.best_weights import LOWER_IS_BETTER, chosen_evaluation
+from heed.runs.index import build_runs_table, list_runs
+from heed.runs.run import Run
 from heed.train import resolve
 from heed.train import run as train_run
 
@@ -37,7 +39,7 @@ def evaluation(step: int, *, event: str = "evaluate", **dev: float) -> dict[str,
 
 def shown(found: list[dict[str, Any]], width: int) -> str:
     screen = Console(file=StringIO(), width=width, color_system=None)
-    screen.print(table(found))
+    screen.print(build_runs_table(found))
     assert isinstance(screen.file, StringIO)
     return screen.file.getvalue()
 
@@ -53,22 +55,24 @@ def test_the_scores_are_of_the_weights_that_were_kept(
     """Training keeps an evaluation's weights where it is better than all before it; what is no
     number is better than nothing, and worse than all else."""
     lines = [evaluation(i, loss=loss, bleu=bleu) for i, (loss, bleu) in enumerate(scores, 1)]
-    best, sign = lines[0], -1 if metric in FALLING else 1
+    best, sign = lines[0], -1 if metric in LOWER_IS_BETTER else 1
     for line in lines:
         value, before = line["dev"][metric], best["dev"][metric]
         if sign * value > sign * before or (math.isnan(before) and not math.isnan(value)):
             best = line
     train = {"event": "train", "step": 0, "loss": 0.0}
-    assert kept([train, *lines], f"dev/{metric}") is best
+    assert chosen_evaluation([train, *lines], f"dev/{metric}") is best
     for better in (True, False):
         mean = evaluation(9, event="average", loss=4.0, bleu=4.0) | {"kept": better}
-        assert kept([train, *lines, mean], f"dev/{metric}") is (mean if better else best)
+        assert chosen_evaluation([train, *lines, mean], f"dev/{metric}") is (
+            mean if better else best
+        )
 
 
 def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:
     lines = [evaluation(1, loss=2.125, bleu=31.5), evaluation(2, loss=1.875, bleu=7.25)]
     begun(tmp_path / "a", lines, best="dev/bleu")
-    found = index(tmp_path)
+    found = list_runs(tmp_path)
     assert found[0]["dev"] == lines[0]["dev"]
     text = shown(found, 100)
     assert "BLEU" in text
@@ -79,7 +83,7 @@ def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:
 
 def test_without_bleu_there_is_no_column_of_it(tmp_path: Path) -> None:
     begun(tmp_path / "a", [evaluation(1, loss=2.0)])
-    assert "BLEU" not in shown(index(tmp_path), 100)
+    assert "BLEU" not in shown(list_runs(tmp_path), 100)
 
 
 @given(
@@ -113,7 +117,7 @@ def test_one_broken_run_does_not_hide_the_others(tmp_path: Path, file: str, text
     for name in ("a", "b", "c"):
         begun(tmp_path / name, [evaluation(1, loss=2.0)])
     (tmp_path / "b" / file).write_bytes(text.encode("utf-8", "surrogateescape"))
-    found = {Path(run["run"]).name: run for run in index(tmp_path)}
+    found = {Path(run["run"]).name: run for run in list_runs(tmp_path)}
     assert [name for name in found if found[name]["broken"]] == ["b"]
     assert found["a"]["dev"] == found["c"]["dev"] == {"accuracy": 0.5, "loss": 2.0}
     assert len({frozenset(run) for run in found.values()}) == 1
@@ -122,7 +126,7 @@ def test_one_broken_run_does_not_hide_the_others(tmp_path: Path, file: str, text
 
 def test_a_missing_folder_is_refused_and_an_empty_one_said_to_be_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no such folder"):
-        index(tmp_path / "nowhere")
+        list_runs(tmp_path / "nowhere")
     assert heed("runs", str(tmp_path / "nowhere")).returncode == 2
     answer = heed("runs", str(tmp_path))
     assert answer.returncode == 0

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.runs.run import weights_in
+from heed.runs.run import list_weights
 from heed.train import checkpoint
 from heed.train.checkpoint import RECENT
 
@@ -94,7 +94,7 @@ def test_every_checkpoint_has_the_weights_of_its_time(
             if step in saved:
                 checkpoint.save(folder, step, {"a": torch.ones(2)}, {})
                 checkpoint.prune(folder, keep, average=average)
-        assert len(weights_in(folder, RECENT)) <= average * (keep + 1)
+        assert len(list_weights(folder, RECENT)) <= average * (keep + 1)
         for step in sorted(saved, reverse=True)[:keep]:
             checkpoint.forget_weights(folder, after=step)
             last = [one for one in sorted(evaluated) if one <= step][-average:]

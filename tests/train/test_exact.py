@@ -18,7 +18,8 @@ from rich.console import Console
 
 from heed.config import Recipe
 from heed.errors import RunError, StoppedError
-from heed.runs.run import Run, kept
+from heed.runs.best_weights import chosen_evaluation
+from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train import run as train_run
 from heed.train.optimizers.build import OPTIMIZERS
@@ -179,7 +180,7 @@ def test_the_best_weights_are_of_an_evaluation_that_the_metrics_know(
         train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     scoring(monkeypatch, 2.0, 3.0)
     run = train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
-    best = kept(run.metrics(), "dev/loss")
+    best = chosen_evaluation(run.metrics(), "dev/loss")
     assert best is not None
     assert (best["step"], best["dev"]["loss"]) == (4, 1.0)
     assert run.weights_path.read_bytes() == Run(tmp_path / "fourth").best_path.read_bytes()

@@ -19,7 +19,8 @@ from torch import Tensor
 from heed.config import Recipe
 from heed.data.batching.bucketed import Batch
 from heed.errors import ConfigError, DataError, HeedError, StoppedError
-from heed.runs.run import Run, kept
+from heed.runs.best_weights import chosen_evaluation
+from heed.runs.run import Run
 from heed.train import checkpoint, resolve, validate
 from heed.train import run as train_run
 from heed.train.objective import Objective
@@ -250,7 +251,7 @@ def test_a_score_that_is_no_number_is_the_worst(
     monkeypatch.setattr("heed.train.recorder.evaluate", first_none)
     told = recipe(text, train={"evaluate_every": 2, "patience": 2, "lr": 1e-2})
     run = trained(told, text / "run")
-    best = kept(run.metrics(), "dev/loss")
+    best = chosen_evaluation(run.metrics(), "dev/loss")
     _, facts = checkpoint.newest(run.checkpoints, print)
     assert best is not None
     assert best["dev"]["loss"] == facts["best"] == min(scored[1:])

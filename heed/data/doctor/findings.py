@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.data.corpus.text_files import Place, printable
+from heed.terminal import build_table
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -107,9 +108,9 @@ def _counted(report: Report, severity: Severity) -> str:
 
 
 def _splits_table(report: Report) -> Table:
-    table = Table(title=f"task: {report.task}", title_justify="left", show_edge=False)
-    for name in ("split", "records", "kept", "words", "how it is read"):
-        table.add_column(name, justify="right" if name in ("records", "kept", "words") else "left")
+    counts = ("records", "kept", "words")
+    headers = ("split", *counts, "how it is read")
+    table = build_table(*headers, title=f"task: {report.task}", right=counts)
     for name, one in report.summary.items():
         words = " / ".join(f"{count:,}" for count in one.words)
         cells = (name, f"{one.records:,}", f"{one.kept:,}", words, one.decided)
@@ -118,9 +119,7 @@ def _splits_table(report: Report) -> Table:
 
 
 def _findings_table(report: Report) -> Table:
-    table = Table(show_edge=False, title="findings", title_justify="left")
-    for name in ("", "split", "what", "where first"):
-        table.add_column(name, ratio=None if name in ("", "split") else 3)
+    table = build_table("", "split", "what", "where first", title="findings")
     for one in report.findings:
         label = Text(one.severity, style=COLOURS[one.severity])
         where = show_places(one.places)

@@ -18,6 +18,7 @@ from heed.data.corpus import Corpus, infer_task, open_corpus, splits
 from heed.data.corpus.text_files import printable
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.terminal import build_table
 
 MEANINGS = {
     "ids": "what the model reads (of a translation, the target so far)",
@@ -51,9 +52,8 @@ def _tensors(batch: Batch) -> Table:
     texts, rows = len({*batch.rows}), len(batch.rows)
     held = f"{texts} text{'' if texts == 1 else 's'}"
     held += f" in {rows} windows" if rows > texts else ""  # a long one is read in several
-    table = Table(title=f"one batch: {held}, {batch.count} targets asked for")
-    for name in ("tensor", "type", "shape", "meaning"):
-        table.add_column(name)
+    title = f"one batch: {held}, {batch.count} targets asked for"
+    table = build_table("tensor", "type", "shape", "meaning", title=title)
     for field in fields(batch):
         value = getattr(batch, field.name)
         if isinstance(value, Tensor):
@@ -64,9 +64,7 @@ def _tensors(batch: Batch) -> Table:
 
 def _texts(batch: Batch, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> Table:
     title = f"its first texts, as pieces ({printable(corpus.decided)})"
-    table = Table(title=Text(title, style="table.title"))
-    for name in ("text", "tensor", "pieces"):
-        table.add_column(name, overflow="fold")
+    table = build_table("text", "tensor", "pieces", title=title)
     for i, row in enumerate(batch.rows[:SHOWN]):
         for name, shown in _pieces(batch, i, tokenizer, classes):
             table.add_row(str(row + 1), name, Text(shown))  # brackets are no markup

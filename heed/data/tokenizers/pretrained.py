@@ -18,7 +18,7 @@ import tokenizers
 from heed.data.tokenizers.byte_symbols import spelled, visible
 from heed.data.tokenizers.special_tokens import Specials
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.files import write_whole
+from heed.files import write_atomic
 
 CONFIG, OLDER_CONFIG = "tokenizer_config.json", "special_tokens_map.json"
 ROLES = {
@@ -68,7 +68,7 @@ class Borrowed(Tokenizer):
         """Write tokenizer.json, and which token is what beside it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config, indent=2, ensure_ascii=False)
-        write_whole(path.with_name(CONFIG), text + "\n")
+        write_atomic(path.with_name(CONFIG), text + "\n")
         super().save(path)
 
     def fingerprint(self) -> str:

@@ -41,7 +41,7 @@ from heed.data.tokenizers.byte_symbols import BYTES, broken, spelled, visible
 from heed.data.tokenizers.forks import quiet_forks
 from heed.data.tokenizers.special_tokens import OWN
 from heed.errors import DataError, nearest
-from heed.files import write_whole
+from heed.files import write_atomic
 
 PAD, UNK, BOS, EOS, MASK = 0, 1, 2, 3, 4
 SPECIALS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
@@ -154,7 +154,7 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the one JSON file. A reader sees the old file or the new one, never a part."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, self.core.to_str())
+        write_atomic(path, self.core.to_str())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

@@ -19,7 +19,7 @@ from heed.data.held_out import DEV_SHARE, set_aside
 from heed.data.token_store import Store, cache_root, open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
-from heed.files import writing
+from heed.files import naming_path
 from heed.models import Classifier, Model, build
 from heed.runs.labels import Classes
 from heed.runs.run import Run
@@ -273,7 +273,7 @@ def world_files(recipe: Recipe) -> dict[str, list[str]]:
     folder = cache_root() / "world" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with writing(folder / "train.txt"):
+        with naming_path(folder / "train.txt"):
             world.write(folder, train=size, dev=held_out, test=held_out, seed=recipe.seed)
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {

@@ -1,0 +1,58 @@
+"""Tables and notes on the terminal, in one style for every command.
+
+Rich interprets square brackets as markup. Headers, titles and notes are `Text`, which it prints as
+they are; pass cells that hold user text as `Text` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+
+def build_table(
+    *headers: str,
+    title: str | None = None,
+    right: Collection[str] = (),
+    no_wrap: Collection[str] = (),
+    show_header: bool = True,
+    compact: bool = False,
+) -> Table:
+    """An empty table with these column headers.
+
+    Long cells continue on the next line and are never cut. `right` and `no_wrap` name columns to
+    align to the right and to keep on one line. `compact` draws no vertical lines and leaves one
+    space between columns, for wide tables.
+    """
+    table = Table(
+        title=None if title is None else Text(title, style="table.title"),
+        title_justify="left",
+        show_edge=False,
+        show_header=show_header,
+    )
+    if compact:
+        table.box, table.padding, table.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
+    for header in headers:
+        table.add_column(
+            Text(header),
+            justify="right" if header in right else "left",
+            no_wrap=header in no_wrap,
+            overflow="fold",
+        )
+    return table
+
+
+def build_grid(*, no_wrap_first: bool = False) -> Table:
+    """An empty table without lines and headers, for names and their descriptions."""
+    grid = Table.grid(padding=(0, 2))
+    if no_wrap_first:
+        grid.add_column(no_wrap=True)
+    return grid
+
+
+def build_note(text: str) -> Text:
+    """A dim line beside a table: provenance, caveats, signatures."""
+    return Text(text, style="dim")
