@@ -277,7 +277,8 @@ def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
         assert after.classify(asked) == before.classify(asked)
         assert heed("classify", back, "a\tb").out.split() == before.classify([("a", "b")])
     huggingface.save(*huggingface.load(out), tmp_path / "single")  # as one that learnt single texts
-    assert not huggingface.of_pairs(json.loads((tmp_path / "single" / "config.json").read_text()))
+    config = json.loads((tmp_path / "single" / "config.json").read_text())
+    assert not huggingface.is_pair_classifier(config)
 
 
 @pytest.mark.parametrize(

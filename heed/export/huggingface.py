@@ -45,7 +45,7 @@ def bring(folder: str, run: Path) -> str:
     """
     model, tokenizer = huggingface.load(folder)
     if isinstance(model, Backbone):
-        name = model.elsewhere[CONFIG]["architectures"][0]
+        name = model.source_files[CONFIG]["architectures"][0]
         raise HeedError(
             f"{name} has no head, so a run of it could neither write nor classify.",
             where=folder,
@@ -58,7 +58,7 @@ def bring(folder: str, run: Path) -> str:
             tokenizer.save(made.tokenizer_path)
         if isinstance(model, Classifier):
             _classes(model).save(made)
-        write_atomic(run / BESIDE, json.dumps(model.elsewhere, indent=1, ensure_ascii=False) + "\n")
+        write_atomic(run / BESIDE, json.dumps(model.source_files, indent=1, ensure_ascii=False) + "\n")
         made.write_environment({"data": {}, "from": folder})
         checkpoint.write_tensors(made.weights_path, model.state_dict())
     except BaseException:
@@ -71,8 +71,8 @@ def bring(folder: str, run: Path) -> str:
 
 def _classes(model: Classifier) -> Classes:
     """What a classifier tells apart, by its config.json."""
-    told = model.elsewhere[CONFIG]
-    return Classes(huggingface.class_names(told) or _unnamed(model), huggingface.of_pairs(told))
+    told = model.source_files[CONFIG]
+    return Classes(huggingface.class_names(told) or _unnamed(model), huggingface.is_pair_classifier(told))
 
 
 def _unnamed(model: Classifier) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def _unnamed(model: Classifier) -> tuple[str, ...]:
 
 def _recipe(model: Model) -> Recipe:
     """What a run would have been told to make this model."""
-    config, told = model.config, model.elsewhere.get(GENERATION, {})
+    config, told = model.config, model.source_files.get(GENERATION, {})
     task = "classify" if isinstance(model, Classifier) else "generate"
     tables: dict[str, Any] = {"task": "translate" if isinstance(model, Translator) else task}
     tables["model"] = {k: v for k, v in config.model_dump().items() if v is not None}
@@ -106,7 +106,7 @@ def export(run: Path, folder: Path) -> None:
     causal = recipe.train.objective == "next"
     model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(run))
     if (run / BESIDE).exists():
-        model.elsewhere = json.loads((run / BESIDE).read_text(encoding="utf-8"))
+        model.source_files = json.loads((run / BESIDE).read_text(encoding="utf-8"))
     tokenizer = Tokenizer.load(opened.tokenizer_path) if opened.tokenizer_path.exists() else None
     told, search = Classes.read(opened) or Classes(()), _search(model, recipe)
     try:
@@ -121,7 +121,7 @@ def export(run: Path, folder: Path) -> None:
 def _search(model: Model, recipe: Recipe) -> dict[str, Any]:
     """What `generate` is told of the beam by which a translator trained here writes."""
     decode = recipe.decode
-    if not isinstance(model, Translator) or GENERATION in model.elsewhere or decode.beam == 1:
+    if not isinstance(model, Translator) or GENERATION in model.source_files or decode.beam == 1:
         return {}
     return {theirs: getattr(decode, ours) for theirs, (ours, _) in SEARCH.items()}
 

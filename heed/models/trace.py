@@ -24,7 +24,7 @@ from heed.nn.tokens import StackOutput
 class Base(nn.Module):
     """What every model is."""
 
-    elsewhere: Mapping[str, Any] = {}
+    source_files: Mapping[str, Any] = {}
     """Of weights that came from another library: what files beside them said, by name."""
 
 

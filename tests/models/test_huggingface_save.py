@@ -23,11 +23,11 @@ from heed.errors import HeedError
 from heed.models import Classifier, LanguageModel, Model, Translator, build, huggingface
 from heed.models.huggingface.reparameterize import (
     Draft,
-    in_halves,
-    with_bias,
-    with_head_bias,
-    with_scale,
-    with_types,
+    add_head_bias,
+    add_token_types,
+    add_zero_biases,
+    reorder_sinusoids,
+    rescale_embeddings,
 )
 
 LINES = ["The old cat sat on the mat.", "A dog sees the cat!", "Who are you, then?"]
@@ -102,7 +102,7 @@ def test_names_of_classes_are_kept(tmp_path: Path) -> None:
     names = {0: "bad", 1: "fair", 2: "good"}
     model = make(CASES["roberta-classes"], id2label=names)
     read, _ = huggingface.load(saved(model, tmp_path / "in"))
-    assert huggingface.class_names(read.elsewhere["config.json"]) == ("bad", "fair", "good")
+    assert huggingface.class_names(read.source_files["config.json"]) == ("bad", "fair", "good")
     huggingface.save(read, None, tmp_path / "out")
     assert back(tmp_path / "out").config.id2label == names
 
@@ -113,7 +113,7 @@ def test_what_was_learnt_since_is_written(tmp_path: Path) -> None:
     assert isinstance(read, Classifier)
     shape = read.config.model_dump() | {"layers": 2, "dropout": 0.3}
     less = Classifier(ModelConfig(**shape), vocab=TINY["bert"]["vocab_size"], classes=3)
-    less.elsewhere = read.elsewhere
+    less.source_files = read.source_files
     huggingface.save(less, None, tmp_path / "out")
     found = written(tmp_path / "out")
     assert (found["num_hidden_layers"], found["hidden_dropout_prob"]) == (2, 0.3)
@@ -253,7 +253,7 @@ def test_classifiers(changes: dict[str, Any], name: str, tmp_path: Path) -> None
         ("generate", {"position": "learned", "head_bias": True}, "model.head_bias = True"),
         ("classify", BERT_CLASSES | {"pooling": "mean"}, "model.pooling = 'mean'"),
         ("classify", BERT_CLASSES | {"embedding_norm": False}, "model.embedding_norm = False"),
-        ("classify", ROBERTA_CLASSES | {"position_offset": 2}, "padding of id 1"),
+        ("classify", ROBERTA_CLASSES | {"position_offset": 2}, "padding id 1"),
     ],
 )
 def test_what_no_class_holds_is_refused_with_the_reason(
@@ -268,10 +268,10 @@ def test_what_no_class_holds_is_refused_with_the_reason(
 # ------------------------------------------------------------------- the same in another form
 
 FORMS = {
-    "bias": with_bias,
-    "head bias": with_head_bias,
-    "scale": with_scale(lambda config: 3.0),
-    "halves": in_halves,
+    "bias": add_zero_biases,
+    "head bias": add_head_bias,
+    "scale": rescale_embeddings(lambda config: 3.0),
+    "halves": reorder_sinusoids,
 }
 
 
@@ -308,7 +308,7 @@ def test_another_form_is_the_same_function(
 @pytest.mark.parametrize("types", [0, 2])
 def test_a_type_that_adds_nothing(types: int) -> None:
     model = ours("generate", causal=False, **BERT_GUESSES, token_types=types)
-    draft = with_types(Draft("generate", model.config, dict(model.state_dict())))
+    draft = add_token_types(Draft("generate", model.config, dict(model.state_dict())))
     other = LanguageModel(draft.config, vocab=TOKENIZER.vocab_size, causal=False).eval()
     other.load_state_dict(draft.weights)
     ids, mask = read_and_real()

@@ -1,4 +1,4 @@
-"""What there is to know of a class of `transformers` to read and write its folders."""
+"""One class of `transformers`: its weight names, and how to read and write its config.json."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from torch import Tensor
 
 from heed.config import ModelConfig
 from heed.models import Backbone, Classifier, LanguageModel, Model, Translator
-from heed.models.huggingface.folder import Facts
-from heed.models.huggingface.name_map import Place, Table, modules, place, under
-from heed.models.huggingface.reparameterize import Draft, Form
+from heed.models.huggingface.folder import ConfigJson
+from heed.models.huggingface.name_map import (
+    NameMap,
+    WeightLocation,
+    first_layer_modules,
+    locate,
+    with_prefix,
+)
+from heed.models.huggingface.reparameterize import Draft, Reparameterization
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -24,69 +30,70 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Theirs, and ours."""
-KINDS: Mapping[str | None, type] = {
+"""Activation names of `transformers`, and heed's names for them."""
+MODEL_CLASSES: Mapping[str | None, type] = {
     "translate": Translator,
     "classify": Classifier,
     "generate": LanguageModel,
     None: Backbone,
 }
+"""heed's model class for each task; None is a model without a head."""
 
 AnyModel = Model | Backbone
-Shape = Callable[[Facts, Set[str]], dict[str, Any]]
-"""From what config.json says, and the names of all weights, to the keys of a `ModelConfig`."""
+ConfigReader = Callable[[ConfigJson, Set[str]], dict[str, Any]]
+"""From config.json and the names of all weights to the keys of a `ModelConfig`."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One class: what it is here, where its weights are, and how its config.json is read."""
+    """A class of `transformers`: its task in heed, its weight names and its config.json."""
 
     name: str
-    family: str
-    """What config.json calls `model_type`."""
+    model_type: str
+    """The value of `model_type` in config.json."""
     task: str | None
-    """Ours; None for a class without a head."""
+    """heed's task; None for a class without a head."""
     prefix: str
-    """What the names of the body begin with, in a class with a head."""
-    body: Table
-    head: Table
-    shape: Shape
-    describe: Callable[[Draft], dict[str, Any]]
-    """The way back: what config.json is to say of a model."""
-    forms: tuple[Form, ...] = ()
-    """What to make of a model of ours so that this class can hold it."""
+    """The prefix of the body's weight names in a class that has a head."""
+    body: NameMap
+    head: NameMap
+    read_config: ConfigReader
+    write_config: Callable[[Draft], dict[str, Any]]
+    """The inverse of `read_config`: the keys of config.json that describe a model."""
+    reparameterizations: tuple[Reparameterization, ...] = ()
+    """Changes to a heed model, with the same logits, that let this class hold it."""
     causal: bool = False
-    """Whether a language model, or one without a head, sees only what came before."""
-    copies: Mapping[str, str] = field(default_factory=dict)
-    """Weights that may be the same as others, which a folder then holds once or twice."""
+    """Whether a language model, or a model without a head, attends to earlier tokens only."""
+    tied_weights: Mapping[str, str] = field(default_factory=dict)
+    """Weights that may equal others: a folder may store both, or only one of the two."""
     computed: Mapping[str, Callable[[ModelConfig], Tensor]] = field(default_factory=dict)
-    """Tables that a folder may hold and no one learns, and how they are made."""
-    idle: str = r"(?!)"
-    """Names of what a folder may hold beside, and this class does not use."""
+    """Functions for tables that are computed, not learned; a folder may store them."""
+    unused: str = r"(?!)"
+    """A pattern for weights that a folder may store and this class does not use."""
 
-    def place(self, parameter: str, *, full: bool = False) -> Place | None:
-        """Where a parameter of ours is kept, by names without the prefix, or by those in full."""
-        inside = full and self.task is not None
-        body = under(self.prefix, self.body) if inside else self.body
-        return place({**body, **self.head}, parameter)
+    def locate(self, parameter: str, *, prefixed: bool = False) -> WeightLocation | None:
+        """Where `transformers` stores a parameter of heed; names with the prefix on request."""
+        inside = prefixed and self.task is not None
+        body = with_prefix(self.prefix, self.body) if inside else self.body
+        return locate({**body, **self.head}, parameter)
 
-    def plain(self, name: str) -> str:
-        """A name as the tables write it, by whichever class and in whatever year it was saved."""
+    def normalize_name(self, name: str) -> str:
+        """A weight name as the name maps write it, whichever class or version saved it."""
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
         return name.removeprefix(self.prefix)
 
-    def finds(self, names: Set[str]) -> int:
-        """How many modules of this class are among these names."""
-        known = modules({**self.body, **self.head})
-        return sum(f"{module}.weight" in names for module in known)
+    def count_modules(self, names: Set[str]) -> int:
+        """How many modules of this class are among these weight names."""
+        modules = first_layer_modules({**self.body, **self.head})
+        return sum(f"{module}.weight" in names for module in modules)
 
-    def holds(self, model: AnyModel) -> bool:
-        """Whether a model is of this kind, whatever its shape."""
-        looks = getattr(model, "causal", self.causal)
-        return isinstance(model, KINDS[self.task]) and looks == self.causal
+    def has_type_of(self, model: AnyModel) -> bool:
+        """Whether a model has this architecture's task and direction of attention."""
+        causal = getattr(model, "causal", self.causal)
+        return isinstance(model, MODEL_CLASSES[self.task]) and causal == self.causal
 
 
-def word_for(activation: str, known: Mapping[str, str] = ACTIVATIONS) -> str | None:
-    """Theirs for ours, if they have it."""
-    return next((word for word, ours in known.items() if ours == activation), None)
+def activation_name(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str | None:
+    """The name `transformers` has for an activation of heed; None if it has none."""
+    return next((theirs for theirs, ours in names.items() if ours == activation), None)

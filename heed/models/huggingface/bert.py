@@ -1,8 +1,7 @@
-"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019), which differ in where they count from.
+"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019): two post-norm encoders.
 
-Post-norm, learned positions, a norm on what enters, a vector for each of two sentences. RoBERTa's
-table of positions begins with rows that padding was once to have: as many as the id of its padding
-token, and one more.
+Both have learned positions, a norm on the embeddings and an embedding for each of two sentences.
+RoBERTa's position table begins with unused rows, as many as the id of its padding token plus one.
 """
 
 from __future__ import annotations
@@ -11,24 +10,29 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
-from heed.models.huggingface.architecture import ACTIVATIONS, Architecture, Shape, word_for
-from heed.models.huggingface.folder import Facts
-from heed.models.huggingface.name_map import Table, stacked
+from heed.models.huggingface.architecture import (
+    ACTIVATIONS,
+    Architecture,
+    ConfigReader,
+    activation_name,
+)
+from heed.models.huggingface.folder import ConfigJson
+from heed.models.huggingface.name_map import NameMap, concatenated
 from heed.models.huggingface.reparameterize import (
     Draft,
-    with_bias,
-    with_head_bias,
-    with_plain_positions,
-    with_scale,
-    with_types,
+    add_head_bias,
+    add_token_types,
+    add_zero_biases,
+    fold_position_scale,
+    rescale_embeddings,
 )
 
-BODY: Table = {
+BODY: NameMap = {
     "embedding.table": "embeddings.word_embeddings",
     "embedding.types": "embeddings.token_type_embeddings",
     "stack.position.table": "embeddings.position_embeddings",
     "stack.embedding_norm": "embeddings.LayerNorm",
-    "stack.blocks.{}.attention.qkv": stacked(
+    "stack.blocks.{}.attention.qkv": concatenated(
         "encoder.layer.{}.attention.self.query",
         "encoder.layer.{}.attention.self.key",
         "encoder.layer.{}.attention.self.value",
@@ -40,68 +44,73 @@ BODY: Table = {
     "stack.blocks.{}.feed_forward_norm": "encoder.layer.{}.output.LayerNorm",
     "pool.map": "pooler.dense",
 }
-BERT_GUESSES: Table = {
+BERT_LM_HEAD: NameMap = {
     "head.map": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "head.bias": "cls.predictions.bias",
 }
-ROBERTA_GUESSES: Table = {
+ROBERTA_LM_HEAD: NameMap = {
     "head.map": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
     "head.bias": "lm_head.bias",
 }
-BERT_CLASSES: Table = {"head": "classifier"}
-ROBERTA_CLASSES: Table = {"head.0": "classifier.dense", "head.3": "classifier.out_proj"}
+BERT_CLASSIFIER_HEAD: NameMap = {"head": "classifier"}
+ROBERTA_CLASSIFIER_HEAD: NameMap = {"head.0": "classifier.dense", "head.3": "classifier.out_proj"}
 
 BUFFERS = r"embeddings\.(position_ids|token_type_ids)"
-"""What older folders hold beside."""
-FORMS = (with_plain_positions, with_bias, with_types, with_scale(lambda config: 1.0))
-GUESSING = {"head_map": True, "head_bias": True}
-POOLING = {"pooling": "first", "pooler": True}
+"""Buffers that older versions of `transformers` saved."""
+REPARAMETERIZATIONS = (
+    fold_position_scale,
+    add_zero_biases,
+    add_token_types,
+    rescale_embeddings(lambda config: 1.0),
+)
+LM_HEAD_KEYS = {"head_map": True, "head_bias": True}
+POOLER_KEYS = {"pooling": "first", "pooler": True}
 
 
-# ------------------------------------------------------------------- config.json, there and back
+# -------------------------------------------------------------------------- reading config.json
 
 
-def _bert(told: Facts, names: Set[str]) -> dict[str, Any]:
-    told.require("is_decoder", False)
-    told.require("add_cross_attention", False)
-    told.require("position_embedding_type", "absolute")
-    told.require("tie_word_embeddings", True)
+def _read_bert(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+    config_json.require("is_decoder", False)
+    config_json.require("add_cross_attention", False)
+    config_json.require("position_embedding_type", "absolute")
+    config_json.require("tie_word_embeddings", True)
     return {
-        "layers": told.count("num_hidden_layers", 12),
-        "width": told.count("hidden_size", 768),
-        "heads": told.count("num_attention_heads", 12),
-        "feed_forward": told.count("intermediate_size", 3072),
-        "activation": told.word("hidden_act", "gelu", ACTIVATIONS),
+        "layers": config_json.get_int("num_hidden_layers", 12),
+        "width": config_json.get_int("hidden_size", 768),
+        "heads": config_json.get_int("num_attention_heads", 12),
+        "feed_forward": config_json.get_int("intermediate_size", 3072),
+        "activation": config_json.get_choice("hidden_act", "gelu", ACTIVATIONS),
         "norm_place": "post",
-        "norm_eps": told.number("layer_norm_eps", 1e-12),
+        "norm_eps": config_json.get_float("layer_norm_eps", 1e-12),
         "position": "learned",
-        "max_positions": told.count("max_position_embeddings", 512),
+        "max_positions": config_json.get_int("max_position_embeddings", 512),
         "embedding_scale": 1.0,
         "embedding_norm": True,
-        "token_types": told.count("type_vocab_size", 2),
-        "dropout": told.number("hidden_dropout_prob", 0.1),
-        "attention_dropout": told.number("attention_probs_dropout_prob", 0.1),
+        "token_types": config_json.get_int("type_vocab_size", 2),
+        "dropout": config_json.get_float("hidden_dropout_prob", 0.1),
+        "attention_dropout": config_json.get_float("attention_probs_dropout_prob", 0.1),
     }
 
 
-def _roberta(told: Facts, names: Set[str]) -> dict[str, Any]:
-    offset, shape = told.count("pad_token_id", 1) + 1, _bert(told, names)
-    return shape | {
-        "position_offset": offset,
-        "max_positions": shape["max_positions"] - offset,
-    }
+def _read_roberta(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+    offset, keys = config_json.get_int("pad_token_id", 1) + 1, _read_bert(config_json, names)
+    return keys | {"position_offset": offset, "max_positions": keys["max_positions"] - offset}
 
 
-def _describe(draft: Draft) -> dict[str, Any]:
+# -------------------------------------------------------------------------- writing config.json
+
+
+def _write_config(draft: Draft) -> dict[str, Any]:
     config = draft.config
     return {
         "num_hidden_layers": config.layers,
         "hidden_size": config.width,
         "num_attention_heads": config.heads,
         "intermediate_size": config.feed_forward or 4 * config.width,
-        "hidden_act": word_for(config.activation),
+        "hidden_act": activation_name(config.activation),
         "layer_norm_eps": config.norm_eps,
         "max_position_embeddings": config.max_positions + config.position_offset,
         "type_vocab_size": config.token_types,
@@ -110,29 +119,34 @@ def _describe(draft: Draft) -> dict[str, Any]:
     }
 
 
-def _describe_roberta(draft: Draft) -> dict[str, Any]:
-    return _describe(draft) | {"pad_token_id": draft.config.position_offset - 1}
+def _write_roberta(draft: Draft) -> dict[str, Any]:
+    return _write_config(draft) | {"pad_token_id": draft.config.position_offset - 1}
 
 
-def _also(shape: Shape, keys: dict[str, Any]) -> Shape:
-    return lambda told, names: shape(told, names) | keys
+def _with_keys(read_config: ConfigReader, keys: dict[str, Any]) -> ConfigReader:
+    """A reader that sets further keys of the `ModelConfig`."""
+    return lambda config_json, names: read_config(config_json, names) | keys
 
 
-def _perhaps_pooled(shape: Shape) -> Shape:
-    """Without a head there is a pooler or there is none: only the weights say so."""
-    pooler = "pooler.dense.weight"
-    return lambda told, names: shape(told, names) | (POOLING if pooler in names else {})
+def _with_optional_pooler(read_config: ConfigReader) -> ConfigReader:
+    """A reader for classes without a head, whose weights alone show whether there is a pooler."""
+
+    def read(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+        pooler = POOLER_KEYS if "pooler.dense.weight" in names else {}
+        return read_config(config_json, names) | pooler
+
+    return read
 
 
-def _roberta_guesses(told: Facts, names: Set[str]) -> dict[str, Any]:
-    told.require("hidden_act", "gelu")  # its head has this one, whatever the rest has
-    return _roberta(told, names) | GUESSING
+def _read_roberta_lm(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+    config_json.require("hidden_act", "gelu")  # RoBERTa's head always uses gelu
+    return _read_roberta(config_json, names) | LM_HEAD_KEYS
 
 
-def _roberta_classes(told: Facts, names: Set[str]) -> dict[str, Any]:
-    shape = _roberta(told, names)
-    hidden = {"classifier_hidden": shape["width"], "classifier_activation": "tanh"}
-    return shape | hidden | {"pooling": "first"}
+def _read_roberta_classifier(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+    keys = _read_roberta(config_json, names)
+    hidden = {"classifier_hidden": keys["width"], "classifier_activation": "tanh"}
+    return keys | hidden | {"pooling": "first"}
 
 
 # ----------------------------------------------------------------------------------- the classes
@@ -144,18 +158,18 @@ BERT = Architecture(
     "bert.",
     BODY,
     {},
-    _perhaps_pooled(_bert),
-    _describe,
-    forms=FORMS,
-    idle=BUFFERS,
+    _with_optional_pooler(_read_bert),
+    _write_config,
+    reparameterizations=REPARAMETERIZATIONS,
+    unused=BUFFERS,
 )
 ROBERTA = replace(
     BERT,
     name="RobertaModel",
-    family="roberta",
+    model_type="roberta",
     prefix="roberta.",
-    shape=_perhaps_pooled(_roberta),
-    describe=_describe_roberta,
+    read_config=_with_optional_pooler(_read_roberta),
+    write_config=_write_roberta,
 )
 ARCHITECTURES = (
     BERT,
@@ -163,42 +177,42 @@ ARCHITECTURES = (
         BERT,
         name="BertForMaskedLM",
         task="generate",
-        head=BERT_GUESSES,
-        shape=_also(_bert, GUESSING),
-        forms=(*FORMS, with_head_bias),
-        copies={
+        head=BERT_LM_HEAD,
+        read_config=_with_keys(_read_bert, LM_HEAD_KEYS),
+        reparameterizations=(*REPARAMETERIZATIONS, add_head_bias),
+        tied_weights={
             "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
-        idle=rf"{BUFFERS}|pooler\..*|cls\.seq_relationship\..*",
+        unused=rf"{BUFFERS}|pooler\..*|cls\.seq_relationship\..*",
     ),
     replace(
         BERT,
         name="BertForSequenceClassification",
         task="classify",
-        head=BERT_CLASSES,
-        shape=_also(_bert, POOLING),
+        head=BERT_CLASSIFIER_HEAD,
+        read_config=_with_keys(_read_bert, POOLER_KEYS),
     ),
     ROBERTA,
     replace(
         ROBERTA,
         name="RobertaForMaskedLM",
         task="generate",
-        head=ROBERTA_GUESSES,
-        shape=_roberta_guesses,
-        forms=(*FORMS, with_head_bias),
-        copies={
+        head=ROBERTA_LM_HEAD,
+        read_config=_read_roberta_lm,
+        reparameterizations=(*REPARAMETERIZATIONS, add_head_bias),
+        tied_weights={
             "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias",
         },
-        idle=rf"{BUFFERS}|pooler\..*",
+        unused=rf"{BUFFERS}|pooler\..*",
     ),
     replace(
         ROBERTA,
         name="RobertaForSequenceClassification",
         task="classify",
-        head=ROBERTA_CLASSES,
-        shape=_roberta_classes,
-        idle=rf"{BUFFERS}|pooler\..*",
+        head=ROBERTA_CLASSIFIER_HEAD,
+        read_config=_read_roberta_classifier,
+        unused=rf"{BUFFERS}|pooler\..*",
     ),
 )

@@ -1,7 +1,7 @@
-"""A folder of `transformers`: what its config.json says, and its weights.
+"""A folder written by `transformers`: its config.json and its weights.
 
-Weights are read from safetensors alone. A pickle (pytorch_model.bin) can run any code when it is
-opened, so none is.
+Weights are read from safetensors only. A pickle (pytorch_model.bin) can run any code when it is
+opened, so heed opens none.
 """
 
 from __future__ import annotations
@@ -22,160 +22,176 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
-WANTED = (CONFIG, GENERATION, "model*.safetensors", INDEX, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_MAP)
-"""All that is ever fetched from the hub."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DOWNLOADED = (
+    CONFIG,
+    GENERATION,
+    "model*.safetensors",
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SPECIAL_MAP,
+)
+"""The files that heed downloads from the hub."""
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 HUB_NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
-"""owner/name, or the one name of an old model: roberta-base."""
-RESAVE = "Save it anew with `save_pretrained(folder)` of transformers, which writes safetensors."
+"""owner/name, or a name alone as old models have: roberta-base."""
+RESAVE = "Save it again with `save_pretrained(folder)` of transformers, which writes safetensors."
 
 T = TypeVar("T")
 
 
-class Facts:
-    """What a config.json says, read with the type that it must have."""
+class ConfigJson:
+    """The values of a config.json, read with the types that they must have."""
 
-    def __init__(self, told: Mapping[str, Any], where: str = CONFIG) -> None:
-        self.told, self.where = told, where
+    def __init__(self, values: Mapping[str, Any], where: str = CONFIG) -> None:
+        self.values, self.where = values, where
 
-    def count(self, key: str, default: int) -> int:
-        """A whole number."""
-        return self._typed(key, default, int, "a whole number")
+    def get_int(self, key: str, default: int) -> int:
+        """The integer under a key."""
+        return self._get(key, default, int, "a whole number")
 
-    def number(self, key: str, default: float) -> float:
-        """Any number."""
-        return float(self._typed(key, default, (int, float), "a number"))
+    def get_float(self, key: str, default: float) -> float:
+        """The number under a key."""
+        return float(self._get(key, default, (int, float), "a number"))
 
-    def yes(self, key: str, default: bool) -> bool:
-        """True or false."""
-        return self._typed(key, default, bool, "true or false")
+    def get_bool(self, key: str, default: bool) -> bool:
+        """The boolean under a key."""
+        return self._get(key, default, bool, "true or false")
 
-    def word(self, key: str, default: str, known: Mapping[str, T]) -> T:
-        """One of some words, as what it stands for here."""
-        found = self._typed(key, default, str, "a word")
-        if found not in known:
+    def get_choice(self, key: str, default: str, known: Mapping[str, T]) -> T:
+        """The string under a key, translated by the table of the strings that heed supports."""
+        value = self._get(key, default, str, "a string")
+        if value not in known:
             options = ", ".join(known)
-            raise self.wrong(f"{key} {found!r} is not known here: {options} are.")
-        return known[found]
+            raise self.error(f"{key} = {value!r} is not supported: use one of {options}.")
+        return known[value]
 
     def require(self, key: str, value: object, default: object = None) -> None:
-        """Refuse a model in which this key has any other value."""
-        found = self.told.get(key, value if default is None else default)
-        if found != value and found is not None:
-            raise self.wrong(f"{key} = {found!r} is not supported: only {value!r} is.")
+        """Raise an error if this key has any other value."""
+        stored = self.values.get(key, value if default is None else default)
+        if stored != value and stored is not None:
+            raise self.error(f"{key} = {stored!r} is not supported: only {value!r} is.")
 
-    def wrong(self, what: str) -> HeedError:
-        """What to raise about this file."""
+    def error(self, what: str) -> HeedError:
+        """An error that names this file, to be raised."""
         return HeedError(what, where=self.where)
 
-    def _typed(self, key: str, default: Any, kind: Any, meant: str) -> Any:
-        found = self.told.get(key)
-        if found is None:
+    def _get(self, key: str, default: Any, kind: Any, description: str) -> Any:
+        value = self.values.get(key)
+        if value is None:
             return default
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
-            raise self.wrong(f"{key} is {found!r}, which is not {meant}.")
-        return found
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(f"{key} is {value!r}, which is not {description}.")
+        return value
 
 
-def find(folder: str | Path) -> Path:
-    """A folder on this machine; what is none but named like the hub's models is fetched there."""
+def find_folder(folder: str | Path) -> Path:
+    """A local folder, or the download of a model that is named as on the hub."""
     path, name = Path(folder), str(folder)
     if path.is_dir():
         return path
-    if path.suffix in PICKLES:
-        raise _pickled(path)
+    if path.suffix in PICKLE_SUFFIXES:
+        raise _pickle_error(path)
     if path.exists():
-        raise HeedError("this is a file.", where=name, todo="Name the folder that it is in.")
-    # A path whose first folder is there, is a path with a mistake in it.
+        raise HeedError(
+            "this is a file, not a folder.", where=name, todo="Give the folder that contains it."
+        )
+    # If the parent folder exists, the name is a mistyped path, not a name on the hub.
     if HUB_NAME.fullmatch(name) and ("/" not in name or not path.parent.exists()):
-        return _fetch(name)
+        return _download(name)
     raise HeedError(
-        "there is no such folder.", where=name, todo="Name a folder, or a model on the hub."
+        "there is no such folder.",
+        where=name,
+        todo="Give a folder, or the name of a model on the hub.",
     )
 
 
-def _fetch(name: str) -> Path:
+def _download(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise HeedError(
-            "there is no such folder, and to look on the hub needs huggingface_hub.",
+            "there is no such folder, and downloading from the hub needs huggingface_hub.",
             where=name,
             todo="Install it with: pip install 'heed[hf]'",
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=list(WANTED)))
-    except Exception as problem:  # no narrower class covers no network, no such model, no leave
+        return Path(snapshot_download(name, allow_patterns=list(DOWNLOADED)))
+    except (
+        Exception
+    ) as problem:  # no network, unknown model and no permission share no narrower class
         reason = str(problem).strip().splitlines()[0] if str(problem).strip() else repr(problem)
         raise HeedError(
-            f"there is no such folder, and the hub did not give it: {reason}", where=name
+            f"there is no such folder, and the download from the hub failed: {reason}", where=name
         ) from problem
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise HeedError(f"this cannot be read: {problem.strerror}.", where=str(path)) from problem
+        raise HeedError(
+            f"this file cannot be read: {problem.strerror}.", where=str(path)
+        ) from problem
     except ValueError as problem:
-        raise HeedError(f"this is not JSON: {problem}.", where=str(path)) from problem
-    if not isinstance(found, dict):
-        raise HeedError("this is JSON, but not an object.", where=str(path))
-    return found
+        raise HeedError(f"this file is not valid JSON: {problem}.", where=str(path)) from problem
+    if not isinstance(content, dict):
+        raise HeedError("this file is JSON, but not an object.", where=str(path))
+    return content
 
 
-def read_facts(folder: Path) -> Facts:
-    """What config.json says."""
+def read_config(folder: Path) -> ConfigJson:
+    """Read the folder's config.json."""
     path = folder / CONFIG
     if not path.exists():
         raise HeedError(
             "there is no config.json here.",
             where=str(folder),
-            todo="Name a folder that `save_pretrained` of transformers wrote.",
+            todo="Give a folder that `save_pretrained` of transformers wrote.",
         )
-    return Facts(read_json(path), str(path))
+    return ConfigJson(read_json(path), str(path))
 
 
-def class_name(facts: Facts, known: Iterable[str]) -> str:
-    """The class that config.json names, where it is known here."""
-    found = facts.told.get("architectures")
-    if not isinstance(found, list) or not found or not isinstance(found[0], str):
-        raise facts.wrong("architectures does not name the class of the model.")
-    if found[0] not in known:
+def architecture_name(config_json: ConfigJson, known: Iterable[str]) -> str:
+    """The class that config.json names; an error if heed does not support it."""
+    names = config_json.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config_json.error("architectures does not name the class of the model.")
+    if names[0] not in known:
         options = ", ".join(known)
-        hint = nearest(found[0], list(known))
-        raise facts.wrong(f"{found[0]} is not a class that heed knows: {options} are.{hint}")
-    return found[0]
+        hint = nearest(names[0], list(known))
+        raise config_json.error(f"{names[0]} is not supported: heed reads {options}.{hint}")
+    return names[0]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights, from one file or several."""
+    """All weights of a folder, from one safetensors file or several."""
     if (folder / WEIGHTS).exists():
-        return _tensors(folder / WEIGHTS)
+        return _load_safetensors(folder / WEIGHTS)
     if (folder / INDEX).exists():
         files = read_json(folder / INDEX).get("weight_map")
         names = sorted(set(files.values())) if isinstance(files, dict) else []
         if not names or any(Path(str(name)).name != name for name in names):
             raise HeedError("weight_map does not name files.", where=str(folder / INDEX))
-        return {key: x for name in names for key, x in _tensors(folder / name).items()}
-    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLES)
+        return {key: x for name in names for key, x in _load_safetensors(folder / name).items()}
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        raise _pickled(pickles[0])
+        raise _pickle_error(pickles[0])
     raise HeedError(
         f"there are no weights here: {WEIGHTS} is missing.", where=str(folder), todo=RESAVE
     )
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _load_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as problem:
         raise HeedError(
-            f"this is not a whole safetensors file: {problem}.", where=str(path), todo=RESAVE
+            f"this is not a complete safetensors file: {problem}.", where=str(path), todo=RESAVE
         ) from problem
 
 
-def _pickled(path: Path) -> HeedError:
-    what = "this is a pickle, which can run any code when it is opened: heed opens none."
+def _pickle_error(path: Path) -> HeedError:
+    what = "this is a pickle, which can run any code when opened: heed does not open pickles."
     return HeedError(what, where=str(path), todo=RESAVE)

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, matrices kept as [in, out]."""
+"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, matrices stored as [in, out]."""
 
 from __future__ import annotations
 
@@ -6,59 +6,62 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
-from heed.models.huggingface.architecture import ACTIVATIONS, Architecture, word_for
-from heed.models.huggingface.folder import Facts
-from heed.models.huggingface.name_map import Table, turned
+from heed.models.huggingface.architecture import ACTIVATIONS, Architecture, activation_name
+from heed.models.huggingface.folder import ConfigJson
+from heed.models.huggingface.name_map import NameMap, transposed
 from heed.models.huggingface.reparameterize import (
     Draft,
-    with_bias,
-    with_plain_positions,
-    with_scale,
+    add_zero_biases,
+    fold_position_scale,
+    rescale_embeddings,
 )
 
-BODY: Table = {
+BODY: NameMap = {
     "embedding.table": "wte",
     "stack.position.table": "wpe",
     "stack.blocks.{}.attention_norm": "h.{}.ln_1",
-    "stack.blocks.{}.attention.qkv": turned("h.{}.attn.c_attn"),
-    "stack.blocks.{}.attention.out": turned("h.{}.attn.c_proj"),
+    "stack.blocks.{}.attention.qkv": transposed("h.{}.attn.c_attn"),
+    "stack.blocks.{}.attention.out": transposed("h.{}.attn.c_proj"),
     "stack.blocks.{}.feed_forward_norm": "h.{}.ln_2",
-    "stack.blocks.{}.feed_forward.up": turned("h.{}.mlp.c_fc"),
-    "stack.blocks.{}.feed_forward.down": turned("h.{}.mlp.c_proj"),
+    "stack.blocks.{}.feed_forward.up": transposed("h.{}.mlp.c_fc"),
+    "stack.blocks.{}.feed_forward.down": transposed("h.{}.mlp.c_proj"),
     "stack.norm": "ln_f",
 }
-HEAD: Table = {"head.own": "lm_head"}
+HEAD: NameMap = {"head.own": "lm_head"}
 
 
-def _shape(told: Facts, names: Set[str]) -> dict[str, Any]:
-    told.require("add_cross_attention", False)
-    told.require("scale_attn_by_inverse_layer_idx", False)
-    scaled, width = told.yes("scale_attn_weights", True), told.count("n_embd", 768)
+def _read_config(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+    config_json.require("add_cross_attention", False)
+    config_json.require("scale_attn_by_inverse_layer_idx", False)
+    scaled, width = (
+        config_json.get_bool("scale_attn_weights", True),
+        config_json.get_int("n_embd", 768),
+    )
     return {
-        "layers": told.count("n_layer", 12),
+        "layers": config_json.get_int("n_layer", 12),
         "width": width,
-        "heads": told.count("n_head", 12),
-        "feed_forward": told.count("n_inner", 4 * width),
-        "activation": told.word("activation_function", "gelu_new", ACTIVATIONS),
-        "norm_eps": told.number("layer_norm_epsilon", 1e-5),
+        "heads": config_json.get_int("n_head", 12),
+        "feed_forward": config_json.get_int("n_inner", 4 * width),
+        "activation": config_json.get_choice("activation_function", "gelu_new", ACTIVATIONS),
+        "norm_eps": config_json.get_float("layer_norm_epsilon", 1e-5),
         "scale": None if scaled else 1.0,
         "position": "learned",
-        "max_positions": told.count("n_positions", 1024),
+        "max_positions": config_json.get_int("n_positions", 1024),
         "embedding_scale": 1.0,
-        "tie_embeddings": told.yes("tie_word_embeddings", True),
-        "dropout": told.number("resid_pdrop", 0.1),
-        "attention_dropout": told.number("attn_pdrop", 0.1),
+        "tie_embeddings": config_json.get_bool("tie_word_embeddings", True),
+        "dropout": config_json.get_float("resid_pdrop", 0.1),
+        "attention_dropout": config_json.get_float("attn_pdrop", 0.1),
     }
 
 
-def _describe(draft: Draft) -> dict[str, Any]:
+def _write_config(draft: Draft) -> dict[str, Any]:
     config = draft.config
     return {
         "n_layer": config.layers,
         "n_embd": config.width,
         "n_head": config.heads,
         "n_inner": config.feed_forward or 4 * config.width,
-        "activation_function": word_for(config.activation),
+        "activation_function": activation_name(config.activation),
         "layer_norm_epsilon": config.norm_eps,
         "scale_attn_weights": config.scale != 1.0,
         "n_positions": config.max_positions,
@@ -76,11 +79,15 @@ GPT2 = Architecture(
     "transformer.",
     BODY,
     {},
-    _shape,
-    _describe,
-    forms=(with_plain_positions, with_bias, with_scale(lambda config: 1.0)),
+    _read_config,
+    _write_config,
+    reparameterizations=(
+        fold_position_scale,
+        add_zero_biases,
+        rescale_embeddings(lambda config: 1.0),
+    ),
     causal=True,
-    idle=r"h\.\d+\.attn\.(bias|masked_bias)",
+    unused=r"h\.\d+\.attn\.(bias|masked_bias)",
 )
 ARCHITECTURES = (
     GPT2,
@@ -89,6 +96,6 @@ ARCHITECTURES = (
         name="GPT2LMHeadModel",
         task="generate",
         head=HEAD,
-        copies={"lm_head.weight": "wte.weight"},
+        tied_weights={"lm_head.weight": "wte.weight"},
     ),
 )

@@ -1,4 +1,4 @@
-"""From a folder of `transformers` to a model of ours."""
+"""Load a folder of `transformers` as a heed model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from heed.models.huggingface.folder import (
     CONFIG,
     GENERATION,
     TOKENIZER,
-    Facts,
-    class_name,
-    find,
-    read_facts,
+    ConfigJson,
+    architecture_name,
+    find_folder,
+    read_config,
     read_json,
     read_weights,
 )
@@ -35,162 +35,198 @@ ARCHITECTURES = (
     *marian.ARCHITECTURES,
     *t5.ARCHITECTURES,
 )
-SAME = 1e-5
-"""How far a table that is computed may be from what we compute."""
-SHOWN = 3
-"""How many names an error tells."""
-PAIRS = "heed_pairs"
-"""What config.json of a classifier of pairs has that was trained here: transformers, which keeps
-keys that it does not know, has none that says so."""
+TABLE_TOLERANCE = 1e-5
+"""Largest difference between a stored table and the computed one (float32 rounding)."""
+NAMES_SHOWN = 3
+"""Weight names listed in an error message."""
+PAIRS_KEY = "heed_pairs"
+"""heed's own key in config.json for a classifier of text pairs. transformers has no such key, and
+preserves keys that it does not know."""
 
 Weights = dict[str, Tensor]
 
 
 def load(folder: str | Path) -> tuple[AnyModel, Tokenizer | None]:
-    """The model in a folder, or of that name on the hub, and its tokenizer where it has one.
+    """Load a folder, or a model from the hub, with its tokenizer if there is one.
 
-    The class that config.json names picks the head.
+    The class named in config.json decides the model's head.
     """
-    path = find(folder)
-    facts = read_facts(path)
-    name = class_name(facts, dict.fromkeys(one.name for one in ARCHITECTURES))
-    kind, theirs = _variant(name, read_weights(path), facts)
+    path = find_folder(folder)
+    config_json = read_config(path)
+    name = architecture_name(config_json, dict.fromkeys(one.name for one in ARCHITECTURES))
+    architecture, theirs = _choose_variant(name, read_weights(path), config_json)
     try:
-        config = ModelConfig(**kind.shape(facts, theirs.keys()))
+        config = ModelConfig(**architecture.read_config(config_json, theirs.keys()))
     except ConfigError as error:
-        raise HeedError(error.what, where=facts.where) from error
-    model = _empty(kind, config, theirs, facts)
-    _fill(model, kind, theirs, facts)
-    beside = {CONFIG: dict(facts.told)}
+        raise HeedError(error.what, where=config_json.where) from error
+    model = _build_model(architecture, config, theirs, config_json)
+    _load_weights(model, architecture, theirs, config_json)
+    source_files = {CONFIG: dict(config_json.values)}
     if (path / GENERATION).exists():
-        beside[GENERATION] = read_json(path / GENERATION)
-    model.elsewhere = beside
+        source_files[GENERATION] = read_json(path / GENERATION)
+    model.source_files = source_files
     return model.eval(), _tokenizer(path, model)
 
 
 def _tokenizer(folder: Path, model: AnyModel) -> Tokenizer | None:
-    """The folder's tokenizer; None where it has none."""
+    """The folder's tokenizer; None if it has none."""
     path = folder / TOKENIZER
     if not path.exists():
         return None
-    tokenizer, known = Tokenizer.load(path), model.embedding.table.num_embeddings
-    if tokenizer.vocab_size > known:
+    tokenizer, vocab = Tokenizer.load(path), model.embedding.table.num_embeddings
+    if tokenizer.vocab_size > vocab:
         raise HeedError(
-            f"the tokenizer has {tokenizer.vocab_size} pieces, and the model knows {known}.",
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has {vocab}.",
             where=str(path),
         )
     return tokenizer
 
 
-def _variant(name: str, raw: Weights, facts: Facts) -> tuple[Architecture, Weights]:
-    """Of the forms a class is saved in, the one these weights are in, and they by plain names."""
-    forms = [one for one in ARCHITECTURES if one.name == name]
-    plain = {forms[0].plain(name): weight for name, weight in raw.items()}
-    kind = max(forms, key=lambda one: one.finds(plain.keys()))
-    for copy, original in kind.copies.items():
-        if copy not in plain:
+def _choose_variant(
+    name: str, raw: Weights, config_json: ConfigJson
+) -> tuple[Architecture, Weights]:
+    """The variant of a class that these weights belong to, and the weights by normalized names."""
+    variants = [one for one in ARCHITECTURES if one.name == name]
+    weights = {variants[0].normalize_name(name): weight for name, weight in raw.items()}
+    architecture = max(variants, key=lambda one: one.count_modules(weights.keys()))
+    for copy, original in architecture.tied_weights.items():
+        if copy not in weights:
             continue
-        if original not in plain:
-            plain[original] = plain[copy]
-        if torch.equal(plain[copy], plain[original]):
-            del plain[copy]
-        elif kind.place("head.own.weight") is None:
-            raise facts.wrong(f"{copy} and {original} are to be the same weights, and differ.")
-    return kind, plain
+        if original not in weights:
+            weights[original] = weights[copy]
+        if torch.equal(weights[copy], weights[original]):
+            del weights[copy]
+        elif architecture.locate("head.own.weight") is None:
+            raise config_json.error(
+                f"{copy} and {original} must be equal (tied weights), but differ."
+            )
+    return architecture, weights
 
 
-def _empty(kind: Architecture, config: ModelConfig, theirs: Weights, facts: Facts) -> AnyModel:
-    """A model of this kind, for as many tokens and classes as the weights have."""
-    vocab = _rows(kind, "embedding.table.weight", theirs, facts)
-    told = facts.count("decoder_vocab_size", facts.count("vocab_size", vocab))
-    if told != vocab:
-        raise facts.wrong(f"there are to be {told} tokens, and the weights have {vocab}.")
-    if kind.task == "translate":
+def _build_model(
+    architecture: Architecture, config: ModelConfig, theirs: Weights, config_json: ConfigJson
+) -> AnyModel:
+    """An untrained model; vocabulary and class counts come from the weights' shapes."""
+    vocab = _row_count(architecture, "embedding.table.weight", theirs, config_json)
+    stated = config_json.get_int("decoder_vocab_size", config_json.get_int("vocab_size", vocab))
+    if stated != vocab:
+        raise config_json.error(f"vocab_size is {stated}, but the embeddings have {vocab} rows.")
+    if architecture.task == "translate":
         source = "source_embedding.table.weight"
-        apart = kind.place(source) not in (None, kind.place("embedding.table.weight"))
-        source_vocab = _rows(kind, source, theirs, facts) if apart else None
+        separate = architecture.locate(source) not in (
+            None,
+            architecture.locate("embedding.table.weight"),
+        )
+        source_vocab = _row_count(architecture, source, theirs, config_json) if separate else None
         return Translator(config, vocab=vocab, source_vocab=source_vocab)
-    if kind.task == "classify":
+    if architecture.task == "classify":
         head = "head.weight" if config.classifier_hidden is None else "head.3.weight"
-        classes, names = _rows(kind, head, theirs, facts), class_names(facts.told)
+        classes, names = (
+            _row_count(architecture, head, theirs, config_json),
+            class_names(config_json.values),
+        )
         if classes < 2:
-            raise facts.wrong("one class is a regression, and a classifier tells classes apart.")
+            raise config_json.error(
+                "a head with one output is a regression; heed supports classifiers only."
+            )
         if len(names) not in (0, classes):
-            raise facts.wrong(f"id2label names {len(names)} classes, and the weights {classes}.")
+            raise config_json.error(
+                f"id2label names {len(names)} classes, but the head has {classes}."
+            )
         return Classifier(config, vocab=vocab, classes=classes)
-    if kind.task == "generate":
-        return LanguageModel(config, vocab=vocab, causal=kind.causal)
-    return Backbone(config, vocab=vocab, causal=kind.causal)
+    if architecture.task == "generate":
+        return LanguageModel(config, vocab=vocab, causal=architecture.causal)
+    return Backbone(config, vocab=vocab, causal=architecture.causal)
 
 
-def _rows(kind: Architecture, parameter: str, theirs: Weights, facts: Facts) -> int:
-    place = kind.place(parameter)
-    if place is None or place.names[0] not in theirs:
-        lacking = parameter if place is None else place.names[0]
-        raise HeedError(f"the weights lack {lacking}.", where=str(Path(facts.where).parent))
-    return len(theirs[place.names[0]])
+def _row_count(
+    architecture: Architecture, parameter: str, theirs: Weights, config_json: ConfigJson
+) -> int:
+    location = architecture.locate(parameter)
+    if location is None or location.names[0] not in theirs:
+        missing = parameter if location is None else location.names[0]
+        raise HeedError(
+            f"{missing} is missing from the weights.", where=str(Path(config_json.where).parent)
+        )
+    return len(theirs[location.names[0]])
 
 
-def _fill(model: AnyModel, kind: Architecture, theirs: Weights, facts: Facts) -> None:
-    """Give every weight of a model its numbers; say what is missing, wrong, or left over."""
+def _load_weights(
+    model: AnyModel, architecture: Architecture, theirs: Weights, config_json: ConfigJson
+) -> None:
+    """Load all weights into a model; report missing, misshapen and unused ones."""
     ours: Weights = {}
-    wrong: list[str] = []
+    errors: list[str] = []
     used: set[str] = set()
+    tied = architecture.tied_weights
     for parameter, weight in model.state_dict().items():
-        place = kind.place(parameter)
-        if place is None:
-            raise ValueError(f"{kind.name} has no name for {parameter}.")
-        found = [theirs.get(kind.copies.get(n, n) if n not in theirs else n) for n in place.names]
-        wrong += _misfits(place.names, found, place.theirs(weight.shape))
-        used |= {*place.names}
-        if not wrong:
-            ours[parameter] = place.read(x.float() for x in found if x is not None)
-    if wrong:
-        more = f" (and {len(wrong) - SHOWN} more)" if len(wrong) > SHOWN else ""
-        what = f"the weights do not fit config.json: {'; '.join(wrong[:SHOWN])}{more}."
-        raise HeedError(what, where=str(Path(facts.where).parent))
+        location = architecture.locate(parameter)
+        if location is None:
+            raise ValueError(f"{architecture.name} has no name for {parameter}.")
+        names = location.names
+        stored = [
+            theirs.get(tied.get(name, name) if name not in theirs else name) for name in names
+        ]
+        errors += _shape_errors(names, stored, location.shapes(weight.shape))
+        used |= {*names}
+        if not errors:
+            ours[parameter] = location.to_heed(x.float() for x in stored if x is not None)
+    if errors:
+        more = f" (and {len(errors) - NAMES_SHOWN} more)" if len(errors) > NAMES_SHOWN else ""
+        what = f"the weights do not match config.json: {'; '.join(errors[:NAMES_SHOWN])}{more}."
+        raise HeedError(what, where=str(Path(config_json.where).parent))
     model.load_state_dict(ours)
-    _check_rest(model.config, kind, {n: x for n, x in theirs.items() if n not in used}, facts)
+    _check_unused(
+        model.config, architecture, {n: x for n, x in theirs.items() if n not in used}, config_json
+    )
 
 
-def _misfits(
-    names: tuple[str, ...], found: list[Tensor | None], sizes: list[torch.Size]
+def _shape_errors(
+    names: tuple[str, ...], stored: list[Tensor | None], shapes: list[torch.Size]
 ) -> Iterator[str]:
-    for name, weight, size in zip(names, found, sizes, strict=True):
+    for name, weight, shape in zip(names, stored, shapes, strict=True):
         if weight is None:
             yield f"{name} is missing"
-        elif weight.shape != size:
-            yield f"{name} is {list(weight.shape)}, not {list(size)}"
+        elif weight.shape != shape:
+            yield f"{name} has shape {list(weight.shape)}, not {list(shape)}"
 
 
-def _check_rest(config: ModelConfig, kind: Architecture, rest: Weights, facts: Facts) -> None:
-    """What no weight of ours took: a table that is computed, or what is of no use here."""
-    for name, table in kind.computed.items():
+def _check_unused(
+    config: ModelConfig, architecture: Architecture, rest: Weights, config_json: ConfigJson
+) -> None:
+    """Check the stored weights that heed does not load; warn about unexpected ones."""
+    for name, table in architecture.computed.items():
         if name in rest:
-            expected, found = table(config), rest.pop(name).double()
-            if found.shape != expected.shape or not torch.allclose(found, expected, atol=SAME):
-                raise facts.wrong(f"{name} is not the table that this class computes.")
-    strange = sorted(name for name in rest if not re.fullmatch(kind.idle, name))
-    if strange:
-        named = ", ".join(strange[:SHOWN]) + (", …" if len(strange) > SHOWN else "")
+            expected, stored = table(config), rest.pop(name).double()
+            same_shape = stored.shape == expected.shape
+            if not same_shape or not torch.allclose(stored, expected, atol=TABLE_TOLERANCE):
+                raise config_json.error(
+                    f"{name} is not the table that {architecture.name} computes."
+                )
+    unexpected = sorted(name for name in rest if not re.fullmatch(architecture.unused, name))
+    if unexpected:
+        listed = ", ".join(unexpected[:NAMES_SHOWN]) + (
+            ", …" if len(unexpected) > NAMES_SHOWN else ""
+        )
         warnings.warn(
-            f"{facts.where}: {kind.name} has no use for {len(strange)} weights: {named}",
+            f"{config_json.where}: {architecture.name} does not use {len(unexpected)} "
+            f"of the weights: {listed}",
             HeedWarning,
             stacklevel=3,
         )
 
 
-def class_names(told: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a config.json calls its classes, in their order; nothing where it does not say."""
-    found = told.get("id2label")
-    if not isinstance(found, dict):
+def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names of a config.json in order; empty if it has none."""
+    names = config.get("id2label")
+    if not isinstance(names, dict):
         return ()
     try:
-        return tuple(str(found[key]) for key in sorted(found, key=int))
+        return tuple(str(names[key]) for key in sorted(names, key=int))
     except ValueError:
         return ()
 
 
-def of_pairs(told: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that its classifier was trained on pairs of texts."""
-    return told.get(PAIRS) is True
+def is_pair_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a classifier trained on text pairs."""
+    return config.get(PAIRS_KEY) is True

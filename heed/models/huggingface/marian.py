@@ -1,7 +1,7 @@
-"""Marian's Transformer (Junczys-Dowmunt et al. 2018): the 2017 paper's, with a bias on its logits.
+"""Marian (Junczys-Dowmunt et al. 2018): the Transformer of 2017 with a bias on its logits.
 
-Sines stand in the first half of a position's vector, cosines in the second. The table of them is
-computed; a folder may hold it, and then it must be that.
+Sines fill the first half of a position vector, cosines the second. The table is computed, not
+learned. A folder that stores it must store exactly these values.
 """
 
 from __future__ import annotations
@@ -15,69 +15,72 @@ import torch
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.models.huggingface.architecture import ACTIVATIONS, Architecture, word_for
-from heed.models.huggingface.folder import Facts
-from heed.models.huggingface.name_map import Table, one_row, stacked, under
+from heed.models.huggingface.architecture import ACTIVATIONS, Architecture, activation_name
+from heed.models.huggingface.folder import ConfigJson
+from heed.models.huggingface.name_map import NameMap, concatenated, one_row, with_prefix
 from heed.models.huggingface.reparameterize import (
     Draft,
-    in_halves,
-    with_bias,
-    with_head_bias,
-    with_scale,
+    add_head_bias,
+    add_zero_biases,
+    reorder_sinusoids,
+    rescale_embeddings,
 )
 
-BLOCK: Table = {
-    "attention.qkv": stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+BLOCK: NameMap = {
+    "attention.qkv": concatenated("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.out": "self_attn.out_proj",
     "attention_norm": "self_attn_layer_norm",
     "feed_forward.up": "fc1",
     "feed_forward.down": "fc2",
     "feed_forward_norm": "final_layer_norm",
 }
-ACROSS: Table = {
+CROSS_ATTENTION: NameMap = {
     "cross.q": "encoder_attn.q_proj",
-    "cross.kv": stacked("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross.kv": concatenated("encoder_attn.k_proj", "encoder_attn.v_proj"),
     "cross.out": "encoder_attn.out_proj",
     "cross_norm": "encoder_attn_layer_norm",
 }
-STACKS: Table = {
-    **under("encoder.layers.{}.", BLOCK, ours="encoder.blocks.{}."),
-    **under("decoder.layers.{}.", {**BLOCK, **ACROSS}, ours="decoder.blocks.{}."),
+STACKS: NameMap = {
+    **with_prefix("encoder.layers.{}.", BLOCK, ours="encoder.blocks.{}."),
+    **with_prefix("decoder.layers.{}.", {**BLOCK, **CROSS_ATTENTION}, ours="decoder.blocks.{}."),
 }
-SHARED: Table = {"embedding.table": "shared"}
-APART: Table = {
+SHARED_EMBEDDINGS: NameMap = {"embedding.table": "shared"}
+SEPARATE_EMBEDDINGS: NameMap = {
     "embedding.table": "decoder.embed_tokens",
     "source_embedding.table": "encoder.embed_tokens",
 }
-HEAD: Table = {"head.bias": one_row("final_logits_bias")}
+HEAD: NameMap = {"head.bias": one_row("final_logits_bias")}
 
 
-def _shape(told: Facts, names: Set[str]) -> dict[str, Any]:
-    told.require("tie_word_embeddings", True)
-    told.require("is_decoder", False)
+def _read_config(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
+    config_json.require("tie_word_embeddings", True)
+    config_json.require("is_decoder", False)
     for key in ("attention_heads", "ffn_dim"):
-        told.require(f"decoder_{key}", told.told.get(f"encoder_{key}"))
-    width, scaled = told.count("d_model", 1024), told.yes("scale_embedding", False)
+        config_json.require(f"decoder_{key}", config_json.values.get(f"encoder_{key}"))
+    width, scaled = (
+        config_json.get_int("d_model", 1024),
+        config_json.get_bool("scale_embedding", False),
+    )
     return {
-        "layers": told.count("encoder_layers", 12),
-        "decoder_layers": told.count("decoder_layers", 12),
+        "layers": config_json.get_int("encoder_layers", 12),
+        "decoder_layers": config_json.get_int("decoder_layers", 12),
         "width": width,
-        "heads": told.count("encoder_attention_heads", 16),
-        "feed_forward": told.count("encoder_ffn_dim", 4096),
-        "activation": told.word("activation_function", "gelu", ACTIVATIONS),
+        "heads": config_json.get_int("encoder_attention_heads", 16),
+        "feed_forward": config_json.get_int("encoder_ffn_dim", 4096),
+        "activation": config_json.get_choice("activation_function", "gelu", ACTIVATIONS),
         "norm_place": "post",
         "position": "sinusoidal",
         "sinusoids": "halves",
-        "max_positions": told.count("max_position_embeddings", 1024),
+        "max_positions": config_json.get_int("max_position_embeddings", 1024),
         "embedding_scale": math.sqrt(width) if scaled else 1.0,
         "head_bias": True,
-        "dropout": told.number("dropout", 0.1),
-        "attention_dropout": told.number("attention_dropout", 0.0),
-        "feed_forward_dropout": told.number("activation_dropout", 0.0),
+        "dropout": config_json.get_float("dropout", 0.1),
+        "attention_dropout": config_json.get_float("attention_dropout", 0.0),
+        "feed_forward_dropout": config_json.get_float("activation_dropout", 0.0),
     }
 
 
-def _describe(draft: Draft) -> dict[str, Any]:
+def _write_config(draft: Draft) -> dict[str, Any]:
     config, hidden = draft.config, draft.config.feed_forward or 4 * draft.config.width
     return {
         "is_encoder_decoder": True,
@@ -90,7 +93,7 @@ def _describe(draft: Draft) -> dict[str, Any]:
         "decoder_attention_heads": config.heads,
         "encoder_ffn_dim": hidden,
         "decoder_ffn_dim": hidden,
-        "activation_function": word_for(config.activation),
+        "activation_function": activation_name(config.activation),
         "max_position_embeddings": config.max_positions,
         "scale_embedding": config.embedding_scale != 1.0,
         "dropout": config.dropout,
@@ -100,14 +103,14 @@ def _describe(draft: Draft) -> dict[str, Any]:
 
 
 def _sinusoids(config: ModelConfig) -> Tensor:
-    even = torch.arange(0, config.width, 2, dtype=torch.float64)
-    places = torch.arange(config.max_positions, dtype=torch.float64)
-    angles = places[:, None] * 10000 ** (-even / config.width)
+    even_indices = torch.arange(0, config.width, 2, dtype=torch.float64)
+    positions = torch.arange(config.max_positions, dtype=torch.float64)
+    angles = positions[:, None] * 10000 ** (-even_indices / config.width)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _scale(config: ModelConfig) -> float:
-    """Marian multiplies token vectors by the root of the width, or not at all."""
+def _embedding_scale(config: ModelConfig) -> float:
+    """Marian multiplies token embeddings by the square root of the width, or not at all."""
     return 1.0 if config.embedding_scale == 1.0 else math.sqrt(config.width)
 
 
@@ -116,12 +119,17 @@ MARIAN = Architecture(
     "marian",
     "translate",
     "model.",
-    {**STACKS, **SHARED},
+    {**STACKS, **SHARED_EMBEDDINGS},
     HEAD,
-    _shape,
-    _describe,
-    forms=(with_bias, with_head_bias, in_halves, with_scale(_scale)),
-    copies={
+    _read_config,
+    _write_config,
+    reparameterizations=(
+        add_zero_biases,
+        add_head_bias,
+        reorder_sinusoids,
+        rescale_embeddings(_embedding_scale),
+    ),
+    tied_weights={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
         "lm_head.weight": "shared.weight",
@@ -132,7 +140,7 @@ ARCHITECTURES = (
     MARIAN,
     replace(
         MARIAN,
-        body={**STACKS, **APART},
-        copies={"lm_head.weight": "decoder.embed_tokens.weight"},
+        body={**STACKS, **SEPARATE_EMBEDDINGS},
+        tied_weights={"lm_head.weight": "decoder.embed_tokens.weight"},
     ),
 )

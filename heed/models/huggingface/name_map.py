@@ -1,12 +1,12 @@
-"""Name tables: where another library keeps each of our weights, and in what form.
+"""Name maps: where `transformers` stores each weight of heed, and in which layout.
 
-A table has a line for each of our modules. `{}` stands for the number of a layer. What is beside
-it is that library's module, or how several of its make one of ours:
+A name map has a line for each module of heed. `{}` stands for the layer number. The value is the
+module of `transformers`, or how several of its modules make one of heed:
 
     {"stack.blocks.{}.attention.out": "encoder.layer.{}.attention.output.dense"}
 
-A weight or a bias of ours is then the weight or the bias of theirs. A line may also name one
-parameter, where theirs is no module's.
+The weight or bias of heed's module is then the weight or bias of theirs. A line may also name a
+single parameter, for a parameter that belongs to no module there.
 """
 
 from __future__ import annotations
@@ -18,87 +18,91 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one weight of ours is kept."""
+class WeightLocation:
+    """Where `transformers` stores one weight of heed, and in which layout."""
 
     names: tuple[str, ...]
-    """Theirs; of several, ours is all their rows in a row."""
-    turned: bool = False
-    """Whether they keep a matrix as [in, out]."""
+    """Their weight names. If there are several, heed's weight is their rows concatenated."""
+    transposed: bool = False
+    """Whether they store a matrix as [in, out]."""
     row: bool = False
-    """Whether they keep a vector as a matrix of one row."""
+    """Whether they store a vector as a matrix of one row."""
 
-    def theirs(self, size: torch.Size) -> list[torch.Size]:
-        """The shapes of their weights, where ours has this one."""
+    def shapes(self, size: torch.Size) -> list[torch.Size]:
+        """The shapes of their weights if heed's weight has this shape."""
         rows, *rest = size
         parts = [torch.Size([rows // len(self.names), *rest])] * len(self.names)
         if self.row:
             return [torch.Size([1, *part]) for part in parts]
-        return [part[::-1] for part in parts] if self.turned else parts
+        return [part[::-1] for part in parts] if self.transposed else parts
 
-    def read(self, found: Iterable[Tensor]) -> Tensor:
-        """Ours, from theirs."""
-        parts = [x[0] if self.row else x.mT if self.turned and x.dim() == 2 else x for x in found]
+    def to_heed(self, theirs: Iterable[Tensor]) -> Tensor:
+        """heed's weight, made of theirs."""
+        parts = [
+            x[0] if self.row else x.mT if self.transposed and x.dim() == 2 else x for x in theirs
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def write(self, ours: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Theirs, from ours."""
+    def from_heed(self, ours: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Their weights by name, made of heed's."""
         for name, part in zip(self.names, ours.chunk(len(self.names)), strict=True):
             if self.row:
                 part = part[None]
-            elif self.turned and part.dim() == 2:
+            elif self.transposed and part.dim() == 2:
                 part = part.mT
             yield name, part.contiguous()
 
 
-Table = Mapping[str, str | Place]
+NameMap = Mapping[str, str | WeightLocation]
 
 
-def stacked(*names: str) -> Place:
-    """Several modules of theirs whose rows, in a row, are one of ours."""
-    return Place(names)
+def concatenated(*names: str) -> WeightLocation:
+    """Several modules of theirs whose rows, concatenated, are one module of heed."""
+    return WeightLocation(names)
 
 
-def turned(name: str) -> Place:
-    """A module that keeps its matrix as [in, out]."""
-    return Place((name,), turned=True)
+def transposed(name: str) -> WeightLocation:
+    """A module that stores its matrix as [in, out]."""
+    return WeightLocation((name,), transposed=True)
 
 
-def one_row(name: str) -> Place:
-    """A vector that is kept as a matrix of one row."""
-    return Place((name,), row=True)
+def one_row(name: str) -> WeightLocation:
+    """A vector that is stored as a matrix of one row."""
+    return WeightLocation((name,), row=True)
 
 
-def place(table: Table, parameter: str) -> Place | None:
-    """Where a parameter of ours is kept; None where the table does not say."""
-    number = NUMBER.search(parameter)
-    for name in (parameter, NUMBER.sub("{}", parameter, count=1)):
+def locate(name_map: NameMap, parameter: str) -> WeightLocation | None:
+    """Where a parameter of heed is stored; None if the name map does not have it."""
+    number = LAYER_NUMBER.search(parameter)
+    for name in (parameter, LAYER_NUMBER.sub("{}", parameter, count=1)):
         module, _, kind = name.rpartition(".")
-        found = table.get(name) or table.get(module)
-        if found is None:
+        entry = name_map.get(name) or name_map.get(module)
+        if entry is None:
             continue
-        suffix = "" if name in table else f".{kind}"
-        found = Place((found,)) if isinstance(found, str) else found
-        names = (there.format(number[0] if number else "") + suffix for there in found.names)
-        return Place(tuple(names), found.turned, found.row)
+        suffix = "" if name in name_map else f".{kind}"
+        location = WeightLocation((entry,)) if isinstance(entry, str) else entry
+        names = (theirs.format(number[0] if number else "") + suffix for theirs in location.names)
+        return WeightLocation(tuple(names), location.transposed, location.row)
     return None
 
 
-def under(theirs: str, table: Table, *, ours: str = "") -> dict[str, str | Place]:
-    """The same table, for a module that stands inside another under these names."""
+def with_prefix(
+    theirs: str, name_map: NameMap, *, ours: str = ""
+) -> dict[str, str | WeightLocation]:
+    """A name map with a prefix on every name of theirs, and of heed's: for a nested module."""
     return {
-        ours + name: theirs + found
-        if isinstance(found, str)
-        else Place(tuple(theirs + one for one in found.names), found.turned, found.row)
-        for name, found in table.items()
+        ours + name: theirs + entry
+        if isinstance(entry, str)
+        else WeightLocation(tuple(theirs + one for one in entry.names), entry.transposed, entry.row)
+        for name, entry in name_map.items()
     }
 
 
-def modules(table: Table) -> list[str]:
-    """All that a table names of theirs, in the first layer."""
-    found = (x.names if isinstance(x, Place) else (x,) for x in table.values())
-    return [name.format(0) for names in found for name in names]
+def first_layer_modules(name_map: NameMap) -> list[str]:
+    """All modules of theirs in a name map, those of a layer for the first layer only."""
+    entries = (x.names if isinstance(x, WeightLocation) else (x,) for x in name_map.values())
+    return [name.format(0) for names in entries for name in names]

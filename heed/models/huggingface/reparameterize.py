@@ -1,9 +1,8 @@
-"""The same function in another form, for classes that have but one.
+"""Reparameterizations: the same function with other weights, to fit a class of `transformers`.
 
-A class of another library wants a bias on every map, or token vectors multiplied by nothing, where
-a model of ours may have none, or multiplies. Zeros for a bias say the same, and a factor can move
-from one weight to another. What a form returns gives the same logits: exactly, but where a factor
-moves that is no power of two.
+Such a class may need a bias on every linear layer, or unscaled embeddings, where a heed model has
+no bias, or scales. A bias of zeros changes nothing, and a factor can move from one weight to
+another. The logits stay the same: bit for bit, unless a factor that is no power of two moves.
 
 Shapes: v vocabulary, w width.
 """
@@ -21,101 +20,101 @@ from torch import Tensor
 from heed.config import ModelConfig
 from heed.nn.embedding import position_scale, token_scale
 
-BIASED = re.compile(r"(?!.*\.[qk]_norm\.).*\.(qkv|q|kv|out|up|down|map|\w*norm)\.weight")
-"""What has a bias where `bias` is true."""
-READS = re.compile(r".*(qkv|\.q|kv|up|head\.own|table)\.weight")
-"""Matrices whose columns are the width."""
-WRITES = re.compile(r"(?!.*\.[qk]_norm\.).*(out|down|norm)\.(weight|bias)")
-"""What has the width as its rows, vectors among them."""
+HAS_BIAS = re.compile(r"(?!.*\.[qk]_norm\.).*\.(qkv|q|kv|out|up|down|map|\w*norm)\.weight")
+"""Weights that have a bias beside them if `model.bias` is true."""
+WIDTH_COLUMNS = re.compile(r".*(qkv|\.q|kv|up|head\.own|table)\.weight")
+"""Matrices [_, w]: their columns are the model width."""
+WIDTH_ROWS = re.compile(r"(?!.*\.[qk]_norm\.).*(out|down|norm)\.(weight|bias)")
+"""Matrices and vectors [w, …]: their rows are the model width."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A model to be written down: its task (None without a head), its shape, its weights."""
+    """A model being prepared for export: task (None without a head), config and weights."""
 
     task: str | None
     config: ModelConfig
     weights: dict[str, Tensor]
 
-    def changed(self, weights: dict[str, Tensor], **keys: Any) -> Draft:
-        """With other weights, and these keys of the shape."""
+    def with_changes(self, weights: dict[str, Tensor], **keys: Any) -> Draft:
+        """A draft with other weights, and with these keys of the config changed."""
         config = ModelConfig(**(self.config.model_dump() | keys))
         return Draft(self.task, config, weights)
 
 
-Form = Callable[[Draft], Draft]
+Reparameterization = Callable[[Draft], Draft]
 
 
-def with_bias(draft: Draft) -> Draft:
-    """Every map and norm has a bias, of zeros where it had none."""
+def add_zero_biases(draft: Draft) -> Draft:
+    """Give every linear layer and norm a bias, of zeros where it had none."""
     zeros = {
         name.removesuffix("weight") + "bias": weight.new_zeros(len(weight))
         for name, weight in draft.weights.items()
-        if BIASED.fullmatch(name)
+        if HAS_BIAS.fullmatch(name)
     }
-    return draft.changed(zeros | draft.weights, bias=True)
+    return draft.with_changes(zeros | draft.weights, bias=True)
 
 
-def with_head_bias(draft: Draft) -> Draft:
-    """So has the map to the vocabulary."""
+def add_head_bias(draft: Draft) -> Draft:
+    """Give the output projection a bias, of zeros where it had none."""
     zeros = torch.zeros_like(draft.weights["embedding.table.weight"][:, 0])
-    return draft.changed({"head.bias": zeros} | draft.weights, head_bias=True)
+    return draft.with_changes({"head.bias": zeros} | draft.weights, head_bias=True)
 
 
-def with_types(draft: Draft) -> Draft:
-    """Tokens are of one type at least, which adds nothing where they had none."""
+def add_token_types(draft: Draft) -> Draft:
+    """Give the model at least one token type, with an embedding of zeros where it had none."""
     zeros = torch.zeros_like(draft.weights["embedding.table.weight"][:1])
     types = max(1, draft.config.token_types)
-    return draft.changed({"embedding.types.weight": zeros} | draft.weights, token_types=types)
+    return draft.with_changes({"embedding.types.weight": zeros} | draft.weights, token_types=types)
 
 
-def with_scale(scale: Callable[[ModelConfig], float]) -> Form:
-    """Token vectors are multiplied by this; the table takes the difference.
+def rescale_embeddings(scale: Callable[[ModelConfig], float]) -> Reparameterization:
+    """Set the factor on token embeddings; the embedding table is rescaled to compensate.
 
-    Where the table is the output map as well, the last norm before it gives the difference back.
+    With tied embeddings the last norm is rescaled too, since the table is the output projection.
     """
 
     def change(draft: Draft) -> Draft:
         config, weights = draft.config, dict(draft.weights)
-        now, wanted = token_scale(config), scale(config)
+        old, new = token_scale(config), scale(config)
         for name in ("embedding.table.weight", "source_embedding.table.weight"):
-            if name in weights and now != wanted:
-                weights[name] = weights[name] * (now / wanted)
-        for name in _last_norm(draft) if now != wanted and config.tie_embeddings else ():
-            weights[name] = weights[name] * (wanted / now)
-        return draft.changed(weights, embedding_scale=wanted)
+            if name in weights and old != new:
+                weights[name] = weights[name] * (old / new)
+        for name in _last_norm(draft) if old != new and config.tie_embeddings else ():
+            weights[name] = weights[name] * (new / old)
+        return draft.with_changes(weights, embedding_scale=new)
 
     return change
 
 
-def with_plain_positions(draft: Draft) -> Draft:
-    """The tables of positions are multiplied by nothing: they take the factor."""
+def fold_position_scale(draft: Draft) -> Draft:
+    """Multiply the position tables by their factor, and set the factor to 1."""
     scale = position_scale(draft.config)
     weights = {
         name: weight * scale if name.endswith("position.table.weight") else weight
         for name, weight in draft.weights.items()
     }
-    return draft.changed(weights, position_scale=1.0)
+    return draft.with_changes(weights, position_scale=1.0)
 
 
-def in_halves(draft: Draft) -> Draft:
-    """Sinusoids have all sines first: the numbers of every vector change places alike."""
+def reorder_sinusoids(draft: Draft) -> Draft:
+    """Permute the model width so that sinusoids have all sines first, then all cosines."""
     config = draft.config
     if config.position != "sinusoidal" or config.sinusoids == "halves":
         return draft
     order = torch.cat([torch.arange(0, config.width, 2), torch.arange(1, config.width, 2)])
     weights = {}
     for name, weight in draft.weights.items():
-        if READS.fullmatch(name):
+        if WIDTH_COLUMNS.fullmatch(name):
             weight = weight[:, order]
-        elif WRITES.fullmatch(name):
+        elif WIDTH_ROWS.fullmatch(name):
             weight = weight[order]
         weights[name] = weight
-    return draft.changed(weights, sinusoids="halves")
+    return draft.with_changes(weights, sinusoids="halves")
 
 
 def _last_norm(draft: Draft) -> list[str]:
-    """The weights of the norm whose vectors the map to the vocabulary reads."""
+    """The weight and bias of the last norm before the output projection."""
     config = draft.config
     if draft.task not in ("generate", "translate"):
         return []
@@ -130,12 +129,12 @@ def _last_norm(draft: Draft) -> list[str]:
     return [name for name in names if name in draft.weights]
 
 
-# ------------------------------------------------------------------------ what a shape comes to
+# ------------------------------------------------------------------------------ effective config
 
-APART = {"dropout", "attention_dropout", "feed_forward_dropout", "merge_when", "leaky"}
-APART |= {"ngram_dropout"}
-"""Keys that no trained model's answer hangs on, by themselves."""
-OF_POSITION = {
+NO_EFFECT = {"dropout", "attention_dropout", "feed_forward_dropout", "merge_when", "leaky"}
+NO_EFFECT |= {"ngram_dropout"}
+"""Keys that do not change the output of a trained model by themselves."""
+POSITION_KEYS = {
     "max_positions": "learned",
     "position_offset": "learned",
     "sinusoids": "sinusoidal",
@@ -145,17 +144,18 @@ OF_POSITION = {
     "t5_buckets": "t5",
     "t5_distance": "t5",
 }
-OF_GRAMS = {"ngrams", "ngram_buckets", "ngram_dropout", "ngram_contrast", "word_ngrams"}
-OF_CLASSES = {"pooling", "pooler", "classifier_hidden", "classifier_activation"} | OF_GRAMS
-OF_TOKENS = {"head_map", "head_bias", "head_scale", "tie_embeddings"}
-ACROSS = {"decoder_layers", "cross_position"}
+"""Keys that only one position encoding uses."""
+NGRAM_KEYS = {"ngrams", "ngram_buckets", "ngram_dropout", "ngram_contrast", "word_ngrams"}
+CLASSIFIER_KEYS = {"pooling", "pooler", "classifier_hidden", "classifier_activation"} | NGRAM_KEYS
+LM_HEAD_KEYS = {"head_map", "head_bias", "head_scale", "tie_embeddings"}
+CROSS_ATTENTION_KEYS = {"decoder_layers", "cross_position"}
 
 
-def meaning(task: str | None, config: ModelConfig) -> dict[str, Any]:
-    """The keys that a model's answers hang on, with what an unset one stands for."""
-    found = {key: value for key, value in config.model_dump().items() if key not in APART}
+def effective_config(task: str | None, config: ModelConfig) -> dict[str, Any]:
+    """The keys that a model's output depends on, with the values that unset keys stand for."""
+    keys = {key: value for key, value in config.model_dump().items() if key not in NO_EFFECT}
     width = config.head_width or config.width // config.heads
-    found |= {
+    keys |= {
         "decoder_layers": config.decoder_layers or config.layers,
         "kv_heads": config.kv_heads or config.heads,
         "head_width": width,
@@ -167,15 +167,17 @@ def meaning(task: str | None, config: ModelConfig) -> dict[str, Any]:
         "head_scale": config.head_scale or 1.0,
     }
     if config.merge_when == "training":
-        found["merge"] = "concat"
-    idle = {key for key, kind in OF_POSITION.items() if config.position != kind}
-    idle |= OF_CLASSES if task in ("generate", "translate") else set()
-    idle |= OF_TOKENS if task in ("classify", None) else set()
-    if task is None:  # a pooler, or nothing
-        idle |= OF_CLASSES - ({"pooler", "pooling"} if config.pooler else {"pooler"})
-    idle |= ACROSS if task != "translate" else set()
-    idle |= {"cross_position"} if config.position in ("learned", "sinusoidal", "none") else set()
-    idle |= {"over"} if found["merge"] != "reweight" else set()
-    idle |= {"classifier_activation"} if config.classifier_hidden is None else set()
-    idle |= OF_GRAMS - {"ngrams"} if config.ngrams == 1 else set()
-    return {key: value for key, value in found.items() if key not in idle}
+        keys["merge"] = "concat"
+    unused_keys = {key for key, encoding in POSITION_KEYS.items() if config.position != encoding}
+    unused_keys |= CLASSIFIER_KEYS if task in ("generate", "translate") else set()
+    unused_keys |= LM_HEAD_KEYS if task in ("classify", None) else set()
+    if task is None:
+        unused_keys |= CLASSIFIER_KEYS - ({"pooler", "pooling"} if config.pooler else {"pooler"})
+    unused_keys |= CROSS_ATTENTION_KEYS if task != "translate" else set()
+    unused_keys |= (
+        {"cross_position"} if config.position in ("learned", "sinusoidal", "none") else set()
+    )
+    unused_keys |= {"over"} if keys["merge"] != "reweight" else set()
+    unused_keys |= {"classifier_activation"} if config.classifier_hidden is None else set()
+    unused_keys |= NGRAM_KEYS - {"ngrams"} if config.ngrams == 1 else set()
+    return {key: value for key, value in keys.items() if key not in unused_keys}

@@ -1,7 +1,8 @@
-"""From a model of ours to a folder of `transformers`.
+"""Save a heed model as a folder of `transformers`.
 
-A model need not have come from there. It must have a shape that one of the classes can hold, in
-some form that gives the same logits (`forms`); what stands in the way is told key by key.
+The model may have been trained in heed. One of the classes must be able to hold it, after a
+reparameterization with the same logits if needed; otherwise the error lists the recipe keys that
+prevent it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import HeedError
 from heed.models import Classifier
 from heed.models.huggingface.architecture import AnyModel, Architecture
-from heed.models.huggingface.folder import CONFIG, GENERATION, WEIGHTS, Facts
-from heed.models.huggingface.load import ARCHITECTURES, PAIRS, class_names
-from heed.models.huggingface.reparameterize import Draft, meaning
+from heed.models.huggingface.folder import CONFIG, GENERATION, WEIGHTS, ConfigJson
+from heed.models.huggingface.load import ARCHITECTURES, PAIRS_KEY, class_names
+from heed.models.huggingface.reparameterize import Draft, effective_config
 from heed.models.huggingface.tokenizer_files import write_tokenizer
 from heed.models.weights import write_weights
 
@@ -36,157 +37,188 @@ def save(
     pairs: bool = False,
     search: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write what `from_pretrained` reads, and return the name of the class.
+    """Write a folder that `from_pretrained` reads; returns the name of its class.
 
-    `classes` are the names of a classifier's, which was trained on single texts or on `pairs`;
-    `search` is what `generate` is to be told of a translator's beam.
+    `classes` are a classifier's class names; `pairs` is true if it was trained on text pairs.
+    `search` holds beam search settings for generation_config.json.
     """
     folder = Path(folder)
-    specials = _specials(model, tokenizer)
-    kind, draft = fitting(model, specials)
-    facts = _facts(model, kind, draft, specials, classes) | ({PAIRS: True} if pairs else {})
-    weights = _weights(kind, draft)
+    specials = _special_tokens(model, tokenizer)
+    architecture, draft = choose_architecture(model, specials)
+    config_json = _config_json(model, architecture, draft, specials, classes) | (
+        {PAIRS_KEY: True} if pairs else {}
+    )
+    weights = _rename_weights(architecture, draft)
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / WEIGHTS, weights, {"format": "pt"})
-    _write(folder / CONFIG, facts)
-    writes = kind.task == "translate" or (kind.task == "generate" and kind.causal)
-    if writes:
-        _write(folder / GENERATION, _generation(model, kind, specials) | dict(search or {}))
+    _write_json(folder / CONFIG, config_json)
+    generates = architecture.task == "translate" or (
+        architecture.task == "generate" and architecture.causal
+    )
+    if generates:
+        _write_json(
+            folder / GENERATION,
+            _generation_config(model, architecture, specials) | dict(search or {}),
+        )
     if tokenizer is not None:
-        around = kind.task if writes or kind.task == "classify" else None
-        longest = POSITIONS[draft.config.position].limit(draft.config)
-        write_tokenizer(tokenizer, folder, around=around, longest=longest)
-    return kind.name
+        template = architecture.task if generates or architecture.task == "classify" else None
+        max_length = POSITIONS[draft.config.position].limit(draft.config)
+        write_tokenizer(tokenizer, folder, template=template, max_length=max_length)
+    return architecture.name
 
 
-def fitting(model: AnyModel, specials: Specials) -> tuple[Architecture, Draft]:
-    """The class that can hold a model, and the model in the form that it has there."""
+def choose_architecture(model: AnyModel, specials: Specials) -> tuple[Architecture, Draft]:
+    """The class that can hold a model, and the model as reparameterized for it."""
     family = model.config.family
     if family != "transformer":
         raise HeedError(f"model.family = {family!r}: transformers has no class for it.")
-    told = model.elsewhere.get(CONFIG, {}).get("architectures", [])
-    kinds = [kind for kind in ARCHITECTURES if kind.holds(model)]
+    original = model.source_files.get(CONFIG, {}).get("architectures", [])
+    candidates = [one for one in ARCHITECTURES if one.has_type_of(model)]
     reasons: list[list[str]] = []
-    for kind in sorted(kinds, key=lambda kind: kind.name not in told):
-        draft = Draft(kind.task, model.config, dict(model.state_dict()))
-        for form in kind.forms:
-            draft = form(draft)
-        complaints = _misfits(kind, draft, specials)
-        if not complaints:
-            return kind, draft
-        reasons.append(complaints)
-    nearest = min(reasons, key=len)
-    raise HeedError(f"no class of transformers can hold this model. {' '.join(nearest)}")
+    for architecture in sorted(candidates, key=lambda one: one.name not in original):
+        draft = Draft(architecture.task, model.config, dict(model.state_dict()))
+        for reparameterize in architecture.reparameterizations:
+            draft = reparameterize(draft)
+        mismatches = _mismatches(architecture, draft, specials)
+        if not mismatches:
+            return architecture, draft
+        reasons.append(mismatches)
+    fewest = min(reasons, key=len)
+    raise HeedError(f"no class of transformers can hold this model. {' '.join(fewest)}")
 
 
-def _misfits(kind: Architecture, draft: Draft, specials: Specials) -> list[str]:
-    """What this class would not be told, or would take for something else."""
-    homeless = [name for name in draft.weights if kind.place(name) is None]
-    names = {name for ours in draft.weights for name in _names(kind, ours)}
-    told = kind.describe(draft)
+def _mismatches(architecture: Architecture, draft: Draft, specials: Specials) -> list[str]:
+    """What this class cannot represent, as sentences; empty if it can hold the model."""
+    unmapped = [name for name in draft.weights if architecture.locate(name) is None]
+    names = {name for ours in draft.weights for name in _stored_names(architecture, ours)}
+    written = architecture.write_config(draft)
     try:
-        config = ModelConfig(**kind.shape(Facts(told), names))
+        config = ModelConfig(**architecture.read_config(ConfigJson(written), names))
     except HeedError as error:
-        return [f"{kind.name}: {error.what}"]
-    ours, theirs = meaning(kind.task, draft.config), meaning(kind.task, config)
-    found = [
-        f"model.{key} = {ours[key]!r}: {kind.name} has {theirs[key]!r}."
+        return [f"{architecture.name}: {error.what}"]
+    ours, theirs = (
+        effective_config(architecture.task, draft.config),
+        effective_config(architecture.task, config),
+    )
+    mismatches = [
+        f"model.{key} = {ours[key]!r}: {architecture.name} has {theirs[key]!r}."
         for key in ours
         if key in theirs and ours[key] != theirs[key]
     ]
-    if not found and homeless:
-        found = [f"{kind.name} has no place for {homeless[0]}."]
-    pad = told.get("pad_token_id", specials.pad)
+    if not mismatches and unmapped:
+        mismatches = [f"{architecture.name} has no weight for {unmapped[0]}."]
+    pad = written.get("pad_token_id", specials.pad)
     if pad != specials.pad:
-        found.append(f"{kind.name} would have padding of id {pad}, and here it is {specials.pad}.")
-    return found
+        mismatches.append(
+            f"{architecture.name} needs padding id {pad}, but the tokenizer has {specials.pad}."
+        )
+    return mismatches
 
 
-def _weights(kind: Architecture, draft: Draft) -> dict[str, Tensor]:
-    """By their names. Two of ours may be one of theirs, if they are the same."""
-    found: dict[str, Tensor] = {}
+def _rename_weights(architecture: Architecture, draft: Draft) -> dict[str, Tensor]:
+    """The weights by their names in `transformers`. Two equal weights may share one name there."""
+    renamed: dict[str, Tensor] = {}
     for ours, weight in draft.weights.items():
-        place = kind.place(ours, full=True)
-        for name, part in () if place is None else place.write(weight.detach().cpu()):
-            if name in found and not torch.equal(found[name], part):
-                raise HeedError(f"{kind.name} has one {name}, and here there are two unlike it.")
-            found[name] = part
-    return found
+        location = architecture.locate(ours, prefixed=True)
+        for name, part in () if location is None else location.from_heed(weight.detach().cpu()):
+            if name in renamed and not torch.equal(renamed[name], part):
+                what = f"{architecture.name} has one {name}, but two different weights map to it."
+                raise HeedError(what)
+            renamed[name] = part
+    return renamed
 
 
-def _names(kind: Architecture, parameter: str) -> Sequence[str]:
-    place = kind.place(parameter)
-    return () if place is None else place.names
+def _stored_names(architecture: Architecture, parameter: str) -> Sequence[str]:
+    location = architecture.locate(parameter)
+    return () if location is None else location.names
 
 
-def _facts(
-    model: AnyModel, kind: Architecture, draft: Draft, specials: Specials, classes: Sequence[str]
+def _config_json(
+    model: AnyModel,
+    architecture: Architecture,
+    draft: Draft,
+    specials: Specials,
+    classes: Sequence[str],
 ) -> dict[str, Any]:
-    """What config.json is to say: what it said before, where that still holds."""
+    """The content of config.json: the original one if it still describes the model."""
     source = draft.weights.get("source_embedding.table.weight")
     table = draft.weights["embedding.table.weight"] if source is None else source
-    facts = kind.describe(draft) | {"vocab_size": len(table), "pad_token_id": specials.pad}
-    before = {k: v for k, v in model.elsewhere.get(CONFIG, {}).items() if k != PAIRS}
-    names = {name for ours in draft.weights for name in _names(kind, ours)}
-    if before and _same(kind, before, facts, names):
-        facts = before
+    config_json = architecture.write_config(draft) | {
+        "vocab_size": len(table),
+        "pad_token_id": specials.pad,
+    }
+    before = {k: v for k, v in model.source_files.get(CONFIG, {}).items() if k != PAIRS_KEY}
+    names = {name for ours in draft.weights for name in _stored_names(architecture, ours)}
+    if before and _is_equivalent(architecture, before, config_json, names):
+        config_json = before
     else:
-        facts |= {"bos_token_id": specials.bos, "eos_token_id": specials.eos}
-        if kind.task == "translate":
-            facts |= {"decoder_start_token_id": specials.bos, "forced_eos_token_id": specials.eos}
+        config_json |= {"bos_token_id": specials.bos, "eos_token_id": specials.eos}
+        if architecture.task == "translate":
+            config_json |= {
+                "decoder_start_token_id": specials.bos,
+                "forced_eos_token_id": specials.eos,
+            }
     if isinstance(model, Classifier):
         last = "head.bias" if draft.config.classifier_hidden is None else "head.3.bias"
-        facts |= _labels(len(draft.weights[last]), classes or class_names(before))
-    return facts | {"architectures": [kind.name], "model_type": kind.family, "dtype": "float32"}
+        config_json |= _label_keys(len(draft.weights[last]), classes or class_names(before))
+    return config_json | {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "dtype": "float32",
+    }
 
 
-def _same(
-    kind: Architecture, before: Mapping[str, Any], now: Mapping[str, Any], names: set[str]
+def _is_equivalent(
+    architecture: Architecture, before: Mapping[str, Any], now: Mapping[str, Any], names: set[str]
 ) -> bool:
-    """Whether two config.json mean the same."""
+    """Whether two config.json describe the same model."""
     sizes = ("vocab_size", "pad_token_id")
     if any(before.get(key) not in (None, now[key]) for key in sizes):
         return False
-    return kind.shape(Facts(before), names) == kind.shape(Facts(now), names)
+    return architecture.read_config(ConfigJson(before), names) == architecture.read_config(
+        ConfigJson(now), names
+    )
 
 
-def _labels(count: int, classes: Sequence[str]) -> dict[str, Any]:
+def _label_keys(count: int, classes: Sequence[str]) -> dict[str, Any]:
     named = classes if len(classes) == count else [f"LABEL_{i}" for i in range(count)]
     pairs = {str(i): name for i, name in enumerate(named)}
     return {"id2label": pairs, "label2id": {name: i for i, name in enumerate(named)}}
 
 
-def _generation(model: AnyModel, kind: Architecture, specials: Specials) -> dict[str, Any]:
-    """How `generate` begins and ends."""
-    before = model.elsewhere.get(GENERATION)
+def _generation_config(
+    model: AnyModel, architecture: Architecture, specials: Specials
+) -> dict[str, Any]:
+    """The content of generation_config.json: the token ids that begin and end a generation."""
+    before = model.source_files.get(GENERATION)
     if before is not None:
         return dict(before)
-    told: dict[str, Any] = {"bos_token_id": specials.bos, "eos_token_id": specials.eos}
-    told |= {"pad_token_id": specials.pad}
-    if kind.task == "translate":
-        told |= {"decoder_start_token_id": specials.bos, "forced_eos_token_id": specials.eos}
-        # Without a limit of its own `generate` stops after 21 tokens.
-        return told | {
+    config: dict[str, Any] = {"bos_token_id": specials.bos, "eos_token_id": specials.eos}
+    config |= {"pad_token_id": specials.pad}
+    if architecture.task == "translate":
+        config |= {"decoder_start_token_id": specials.bos, "forced_eos_token_id": specials.eos}
+        # Without max_length, `generate` of transformers stops after 21 tokens.
+        return config | {
             "max_length": model.config.max_positions,
             "suppress_tokens": list(specials.unwritten),
         }
-    return told
+    return config
 
 
-def _specials(model: AnyModel, tokenizer: Tokenizer | None) -> Specials:
-    """By the tokenizer; without one, as the model's origin said; else ours."""
+def _special_tokens(model: AnyModel, tokenizer: Tokenizer | None) -> Specials:
+    """Special tokens: the tokenizer's, else those of the original config.json, else heed's."""
     if tokenizer is not None:
         return tokenizer.specials
-    told = model.elsewhere.get(CONFIG)
-    if told is None:
+    config = model.source_files.get(CONFIG)
+    if config is None:
         return OWN
-    pad, end = told.get("pad_token_id"), told.get("eos_token_id")
-    begin = told.get("decoder_start_token_id", told.get("bos_token_id"))
+    pad, end = config.get("pad_token_id"), config.get("eos_token_id")
+    begin = config.get("decoder_start_token_id", config.get("bos_token_id"))
     first = pad if pad is not None else end if isinstance(end, int) else 0
-    known = [x if isinstance(x, int) else first for x in (begin, end)]
-    return Specials(first, None, known[0], known[1], None)
+    bos, eos = (x if isinstance(x, int) else first for x in (begin, end))
+    return Specials(first, None, bos, eos, None)
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True)
     path.write_text(text + "\n", encoding="utf-8")

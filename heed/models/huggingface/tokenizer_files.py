@@ -1,4 +1,4 @@
-"""A tokenizer of ours, as `transformers` reads it."""
+"""Write a heed tokenizer as the files that `transformers` reads."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from heed.data.tokenizers.pretrained import Borrowed
 from heed.data.tokenizers.tokenizer import SPECIALS, Tokenizer
 from heed.models.huggingface.folder import TOKENIZER, TOKENIZER_CONFIG
 
-AROUND = {
+TEMPLATES = {
     "translate": ("$A <eos>", None),
     "classify": ("<bos> $A <eos>", "<bos> $A <eos> $B <eos>"),
     "generate": ("<bos> $A", None),
 }
-"""What a model reads around a text, and around a pair of texts."""
-ROLES = ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token")
+"""By task: the special tokens around one text, and around a text pair."""
+SPECIAL_TOKEN_KEYS = ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token")
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, folder: Path, *, around: str | None, longest: int | None
+    tokenizer: Tokenizer, folder: Path, *, template: str | None, max_length: int | None
 ) -> None:
-    """tokenizer.json, and which of its tokens are special beside it.
+    """Write tokenizer.json and tokenizer_config.json.
 
-    `around` is the task that says what stands around a text; None is nothing.
+    `template` is the task whose special tokens surround a text; None adds no special tokens.
     """
     if isinstance(tokenizer, Borrowed):
         tokenizer.save(folder / TOKENIZER)
         return
     core = tokenizers.Tokenizer.from_str(tokenizer.core.to_str())
     core.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
-    if around is not None:
-        single, pair = AROUND[around]
+    if template is not None:
+        single, pair = TEMPLATES[template]
         core.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(name, i) for i, name in enumerate(SPECIALS)]
         )
     core.save(str(folder / TOKENIZER))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    config |= dict(zip(ROLES, SPECIALS, strict=True))
+    config |= dict(zip(SPECIAL_TOKEN_KEYS, SPECIALS, strict=True))
     config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}
     config |= {"clean_up_tokenization_spaces": False}
-    config |= {} if longest is None else {"model_max_length": longest}
+    config |= {} if max_length is None else {"model_max_length": max_length}
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / TOKENIZER_CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -18,9 +18,9 @@ from heed.config import InitConfig, ModelConfig, Recipe, Section, TokenizerConfi
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, RunError
 from heed.models import LanguageModel, Model, Translator, huggingface
-from heed.models.huggingface.architecture import KINDS, AnyModel
+from heed.models.huggingface.architecture import MODEL_CLASSES, AnyModel
 from heed.models.huggingface.folder import CONFIG
-from heed.models.huggingface.reparameterize import OF_CLASSES, OF_GRAMS, meaning
+from heed.models.huggingface.reparameterize import CLASSIFIER_KEYS, NGRAM_KEYS, effective_config
 from heed.models.layer_index import LayerIndex, heights
 from heed.models.weights import read_weights
 from heed.nn import lora
@@ -29,7 +29,7 @@ from heed.runs.run import Run
 
 Say = Callable[[str], None]
 TABLE = "embedding.table.weight"
-FREE = OF_CLASSES
+FREE = CLASSIFIER_KEYS
 """Keys of a model that may be others than the origin's: its head is then new."""
 
 
@@ -83,14 +83,14 @@ def _elsewhere(name: str) -> Origin:
             where=name,
             todo="Put it beside the weights: `save_pretrained` of a fast tokenizer writes it.",
         )
-    task = next((task for task, kind in KINDS.items() if isinstance(model, kind)), None)
+    task = next((task for task, kind in MODEL_CLASSES.items() if isinstance(model, kind)), None)
     weights, pieces = model.state_dict(), TokenizerConfig()
     return Origin(name, task, model.config, tokenizer, weights, pieces, _classes(model))
 
 
 def _classes(model: AnyModel) -> tuple[str, ...]:
     """What a classifier from elsewhere tells apart; `LABEL_0` says nothing."""
-    names = huggingface.class_names(model.elsewhere[CONFIG])
+    names = huggingface.class_names(model.source_files[CONFIG])
     return () if all(name.startswith("LABEL_") for name in names) else names
 
 
@@ -99,7 +99,8 @@ def settled(recipe: Recipe) -> tuple[Recipe, Origin | None]:
     if recipe.init.run is None:
         return recipe, None
     origin = open_origin(recipe.init.run)
-    bound = {key: v for key, v in meaning(recipe.task, origin.model).items() if key not in FREE}
+    shape = effective_config(recipe.task, origin.model)
+    bound = {key: value for key, value in shape.items() if key not in FREE}
     wrong = [*_contradictions("model", recipe.model, bound, origin.name)]
     pieces = origin.pieces.model_dump(exclude={"dropout", "text"})
     wrong += _contradictions("tokenizer", recipe.tokenizer, pieces, origin.name)
@@ -115,7 +116,7 @@ def settled(recipe: Recipe) -> tuple[Recipe, Origin | None]:
 def _dropped(recipe: Recipe) -> dict[str, Any]:
     """Keys of an origin that are as if it had never set them: of runs of tokens, where none are."""
     none = recipe.task != "classify" or _told(recipe.model).get("ngrams") == 1
-    return ModelConfig().model_dump(include=OF_GRAMS) if none else {}
+    return ModelConfig().model_dump(include=NGRAM_KEYS) if none else {}
 
 
 def _told(section: Section) -> dict[str, Any]:
