@@ -316,7 +316,7 @@ def spoil(folder: Path, how: str) -> str:
     if how == "another architecture":
         told["architectures"] = ["LlamaForCausalLM"]
         config.write_text(json.dumps(told))
-        return "LlamaForCausalLM is not a class that heed knows"
+        return "LlamaForCausalLM is not supported"
     if how == "no architecture":
         del told["architectures"]
         config.write_text(json.dumps(told))
@@ -326,10 +326,10 @@ def spoil(folder: Path, how: str) -> str:
         return "there is no config.json here"
     if how == "config that is no JSON":
         config.write_text("{")
-        return "this is not JSON"
+        return "this file is not valid JSON"
     if how == "config that lies":
         config.write_text(json.dumps(told | {"hidden_size": 20}))
-        return "the weights do not fit config.json"
+        return "the weights do not match config.json"
     if how == "config with nonsense":
         config.write_text(json.dumps(told | {"num_attention_heads": "many"}))
         return "num_attention_heads is 'many', which is not a whole number"
@@ -338,7 +338,7 @@ def spoil(folder: Path, how: str) -> str:
         return "does not divide by heads 5"
     if how == "another activation":
         config.write_text(json.dumps(told | {"hidden_act": "mish"}))
-        return "hidden_act 'mish' is not known here"
+        return "hidden_act = 'mish' is not supported"
     if how == "a decoder":
         config.write_text(json.dumps(told | {"is_decoder": True}))
         return "is_decoder = True is not supported"
@@ -347,7 +347,7 @@ def spoil(folder: Path, how: str) -> str:
         return "is missing"
     if how == "a wrong shape":
         save_file(held | {first: torch.zeros(3, 3)}, weights)
-        return "is [3, 3], not"
+        return "has shape [3, 3], not"
     if how == "a pickle":
         weights.rename(folder / "pytorch_model.bin")
         return "this is a pickle"
@@ -356,7 +356,7 @@ def spoil(folder: Path, how: str) -> str:
         return "model.safetensors is missing"
     if how == "half of the weights":
         weights.write_bytes(weights.read_bytes()[:-50])
-        return "this is not a whole safetensors file"
+        return "this is not a complete safetensors file"
     if how == "an index that leads out":
         weights.unlink()
         index = {"weight_map": {first: "../other.safetensors"}}
@@ -405,7 +405,7 @@ def test_what_is_no_folder(tmp_path: Path, heed: Heed) -> None:
         (tmp_path / "nowhere", "there is no such folder"),
         (tmp_path / "file.txt", "this is a file"),
         (tmp_path / "pytorch_model.bin", "this is a pickle"),
-        ("nobody-at-all/nothing-here", "the hub did not give it"),
+        ("nobody-at-all/nothing-here", "the download from the hub failed"),
     ):
         answer = heed("import", name, "--run", tmp_path / "run")
         assert (answer.code, said in answer.err) == (2, True), answer.err
@@ -449,7 +449,7 @@ def test_formats(tmp_path: Path, heed: Heed) -> None:
     answer = heed("export", tmp_path / "run", tmp_path / "out", "--to", "ctranslate")
     assert (answer.code, "Did you mean 'ctranslate2'?" in answer.err) == (2, True)
     answer = heed("export", tmp_path / "run", tmp_path / "out", "--quantize", "int8")
-    assert (answer.code, "--quantize is not for --to hf" in answer.err) == (2, True)
+    assert (answer.code, "--quantize is not an option of --to hf" in answer.err) == (2, True)
     shutil.rmtree(tmp_path / "run")
     answer = heed("export", tmp_path / "run", tmp_path / "out")
     assert (answer.code, "there is no run here" in answer.err) == (2, True)

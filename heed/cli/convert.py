@@ -11,7 +11,7 @@ from heed.cli.common import RunFolder, app
 
 
 @app.command("import", rich_help_panel="Exchange")
-def bring(
+def import_(
     folder: Annotated[str, typer.Argument(help="A folder of transformers, or a name on the hub.")],
     run: Annotated[Path, typer.Option(help="The run folder to make.")],
 ) -> None:
@@ -19,9 +19,9 @@ def bring(
 
     heed import models/roberta-sst2 --run runs/sst2
     """
-    from heed.export.huggingface import bring
+    from heed.export.huggingface import import_model
 
-    typer.echo(bring(folder, run))
+    typer.echo(import_model(folder, run))
 
 
 @app.command(rich_help_panel="Exchange")

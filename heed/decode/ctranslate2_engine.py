@@ -48,9 +48,11 @@ def convert(
     tokenizer.save(folder / "tokenizer.json")
     own = tokenizer.specials
     unknown = own.pad if own.unk is None else own.unk
-    marks = layout.Marks(unknown, own.bos, own.eos, own.unwritten)
+    special_ids = layout.SpecialIds(unknown, own.bos, own.eos, own.unwritten)
     names = names_of(model, tokenizer)
-    layout.save(model, names, folder, marks=marks, least=least, quantization=quantization)
+    layout.save(
+        model, names, folder, special_ids=special_ids, least=least, quantization=quantization
+    )
 
 
 def names_of(model: Translator, tokenizer: Tokenizer) -> list[str]:
@@ -62,7 +64,7 @@ def names_of(model: Translator, tokenizer: Tokenizer) -> list[str]:
 
 def refuse(model: Translator) -> None:
     """Say what of a model CTranslate2 cannot hold."""
-    found = layout.complaints(model.config)
+    found = layout.find_unsupported(model.config)
     if found:
         raise ConfigError([*found, "Use heed's own engine for this model."])
 

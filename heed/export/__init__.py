@@ -1,7 +1,7 @@
-"""A run in the form that other programs read.
+"""Export a run to other libraries: Hugging Face transformers, CTranslate2 or ONNX.
 
-A format is a module here with one function, `export(run, folder, **options)`, that writes a run
-into an empty folder, and a line in `FORMATS`.
+Each format is a module with one function, `export(run, folder, **options)`, that writes a run into
+an empty folder, and one line in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ FORMATS = {
     "ctranslate2": "heed.export.ctranslate2",
     "onnx": "heed.export.onnx",
 }
-"""What `--to` may name, and the module that writes it."""
+"""The values of `--to`, and the module that writes each."""
 
 
 def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
-    """Write a finished run to a new folder, whole or not at all."""
+    """Write a finished run to a new folder; on an error the folder is not created."""
     if to not in FORMATS:
         known = ", ".join(FORMATS)
         raise ConfigError([f"There is no format {to!r}: use {known}.{nearest(to, [*FORMATS])}"])
     write = import_module(FORMATS[to]).export
-    strange = sorted(options.keys() - signature(write).parameters.keys())
-    if strange:
-        raise ConfigError([f"--{strange[0]} is not for --to {to}."])
+    unknown = sorted(options.keys() - signature(write).parameters.keys())
+    if unknown:
+        raise ConfigError([f"--{unknown[0]} is not an option of --to {to}."])
     Run.open(run).require_weights()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError("this is not an empty folder.", where=str(folder), todo="Name another.")
+        raise RunError(
+            "this is not an empty folder.", where=str(folder), todo="Give another folder."
+        )
     with temporary_folder(folder) as draft:
         write(run, draft, **options)
         draft.replace(folder)

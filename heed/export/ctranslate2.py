@@ -1,4 +1,4 @@
-"""A translator for CTranslate2: model.bin, config.json, its vocabulary, and heed's tokenizer."""
+"""Export a translator to CTranslate2: model.bin, config.json, vocabularies and tokenizer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from heed.errors import ConfigError, RunError
 from heed.models import Translator
 from heed.train import run as train_run
 
-NUMBERS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_bfloat16")
-"""How CTranslate2 can keep weights."""
+WEIGHT_TYPES = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_bfloat16")
+"""The number types in which CTranslate2 can store weights."""
 
 
 def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
-    """Write a run's translator; `quantize` is how its weights are kept, unset as they are."""
+    """Write a run's translator; `quantize` is the type of its weights (default: unchanged)."""
     check_installed("ctranslate2")
-    if quantize is not None and quantize not in NUMBERS:
-        raise ConfigError([f"quantize cannot be {quantize!r}: use one of {', '.join(NUMBERS)}."])
+    if quantize is not None and quantize not in WEIGHT_TYPES:
+        raise ConfigError(
+            [f"quantize cannot be {quantize!r}: use one of {', '.join(WEIGHT_TYPES)}."]
+        )
     model, tokenizer, recipe = train_run.load(run, device="cpu")
     if not isinstance(model, Translator):
-        what = f"this run was trained to {recipe.task}, and CTranslate2 gets translators alone."
+        what = (
+            f"this run was trained to {recipe.task}; only translators are exported to CTranslate2."
+        )
         raise RunError(what, where=str(run), todo="Export it with --to onnx.")
     from heed.decode.ctranslate2_engine import convert, refuse
 

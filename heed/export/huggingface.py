@@ -1,4 +1,4 @@
-"""Folders of `transformers`: a run made of one, and one made of a run."""
+"""Import a folder of Hugging Face transformers as a run, and export a run as such a folder."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from heed.runs.labels import Classes
 from heed.runs.run import Run
 from heed.train import checkpoint
 
-BESIDE = "pretrained.json"
-"""What stood beside the weights where they came from: a run keeps it for the way back."""
+SOURCE_FILES = "pretrained.json"
+"""The original config.json and generation_config.json, kept in the run for a later export."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
-SEARCH = {
+BEAM_SEARCH_KEYS = {
     "num_beams": ("beam", (int,)),
     "length_penalty": ("length_penalty", (int, float)),
     "early_stopping": ("early_stop", (bool,)),
 }
-"""What `generate` calls the keys of a search, ours, and the kinds of values that both take."""
+"""Keys of generation_config.json, heed's keys in [decode], and the value types both accept."""
 
 
-def bring(folder: str, run: Path) -> str:
-    """Make a run of a folder, or of a model on the hub; returns what it is.
+def import_model(folder: str, run: Path) -> str:
+    """Create a run from a folder, or from a model on the hub; returns a one-line description.
 
     Everything is read before anything is written.
     """
@@ -47,43 +47,45 @@ def bring(folder: str, run: Path) -> str:
     if isinstance(model, Backbone):
         name = model.source_files[CONFIG]["architectures"][0]
         raise HeedError(
-            f"{name} has no head, so a run of it could neither write nor classify.",
+            f"{name} has no head, so it can neither generate nor classify.",
             where=folder,
-            todo="Begin a run from it: `[init] from` takes its weights below a new head.",
+            todo="Train from it: `[init] from` loads its weights below a new head.",
         )
     recipe = _recipe(model)
-    made = Run.create(run, recipe)
+    new_run = Run.create(run, recipe)
     try:
         if tokenizer is not None:
-            tokenizer.save(made.tokenizer_path)
+            tokenizer.save(new_run.tokenizer_path)
         if isinstance(model, Classifier):
-            _classes(model).save(made)
-        write_atomic(run / BESIDE, json.dumps(model.source_files, indent=1, ensure_ascii=False) + "\n")
-        made.write_environment({"data": {}, "from": folder})
-        checkpoint.write_tensors(made.weights_path, model.state_dict())
+            _classes(model).save(new_run)
+        source_files = json.dumps(model.source_files, indent=1, ensure_ascii=False)
+        write_atomic(run / SOURCE_FILES, source_files + "\n")
+        new_run.write_environment({"data": {}, "from": folder})
+        checkpoint.write_tensors(new_run.weights_path, model.state_dict())
     except BaseException:
         shutil.rmtree(run, ignore_errors=True)
         raise
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    text = "with its tokenizer" if tokenizer else "without a tokenizer, for the folder has none"
+    text = "with its tokenizer" if tokenizer else "without a tokenizer (the folder has none)"
     return f"{run}: a model to {recipe.task}, {parameters:,} parameters, {text}."
 
 
 def _classes(model: Classifier) -> Classes:
-    """What a classifier tells apart, by its config.json."""
-    told = model.source_files[CONFIG]
-    return Classes(huggingface.class_names(told) or _unnamed(model), huggingface.is_pair_classifier(told))
+    """A classifier's class names, read from its config.json."""
+    config = model.source_files[CONFIG]
+    names = huggingface.class_names(config) or _default_class_names(model)
+    return Classes(names, huggingface.is_pair_classifier(config))
 
 
-def _unnamed(model: Classifier) -> tuple[str, ...]:
-    """What transformers calls classes that have no names; it does not write that down."""
+def _default_class_names(model: Classifier) -> tuple[str, ...]:
+    """The names transformers gives unnamed classes; it does not store them in config.json."""
     *_, bias = model.head.parameters()
     return tuple(f"LABEL_{number}" for number in range(len(bias)))
 
 
 def _recipe(model: Model) -> Recipe:
-    """What a run would have been told to make this model."""
-    config, told = model.config, model.source_files.get(GENERATION, {})
+    """The recipe of a run with this model."""
+    config, generation = model.config, model.source_files.get(GENERATION, {})
     task = "classify" if isinstance(model, Classifier) else "generate"
     tables: dict[str, Any] = {"task": "translate" if isinstance(model, Translator) else task}
     tables["model"] = {k: v for k, v in config.model_dump().items() if v is not None}
@@ -92,45 +94,48 @@ def _recipe(model: Model) -> Recipe:
         tables["train"] = {"objective": "masked"}
     if isinstance(model, Translator):
         tables["decode"] = {
-            ours: told[theirs]
-            for theirs, (ours, kinds) in SEARCH.items()
-            if type(told.get(theirs)) in kinds and told[theirs] >= 0
+            ours: generation[theirs]
+            for theirs, (ours, types) in BEAM_SEARCH_KEYS.items()
+            if type(generation.get(theirs)) in types and generation[theirs] >= 0
         }
     return Recipe.of(tables)
 
 
 def export(run: Path, folder: Path) -> None:
-    """Write a run so that `from_pretrained` reads it."""
-    opened = Run.open(run)
-    recipe, weights = opened.recipe(), read_weights(opened.require_weights())
+    """Write a run as a folder that `from_pretrained` reads."""
+    source = Run.open(run)
+    recipe, weights = source.recipe(), read_weights(source.require_weights())
     causal = recipe.train.objective == "next"
     model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(run))
-    if (run / BESIDE).exists():
-        model.source_files = json.loads((run / BESIDE).read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.load(opened.tokenizer_path) if opened.tokenizer_path.exists() else None
-    told, search = Classes.read(opened) or Classes(()), _search(model, recipe)
+    if (run / SOURCE_FILES).exists():
+        model.source_files = json.loads((run / SOURCE_FILES).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.load(source.tokenizer_path) if source.tokenizer_path.exists() else None
+    classes, search = Classes.read(source) or Classes(()), _beam_search(model, recipe)
     try:
         huggingface.save(
-            model, tokenizer, folder, classes=told.names, pairs=told.pairs, search=search
+            model, tokenizer, folder, classes=classes.names, pairs=classes.pairs, search=search
         )
     except HeedError as error:
-        todo = error.todo or _elsewhere(model)
+        todo = error.todo or _other_formats(model)
         raise HeedError(error.what, where=str(run), todo=todo) from error
 
 
-def _search(model: Model, recipe: Recipe) -> dict[str, Any]:
-    """What `generate` is told of the beam by which a translator trained here writes."""
+def _beam_search(model: Model, recipe: Recipe) -> dict[str, Any]:
+    """Beam search settings of a translator trained in heed, as keys of generation_config.json."""
     decode = recipe.decode
     if not isinstance(model, Translator) or GENERATION in model.source_files or decode.beam == 1:
         return {}
-    return {theirs: getattr(decode, ours) for theirs, (ours, _) in SEARCH.items()}
+    return {theirs: getattr(decode, ours) for theirs, (ours, _) in BEAM_SEARCH_KEYS.items()}
 
 
-def _elsewhere(model: Model) -> str | None:
-    """Which of the other formats can hold a model that transformers cannot."""
-    able = [] if onnx.complaints(model.config, causal=onnx.causal(model)) else ["onnx"]
+def _other_formats(model: Model) -> str | None:
+    """The other formats that can hold a model that transformers cannot, as a hint."""
+    formats = (
+        [] if onnx.find_unsupported(model.config, causal=onnx.is_generative(model)) else ["onnx"]
+    )
     if isinstance(model, Translator) and find_spec("ctranslate2") is not None:
         from heed.models import ctranslate2_layout as layout
 
-        able = able if layout.complaints(model.config) else ["ctranslate2", *able]
-    return f"It goes out with {' or '.join(f'--to {name}' for name in able)}." if able else None
+        formats = formats if layout.find_unsupported(model.config) else ["ctranslate2", *formats]
+    names = " or ".join(f"--to {name}" for name in formats)
+    return f"Export it with {names}." if formats else None

@@ -1,15 +1,15 @@
-"""A model as ONNX graphs, for onnxruntime and whatever else reads them.
+"""Export a model as ONNX graphs, for onnxruntime and other ONNX runtimes.
 
-| task       | graph          | reads                            | gives                       |
+| task       | graph          | inputs                           | outputs                     |
 |------------|----------------|----------------------------------|-----------------------------|
 | translate  | `encoder.onnx` | `source`, `mask`                 | `cross`                     |
 |            | `decoder.onnx` | `target`, `mask`, `cross`, `past`| `logits`, `present`         |
 | generate   | `model.onnx`   | `ids`, `mask`, `past`            | `logits`, `present`         |
 | classify   | `model.onnx`   | `ids`, `mask`                    | `logits`                    |
 
-`past` are the keys and values of all tokens so far, none at first, and `present` is what `past` is
-to be at the next step. Every size may be another at each call, but for the model's own. Attention
-is the plain formula. `config.json` says what a program has to know beside that.
+`past` holds the keys and values of all tokens so far, empty at first; `present` is the `past` of
+the next step. All sizes may change from call to call, except those of the model. Attention is the
+plain formula. `config.json` has the sizes and token ids that a program needs to run the graphs.
 
 Shapes: b batch, n tokens, m source tokens, p past tokens, g key and value heads, d head width.
 """
@@ -42,99 +42,105 @@ from heed.nn.tokens import Tokens
 from heed.runs.run import Run
 from heed.train import run as train_run
 
-NEEDED = ("onnx", "onnxscript")
+REQUIRED_PACKAGES = ("onnx", "onnxscript")
 BATCH, LENGTH, SOURCE, PAST = 2, 3, 5, 4
-"""Sizes of what is read to trace a model: any will do, but no two alike, and none below two."""
+"""Sizes of the example inputs for tracing. They must differ, since the exporter would unify equal
+sizes, and be at least 2, since it would fix a size of 1."""
 
-Held = list[Tensor]
+KeyValues = list[Tensor]
 """Keys and values by layer: k, v, k, v, …"""
 
 
 def export(run: Path, folder: Path) -> None:
-    """Write a run's model, its tokenizer and what a program must know of both."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    """Write a run's model as graphs, its tokenizer, and config.json with sizes and token ids."""
+    missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         what = f"{' and '.join(missing)}: not installed."
-        raise RunError(what, todo="Install what is missing: pip install heed[onnx]")
+        raise RunError(what, todo="Install with: pip install heed[onnx]")
     model, tokenizer, recipe = train_run.load(run, device="cpu")
-    found = complaints(model.config, causal=causal(model))
-    if found:
-        raise ConfigError(found, where=str(run))
-    for graph in graphs(plain(model.eval())):
+    unsupported = find_unsupported(model.config, causal=is_generative(model))
+    if unsupported:
+        raise ConfigError(unsupported, where=str(run))
+    for graph in graphs(make_exportable(model.eval())):
         save(graph, folder / f"{graph.name}.onnx")
     tokenizer.save(folder / "tokenizer.json")
-    facts = {"task": recipe.task, **_facts(model), "max_length": recipe.data.max_length}
-    facts |= {"ids": asdict(tokenizer.specials), "unwritten": tokenizer.specials.unwritten}
-    (folder / "config.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    config = {"task": recipe.task, **_model_sizes(model), "max_length": recipe.data.max_length}
+    config |= {"ids": asdict(tokenizer.specials), "unwritten": tokenizer.specials.unwritten}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     classes = Run(run).classes_path
     if classes.exists():
         shutil.copy(classes, folder)
 
 
-def complaints(config: ModelConfig, *, causal: bool) -> list[str]:
-    """What of such a model a graph cannot hold, key by key."""
+def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:
+    """The recipe keys of a model that an ONNX graph cannot express, as sentences."""
     if config.family != "transformer":
         return [f"model.family = {config.family!r}: only Transformers are exported to ONNX."]
-    found = []
-    acts = config.merge_when == "always"
-    if acts and config.merge == "shuffle":
-        found.append("model.merge = 'shuffle': it draws at every call, and a graph draws nothing.")
-    if acts and causal and config.over != "token":
-        found.append(f"model.over = {config.over!r}: a step with a cache sees no {config.over}.")
-    return found
+    unsupported = []
+    active = config.merge_when == "always"
+    if active and config.merge == "shuffle":
+        unsupported.append("model.merge = 'shuffle': a graph has no random numbers.")
+    if active and causal and config.over != "token":
+        unsupported.append(
+            f"model.over = {config.over!r}: a step with a cache sees no {config.over}."
+        )
+    return unsupported
 
 
-def causal(model: Model) -> bool:
-    """Whether a model writes, token by token."""
+def is_generative(model: Model) -> bool:
+    """Whether a model generates token by token."""
     return isinstance(model, Translator) or (isinstance(model, LanguageModel) and model.causal)
 
 
-# ------------------------------------------------------------------------------- parts of a model
+# ------------------------------------------------------------------------- modules to be traced
 
 
-class Given(LayerCache):
-    """Keys and values that came in from outside, and what follows them."""
+class FixedCache(LayerCache):
+    """A layer cache whose keys and values are graph inputs; new ones are appended."""
 
     def __init__(self, k_bgpd: Tensor, v_bgpd: Tensor) -> None:
         super().__init__()
-        self.held = [k_bgpd, v_bgpd]
+        self.key_values = [k_bgpd, v_bgpd]
 
     @property
     def filled(self) -> bool:
-        """They are there, be they none."""
+        """Always true: the inputs are the cache, even when it has no tokens yet."""
         return True
 
     def append(self, k_bgnd: Tensor, v_bgnd: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values so far."""
-        self.held = [
-            torch.cat(pair, dim=2) for pair in zip(self.held, (k_bgnd, v_bgnd), strict=True)
+        """Append new keys and values; returns all of them."""
+        self.key_values = [
+            torch.cat(pair, dim=2) for pair in zip(self.key_values, (k_bgnd, v_bgnd), strict=True)
         ]
         return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """As they are now."""
-        k, v = self.held
+        """All keys and values."""
+        k, v = self.key_values
         return k, v
 
 
-def _layers(name: str, held: Held) -> dict[str, LayerCache]:
-    return {f"{i}.{name}": Given(*held[2 * i : 2 * i + 2]) for i in range(len(held) // 2)}
+def _layer_caches(name: str, key_values: KeyValues) -> dict[str, LayerCache]:
+    return {
+        f"{i}.{name}": FixedCache(*key_values[2 * i : 2 * i + 2])
+        for i in range(len(key_values) // 2)
+    }
 
 
-def _held(cache: Cache) -> Held:
-    """The keys and values of self-attention, layer by layer."""
+def _self_attention_kv(cache: Cache) -> KeyValues:
+    """The keys and values of self-attention by layer: k, v, k, v, …"""
     return [x for name, layer in cache.layers.items() if "self" in name for x in layer.read()]
 
 
 class Encoder(nn.Module):
-    """A source, as the keys and values that each of the decoder's layers attends to."""
+    """The encoder, and the keys and values of the decoder's cross-attention layers."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, source: Tensor, mask: Tensor) -> Held:
-        """From ids [b, m] with their end mark, and which of them are real."""
+    def forward(self, source: Tensor, mask: Tensor) -> KeyValues:
+        """From source ids [b, m], ending in <eos>, and their mask (True = a real token)."""
         tokens, decoder = Tokens.of(source, mask=mask), cast(Stack, self.model.decoder)
         memory = self.model.encode(source, tokens, weights=True).x_bnw
         out, at = [], tokens.positions_bn
@@ -147,86 +153,88 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What follows some target tokens, after those that are past."""
+    """A decoding step of a translator: logits after new target tokens, given those in `past`."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, target: Tensor, mask: Tensor, cross: Held, past: Held) -> tuple[Tensor, Held]:
-        """From new target ids [b, n] and the source's mask [b, m]; the first id begins a text."""
+    def forward(
+        self, target: Tensor, mask: Tensor, cross: KeyValues, past: KeyValues
+    ) -> tuple[Tensor, KeyValues]:
+        """From new target ids [b, n] and the source mask [b, m]; the first id of all is <bos>."""
         p, n = past[0].shape[2], target.shape[1]
-        cache = Cache(layers=_layers("cross", cross) | _layers("self", past))
+        cache = Cache(layers=_layer_caches("cross", cross) | _layer_caches("self", past))
         cache.tokens = Tokens(torch.arange(p)[None])
         new, source = Tokens(torch.arange(p, p + n)[None]), Tokens.of(mask, mask=mask)
-        # Of the encoded source only its length is asked for: keys and values are there.
+        # The decoder reads only the length of the encoded source: keys and values are cached.
         out = self.model.decode(target, new, mask, source, cache=cache, weights=True)
-        return self.model.head(out.x_bnw), _held(cache)
+        return self.model.head(out.x_bnw), _self_attention_kv(cache)
 
 
-class Writer(nn.Module):
-    """What a language model says follows some tokens, after those that are past."""
+class LanguageModelStep(nn.Module):
+    """A decoding step of a language model: logits after new tokens, given those in `past`."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, mask: Tensor, past: Held) -> tuple[Tensor, Held]:
-        """From new ids [b, n] and a mask of all tokens so far [b, p + n]: prompts may be padded."""
+    def forward(self, ids: Tensor, mask: Tensor, past: KeyValues) -> tuple[Tensor, KeyValues]:
+        """From new ids [b, n] and a mask [b, p + n] of all tokens: prompts may be padded."""
         p, at = past[0].shape[2], count_positions(mask)
-        cache = Cache(layers=_layers("self", past), tokens=Tokens(at[:, :p], mask[:, :p]))
-        told = Tokens(at[:, p:], mask[:, p:])
-        out = self.model.stack(self.model.embedding(ids), told, cache=cache, weights=True)
-        return self.model.head(out.x_bnw), _held(cache)
+        cache = Cache(layers=_layer_caches("self", past), tokens=Tokens(at[:, :p], mask[:, :p]))
+        new = Tokens(at[:, p:], mask[:, p:])
+        out = self.model.stack(self.model.embedding(ids), new, cache=cache, weights=True)
+        return self.model.head(out.x_bnw), _self_attention_kv(cache)
 
 
-class Whole(nn.Module):
-    """What a classifier or a masked language model says of texts that it reads at once."""
+class FullSequence(nn.Module):
+    """A classifier or masked language model, which reads whole sequences at once."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
-        """From ids [b, n], which of them are real, and their types where a model tells those."""
+        """From ids [b, n], their mask, and token types if the model has them."""
         logits: Tensor = self.model.trace(ids, mask=mask, types=types).logits
         return logits
 
 
-# ------------------------------------------------------------------------------------- the graphs
+# ---------------------------------------------------------------------------------- graphs
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A part of a model, and what goes in and comes out."""
+    """One ONNX graph: the module to trace, example inputs, and names of inputs and outputs."""
 
     name: str
-    part: nn.Module
-    inputs: dict[str, Tensor | Held]
-    sizes: dict[str, dict[int, str]]
-    """Of each input, which sizes may change, and what they are called."""
+    module: nn.Module
+    inputs: dict[str, Tensor | KeyValues]
+    dynamic_sizes: dict[str, dict[int, str]]
+    """For each input: its dynamic dimensions and their names."""
     outputs: list[str]
 
     def input_names(self) -> list[str]:
-        """One a tensor: those of a layer are named after it."""
-        return [one for name, x in self.inputs.items() for one in _numbered(name, x)]
+        """The name of each input tensor; keys and values are numbered by layer."""
+        return [one for name, x in self.inputs.items() for one in _layer_names(name, x)]
 
 
 def graphs(model: Model) -> Iterator[Graph]:
-    """What a model becomes, with something to read for each part."""
+    """The graphs that a model is exported as, with example inputs."""
     ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    read = {0: "batch", 1: "source"}
-    held = {0: "batch", 2: "past"}
-    past = _some(model, PAST)
+    source_sizes = {0: "batch", 1: "source"}
+    past_sizes = {0: "batch", 2: "past"}
+    past = _example_kv(model, PAST)
     if isinstance(model, Translator):
         source = torch.zeros(BATCH, SOURCE, dtype=torch.long)
-        mask, cross = torch.ones_like(source, dtype=torch.bool), _some(model, SOURCE)
+        mask, cross = torch.ones_like(source, dtype=torch.bool), _example_kv(model, SOURCE)
         yield Graph(
             "encoder",
             Encoder(model),
             {"source": source, "mask": mask},
-            {"source": read, "mask": read},
-            _numbered("cross", cross),
+            {"source": source_sizes, "mask": source_sizes},
+            _layer_names("cross", cross),
         )
         yield Graph(
             "decoder",
@@ -234,42 +242,44 @@ def graphs(model: Model) -> Iterator[Graph]:
             {"target": ids, "mask": mask, "cross": cross, "past": past},
             {
                 "target": {0: "batch", 1: "target"},
-                "mask": read,
+                "mask": source_sizes,
                 "cross": {0: "batch", 2: "source"},
-                "past": held,
+                "past": past_sizes,
             },
-            ["logits", *_numbered("present", past)],
+            ["logits", *_layer_names("present", past)],
         )
     elif isinstance(model, LanguageModel) and model.causal:
         so_far = torch.ones(BATCH, PAST + LENGTH, dtype=torch.bool)
         yield Graph(
             "model",
-            Writer(model),
+            LanguageModelStep(model),
             {"ids": ids, "mask": so_far, "past": past},
-            {"ids": {0: "batch", 1: "new"}, "mask": {0: "batch", 1: "all"}, "past": held},
-            ["logits", *_numbered("present", past)],
+            {"ids": {0: "batch", 1: "new"}, "mask": {0: "batch", 1: "all"}, "past": past_sizes},
+            ["logits", *_layer_names("present", past)],
         )
     else:
-        inputs: dict[str, Tensor | Held] = {"ids": ids, "mask": torch.ones_like(ids).bool()}
+        inputs: dict[str, Tensor | KeyValues] = {"ids": ids, "mask": torch.ones_like(ids).bool()}
         inputs |= {"types": ids.clone()} if model.config.token_types else {}
         size = {0: "batch", 1: "length"}
-        yield Graph("model", Whole(model), inputs, dict.fromkeys(inputs, size), ["logits"])
+        yield Graph("model", FullSequence(model), inputs, dict.fromkeys(inputs, size), ["logits"])
 
 
-def _some(model: Model, length: int) -> Held:
-    """Keys and values of so many tokens, of no meaning."""
-    heads, width, layers = (_facts(model)[key] for key in ("kv_heads", "head_width", "layers"))
+def _example_kv(model: Model, length: int) -> KeyValues:
+    """Example keys and values: zeros for `length` tokens."""
+    heads, width, layers = (
+        _model_sizes(model)[key] for key in ("kv_heads", "head_width", "layers")
+    )
     return [torch.zeros(BATCH, heads, length, width) for _ in range(2 * layers)]
 
 
-def _numbered(name: str, x: Tensor | Held) -> list[str]:
+def _layer_names(name: str, x: Tensor | KeyValues) -> list[str]:
     if isinstance(x, Tensor):
         return [name]
     return [f"{name}.{i // 2}.{'key' if i % 2 == 0 else 'value'}" for i in range(len(x))]
 
 
-def _facts(model: Model) -> dict[str, Any]:
-    """What a program must know to run the graphs; of a translator's layers, the decoder's."""
+def _model_sizes(model: Model) -> dict[str, Any]:
+    """The sizes a program needs to run the graphs; `layers` are a translator's decoder layers."""
     config = model.config
     translates = isinstance(model, Translator) and config.decoder_layers
     return {
@@ -280,37 +290,41 @@ def _facts(model: Model) -> dict[str, Any]:
     }
 
 
-class Turn(Rope):
-    """RoPE with frequencies as they are: ONNX cannot read the bits of a number as another's."""
+class ExportableRope(Rope):
+    """RoPE with its frequencies as a plain buffer: ONNX has no bit-level reinterpretation."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.register_buffer("plain", super().frequencies().clone(), persistent=False)
-        self.plain: Tensor
+        self.register_buffer(
+            "exported_frequencies", super().frequencies().clone(), persistent=False
+        )
+        self.exported_frequencies: Tensor
 
     def frequencies(self) -> Tensor:
-        """base^(-2i/d)."""
-        return self.plain
+        """The rotation frequencies base^(-2i/d)."""
+        return self.exported_frequencies
 
 
-def plain(model: Model) -> Model:
-    """The same model, without what ONNX has no word for."""
+def make_exportable(model: Model) -> Model:
+    """Replace, in place, the modules that ONNX cannot express; returns the model."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Rope):
-                module.add_module(name, Turn(model.config))
+                module.add_module(name, ExportableRope(model.config))
     return model
 
 
 def save(graph: Graph, path: Path) -> None:
-    """Trace a part of a model, and write it."""
+    """Trace a graph's module and write it as ONNX."""
     shapes = {
-        name: graph.sizes[name] if isinstance(x, Tensor) else [graph.sizes[name]] * len(x)
+        name: graph.dynamic_sizes[name]
+        if isinstance(x, Tensor)
+        else [graph.dynamic_sizes[name]] * len(x)
         for name, x in graph.inputs.items()
     }
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _silence_exporter():
         program = torch.onnx.export(
-            graph.part.eval(),
+            graph.module.eval(),
             kwargs=graph.inputs,
             dynamo=True,
             dynamic_shapes=shapes,
@@ -319,13 +333,13 @@ def save(graph: Graph, path: Path) -> None:
             verbose=False,
         )
         if program is None:
-            raise RuntimeError("The exporter gave nothing.")
+            raise RuntimeError("torch.onnx.export returned no program.")
         program.save(str(path))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """What the exporter's parts have to say to each other is nothing to a user."""
+def _silence_exporter() -> Iterator[None]:
+    """Silence the exporter's warnings and log lines, which concern its internals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)

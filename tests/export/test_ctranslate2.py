@@ -70,9 +70,9 @@ def names(model: Translator) -> list[str]:
 
 def saved(model: Translator, folder: Path) -> Any:
     """The same model, as CTranslate2 loads it."""
-    assert layout.complaints(model.config) == []
+    assert layout.find_unsupported(model.config) == []
     folder.mkdir()
-    layout.save(model, names(model), folder, marks=layout.Marks(UNK, BOS, EOS))
+    layout.save(model, names(model), folder, special_ids=layout.SpecialIds(UNK, BOS, EOS))
     return ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
 
 
@@ -116,7 +116,7 @@ def assert_same_numbers(model: Translator, folder: Path) -> None:
 
 @pytest.mark.parametrize(("key", "changes"), LACKING.items())
 def test_what_it_lacks_is_named(key: str, changes: dict[str, Any]) -> None:
-    (complaint,) = layout.complaints(tiny(**changes))
+    (complaint,) = layout.find_unsupported(tiny(**changes))
     assert complaint.startswith(key)
 
 
@@ -381,7 +381,7 @@ def test_a_refused_export_leaves_nothing(
     place: Path, tmp_path: Path, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if quantize is None:
-        monkeypatch.setattr(layout, "complaints", lambda config: ["model.merge: no."])
+        monkeypatch.setattr(layout, "find_unsupported", lambda config: ["model.merge: no."])
     with pytest.raises(HeedError, match=quantize or "model.merge"):
         export(place / "run", tmp_path / "mine", to="ctranslate2", quantize=quantize)
     assert not list(tmp_path.iterdir())
@@ -404,8 +404,8 @@ def test_what_is_not_to_be_written_is_not(tmp_path: Path) -> None:
     assert model.head.bias is not None
     with torch.no_grad():
         model.head.bias[PAD] = 50.0
-    marks = layout.Marks(UNK, BOS, EOS, unwritten=(PAD,))
-    layout.save(model, names(model), tmp_path, marks=marks)
+    special_ids = layout.SpecialIds(UNK, BOS, EOS, unwritten=(PAD,))
+    layout.save(model, names(model), tmp_path, special_ids=special_ids)
     served = ctranslate2.Translator(str(tmp_path), intra_threads=1)
     (written,) = served.translate_batch([["p7", "p8"]], beam_size=4, num_hypotheses=4)
     assert not any("<pad>" in one for one in written.hypotheses)

@@ -37,8 +37,8 @@ LEAKY = {"merge": "reweight", "over": "sequence", "leaky": True}
 def nothing(model: Model, batch: int) -> list[Tensor]:
     """The past of texts that nothing was written of."""
     *_, graph = onnx.graphs(model)
-    held = graph.inputs["past"]
-    return [x[:1, :, :0].expand(batch, -1, -1, -1) for x in held]
+    key_values = graph.inputs["past"]
+    return [x[:1, :, :0].expand(batch, -1, -1, -1) for x in key_values]
 
 
 # ------------------------------------------------------------------- parts, before they are graphs
@@ -66,9 +66,9 @@ def test_prompts_may_be_padded() -> None:
     model = new_language_model(position="alibi")
     prompts, news = texts([6, 2]), texts([2, 2], seed=3)
     ids, mask = padded(prompts, left=[0, 4])
-    logits, past = onnx.Writer(model)(ids, mask, nothing(model, 2))
+    logits, past = onnx.LanguageModelStep(model)(ids, mask, nothing(model, 2))
     mask = torch.cat([mask, torch.ones(2, 2, dtype=torch.bool)], dim=1)
-    after, _ = onnx.Writer(model)(torch.stack(news), mask, past)
+    after, _ = onnx.LanguageModelStep(model)(torch.stack(news), mask, past)
     for i, (prompt, new) in enumerate(zip(prompts, news, strict=True)):
         alone = model(torch.cat([prompt, new])[None])[0]
         assert apart(logits[i, -1], alone[len(prompt) - 1]) < 1e-5
@@ -84,13 +84,13 @@ def test_prompts_may_be_padded() -> None:
     ],
 )
 def test_what_a_graph_cannot_hold_is_named(changes: dict[str, Any], key: str) -> None:
-    (complaint,) = onnx.complaints(tiny(**changes), causal=True)
+    (complaint,) = onnx.find_unsupported(tiny(**changes), causal=True)
     assert complaint.startswith(key)
 
 
 def test_a_classifier_reads_all_at_once() -> None:
-    assert onnx.complaints(tiny(**LEAKY), causal=False) == []
-    assert onnx.complaints(tiny(merge="shuffle", merge_when="training"), causal=True) == []
+    assert onnx.find_unsupported(tiny(**LEAKY), causal=False) == []
+    assert onnx.find_unsupported(tiny(merge="shuffle", merge_when="training"), causal=True) == []
 
 
 # ----------------------------------------------------------------------------------- real graphs
@@ -98,7 +98,7 @@ def test_a_classifier_reads_all_at_once() -> None:
 
 @pytest.fixture(scope="module")
 def runtime() -> Any:
-    for name in onnx.NEEDED:
+    for name in onnx.REQUIRED_PACKAGES:
         pytest.importorskip(name, reason="the extra `onnx` is not installed")
     return pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
@@ -179,7 +179,7 @@ def test_a_language_model_and_a_classifier(tmp_path: Path, runtime: Any) -> None
     writer, reader = new_language_model(**changes), new_classifier(position="t5", layers=1)
     sessions: list[Session] = []
     for model in (writer, reader):
-        (graph,) = onnx.graphs(onnx.plain(model))
+        (graph,) = onnx.graphs(onnx.make_exportable(model))
         path = tmp_path / f"{len(sessions)}.onnx"
         onnx.save(graph, path)
         sessions.append(Session(runtime, path))
@@ -203,6 +203,6 @@ def test_what_is_not_for_onnx_is_refused(place: Path, tmp_path: Path, runtime: A
 def test_what_is_missing_is_named(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx, "NEEDED", ("nothing_of_that_name",))
+    monkeypatch.setattr(onnx, "REQUIRED_PACKAGES", ("nothing_of_that_name",))
     with pytest.raises(RunError, match=r"heed\[onnx\]"):
         export(place / "run", tmp_path / "mine", to="onnx")
