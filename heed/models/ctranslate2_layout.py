@@ -31,7 +31,7 @@ from heed.nn.merges import Shift
 from heed.nn.positions import Position, Rope, Shaw
 from heed.nn.stack import Block, Stack
 
-POSITIONS = 4096
+MIN_POSITIONS = 4096
 """Minimum rows of a position table where heed computes any position."""
 SUPPRESSED_LOGIT = -1e4
 """A logit with probability zero after softmax that float16 can represent."""
@@ -86,7 +86,7 @@ def positions(model: Translator, least: int = 0) -> int | None:
     limit, kind = position.limit(model.config), type(position)
     endless_bias = _overrides(kind, "bias") and position.reach is None
     if limit is None and (_overrides(kind, "embed") or endless_bias):
-        return max(least, POSITIONS)
+        return max(least, MIN_POSITIONS)
     return limit
 
 
