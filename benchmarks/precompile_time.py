@@ -1,13 +1,13 @@
-"""How long from the command to the first captured update, on a machine that has compiled nothing.
+"""Time from the command to the first captured step, on a machine that has compiled nothing.
 
     python benchmarks/precompile_time.py --data DIR
     python benchmarks/precompile_time.py --data DIR --set model.position=t5 \
         --set data.max_length=512
 
-DIR holds train.en, train.fr, dev.en and dev.fr; without it the generated world is learnt from.
-Every round begins with two empty folders, for what Triton compiles and for what heed keeps, then
-starts once more with them full. Kernels are to be compiled ahead by other processes: those that the
-run, or its first evaluation, compiled after all are named.
+DIR holds train.en, train.fr, dev.en and dev.fr; without it the recipe demo-translate is trained.
+Each round starts with an empty Triton cache and an empty heed cache, then starts again with the
+filled ones. Kernels should be compiled ahead of time by other processes: the table names those that
+the run, or its first validation, compiled itself.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 BARS = {"cold": 20.0, "warm": 12.0}
-"""Seconds that are too long."""
+"""Seconds allowed."""
 EVALUATED = 20
-"""Batches of dev, to see whether evaluation finds its kernels."""
+"""Batches of dev, to see whether validation finds its kernels."""
 
 
 def recipe_options(data: Path | None) -> tuple[str | None, str | None, list[str], list[str]]:
-    """How `heed train` would be told what to learn: a recipe, or a task and files."""
+    """Arguments of `heed train`: a recipe, or a task and files."""
     if data is None:
         return "demo-translate", None, [], []
     train, dev = ([str(data / f"{s}.{side}") for side in ("en", "fr")] for s in ("train", "dev"))
@@ -38,10 +38,10 @@ def recipe_options(data: Path | None) -> tuple[str | None, str | None, list[str]
 
 
 def once(data: Path | None, changes: list[str]) -> dict[str, Any]:
-    """What `heed train` does, up to its first update; in this process, which has just begun."""
-    from heed.train.precompile import start as precompile
+    """What `heed train` does up to its first step, in this process, which has just started."""
+    from heed.train import precompile
 
-    precompile.lay("cuda")
+    precompile.start_early("cuda")
     from heed.bench.startup import Startup
 
     startup = Startup()
@@ -49,19 +49,19 @@ def once(data: Path | None, changes: list[str]) -> dict[str, Any]:
 
     name, task, train, dev = recipe_options(data)
     recipe, _ = resolve.recipe(name, task, train, dev, changes, None)
-    precompile.light(recipe, "cuda")
+    precompile.start_early("cuda", recipe)
     with tempfile.TemporaryDirectory() as folder:
         return first_update(recipe, Path(folder) / "run", startup)
 
 
 def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
-    """Prepare as training does, update once, evaluate a little; what took how long."""
+    """Prepare as training does, take one step, validate a little; the seconds of each part."""
     import torch
 
     from heed.bench.startup import STAGES
     from heed.bench.timing import process_age, synchronize
     from heed.runs.run import Run
-    from heed.train.precompile import start as precompile
+    from heed.train.precompile.start import CompileProcess, stamp_path
     from heed.train.prepare import setup
     from heed.train.prepare.setup import choose_device, refuse_nonsense
     from heed.train.run import build_loop
@@ -71,11 +71,11 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
     with startup.part("device"):
         device = choose_device("cuda")
         torch.zeros(1, device=device)
-    stamp = precompile._stamp(recipe)
+    stamp = stamp_path(recipe)
     stages: dict[str, list[tuple[Any, str]]] = {
         **STAGES,
         "tokenizer": [(setup, "tokenizer_for")],
-        "waiting": [(precompile.CompileProcess, "wait")],
+        "waiting": [(CompileProcess, "wait")],
     }
     with ExitStack() as stack:
         for stage, places in stages.items():
@@ -104,38 +104,38 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
 
 
 def _listen() -> list[str]:
-    """The names of kernels that this process compiles from now on."""
+    """A list that will hold the names of kernels this process compiles from now on."""
     from triton import knobs
 
     compiled: list[str] = []
 
-    def hear(*, src: Any, cache_hit: bool, **rest: Any) -> None:
+    def listen(*, src: Any, cache_hit: bool, **rest: Any) -> None:
         if not cache_hit:
             compiled.append(src.name)
 
-    knobs.compilation.listener = hear
+    knobs.compilation.listener = listen
     return compiled
 
 
 def start(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Once more, in a process of its own."""
-    from running import ROOT, environment  # not above: the process that is timed has no use for it
+    """Run `once` in a new process."""
+    from running import ROOT, environment  # not above: the timed process must not import it
 
     changes = [part for change in options.set for part in ("--set", change)]
     data = [] if options.data is None else ["--data", str(options.data.resolve())]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, __file__, "--once", *data, *changes],
         cwd=ROOT,
         env=environment(HEED_CACHE=str(folder / "heed"), TRITON_CACHE_DIR=str(folder / "triton")),
         stdout=subprocess.PIPE,
         check=True,
     )
-    figures: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
-    return figures
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:
-    """Cold and warm, some times each; the median of every part."""
+    """Cold and warm starts, several rounds each; the median of every part."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--set", action="append", default=[])

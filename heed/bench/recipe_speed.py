@@ -35,8 +35,8 @@ from heed.data.batching.bucketed import Batch
 from heed.data.tokenizers.tokenizer import EOS
 from heed.models import Translator
 from heed.runs.run import Run
+from heed.train import precompile
 from heed.train.loop import Loop
-from heed.train.precompile import start
 from heed.train.prepare.init_from import settled
 from heed.train.prepare.setup import TrainingSetup, choose_device, prepare, refuse_nonsense
 from heed.train.run import build_loop, memory_guard
@@ -117,7 +117,7 @@ def measure(
             refuse_nonsense(recipe, origin)
             run = Run.create(Path(folder) / "bench", recipe)
             parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
-            start.put_out()
+            precompile.stop_compiling()
             loop = build_loop(parts, run, say=listen)
         speed = launched(said, recipe)
         return _figures(parts, loop, startup, speed, updates, against=against)

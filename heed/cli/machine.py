@@ -37,10 +37,10 @@ def bench(
 
     heed bench --against transformers
     """
-    from heed.train.precompile import start
+    from heed.train import precompile
 
     if recipe or train:
-        start.lay(device)
+        precompile.start_early(device)
     from heed.bench import command
 
     facts, report = command.bench(

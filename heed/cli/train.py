@@ -60,14 +60,14 @@ def train(
 
     heed train --task translate --train a.en --train a.fr --dev b.en --dev b.fr
     """
-    from heed.train.precompile import start
+    from heed.train import precompile
 
-    start.lay(device)  # Before torch is imported: kernels take as long to compile.
+    precompile.start_early(device)  # Before torch is imported: kernels take as long to compile.
     from heed.train import resolve
     from heed.train import run as train_run
 
     resolved, name = resolve.recipe(recipe, task, train, dev, change, precision, data)
-    start.light(resolved, device)
+    precompile.start_early(device, resolved)
     resolve.use_threads(threads)
     if dry_run:
         resolve.dry_run(resolved, device=device, console=console())
@@ -82,9 +82,9 @@ def train(
 @app.command(rich_help_panel="Train")
 def resume(run: RunFolder, device: Device = "auto") -> None:
     """Go on with a run that was stopped, to the same bits as if it had not been."""
-    from heed.train.precompile import start
+    from heed.train import precompile
 
-    start.lay(device)
+    precompile.start_early(device)
     from heed.train import resolve
     from heed.train import run as train_run
 

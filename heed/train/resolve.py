@@ -20,9 +20,9 @@ from heed.errors import ConfigError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
 from heed.runs.run import Run
+from heed.train import precompile
 from heed.train.distributed.ranks import among_several, one_voice
 from heed.train.optimizers.build import rates
-from heed.train.precompile import start
 from heed.train.prepare.init_from import settled
 from heed.train.prepare.setup import choose_device, prepare, refuse_nonsense
 from heed.train.run import build_loop
@@ -187,7 +187,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say, origin=origin)
-        start.put_out()
+        precompile.stop_compiling()
         loop = build_loop(parts, run, say=say)
         seconds = []
         for batches in loop.feed.walk(0, min(TRIED + 1, loop.steps)):

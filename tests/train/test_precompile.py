@@ -1,7 +1,7 @@
-"""Kernels are compiled ahead of time: all that a run will launch, in time, and leaving nothing.
+"""Kernels are compiled ahead of time: all that a run launches, before it needs them.
 
-What Triton is needed for is skipped without it; a GPU it takes only to see that a run then compiles
-nothing itself.
+Tests that need Triton are skipped without it. Only the last one needs a GPU: a run after
+ahead-of-time compilation compiles nothing itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from heed.train.precompile import start
 
 ROOT = Path(heed.__file__).parent
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not here")
-KERNELS = sorted((ROOT / "nn" / "gpu").glob("*.py"))
+KERNELS = sorted((ROOT / "nn" / "kernels" / "triton").glob("*.py"))
 SMALL = {"width": 32, "heads": 2, "layers": 1, "position": "none"}
 
 
@@ -40,10 +40,17 @@ def recipe(task: str = "generate", **sections: Any) -> Recipe:
     return Recipe.of({"task": task, "model": SMALL} | sections)
 
 
+def environment(**changes: str) -> dict[str, str]:
+    """Environment of a child process that imports this heed, and all that this process can."""
+    path = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **changes}
+
+
 def run(code: str, cache: Path, *arguments: str) -> str:
-    """What a process of its own prints, with an empty cache or a full one."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT.parent), "TRITON_CACHE_DIR": str(cache)}
-    env |= {"HEED_CACHE": str(cache / "heed"), "OMP_NUM_THREADS": "1"}
+    """Standard output of a child process that uses this Triton cache."""
+    env = environment(
+        TRITON_CACHE_DIR=str(cache), HEED_CACHE=str(cache / "heed"), OMP_NUM_THREADS="1"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True
     )
@@ -56,20 +63,20 @@ def run(code: str, cache: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The devices for which a process was started."""
+    """The devices for which a compile process was started."""
     devices: list[str] = []
-    monkeypatch.setattr(start, "Fire", devices.append)
-    monkeypatch.setattr(start, "_fire", None)
+    monkeypatch.setattr(start, "CompileProcess", devices.append)
+    monkeypatch.setattr(start, "_process", None)
     return devices
 
 
 def test_without_a_gpu_nothing_is_started(
     monkeypatch: pytest.MonkeyPatch, started: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(start, "GPUS", (str(tmp_path / "none"),))
-    start.lay("auto")
-    start.light(recipe(), "auto")
-    with start.kindled(recipe(), torch.device("cpu")):
+    monkeypatch.setattr(start, "GPU_DEVICE_FILES", (str(tmp_path / "none"),))
+    start.start_early("auto")
+    start.start_early("auto", recipe())
+    with start.compiling_ahead(recipe(), torch.device("cpu")):
         pass
     assert started == []
 
@@ -78,16 +85,16 @@ def test_without_a_gpu_nothing_is_started(
 def test_another_device_needs_no_kernels(
     monkeypatch: pytest.MonkeyPatch, started: list[str], tmp_path: Path, device: str
 ) -> None:
-    monkeypatch.setattr(start, "GPUS", (str(tmp_path),))
-    start.lay(device)
-    start.light(recipe(), device)
+    monkeypatch.setattr(start, "GPU_DEVICE_FILES", (str(tmp_path),))
+    start.start_early(device)
+    start.start_early(device, recipe())
     assert started == []
 
 
-# ----------------------------------------------------------------------------- what was done before
+# ------------------------------------------------------------------------------------------ stamps
 
 
-def test_a_recipe_is_known_again_by_what_its_kernels_depend_on(
+def test_a_stamp_depends_on_what_kernels_depend_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -103,7 +110,7 @@ def test_a_recipe_is_known_again_by_what_its_kernels_depend_on(
         recipe(train={"precision": "float32"}),
         recipe(train={"label_smoothing": 0.1}),
     ]
-    stamps = [start._stamp(one) for one in same + others]
+    stamps = [start.stamp_path(one) for one in same + others]
     assert len({*stamps[: len(same)]}) == 1
     assert len({*stamps}) == 1 + len(others)
     assert all(stamp.parent == tmp_path for stamp in stamps)
@@ -113,14 +120,19 @@ def test_a_recipe_is_known_again_by_what_its_kernels_depend_on(
 def test_a_warm_machine_starts_nothing(
     monkeypatch: pytest.MonkeyPatch, started: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(start, "GPUS", (str(tmp_path),))
+    monkeypatch.setattr(start, "GPU_DEVICE_FILES", (str(tmp_path),))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    stamp = start._stamp(recipe())
+    stamp = start.stamp_path(recipe())
     stamp.touch()
-    start.for_writing(stamp).touch()
-    start.lay("auto")
-    start.light(recipe(), "auto")
+    start.decoding_stamp(stamp).touch()
+    start.start_early("auto")
+    start.start_early("auto", recipe())
     assert started == []
+
+
+def test_the_sources_that_decide_about_kernels_exist() -> None:
+    assert all((start.PACKAGE / source).exists() for source in start.SOURCES)
+    assert start.PACKAGE == ROOT
 
 
 # -------------------------------------------------------------------------------------- the process
@@ -142,23 +154,23 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pr
 
 
 @on_linux
-def test_a_fire_is_put_out() -> None:
-    fire = start.CompileProcess("auto")
-    process = fire._process.pid
-    fire.stop()
-    fire.stop()
+def test_a_compile_process_is_stopped() -> None:
+    compiling = start.CompileProcess("auto")
+    process = compiling._process.pid
+    compiling.stop()
+    compiling.stop()
     assert gone(process)
 
 
 @on_linux
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a machine without a GPU")
-def test_nobody_waits_for_one_that_has_nothing_to_do(tmp_path: Path) -> None:
-    fire = start.CompileProcess("auto")
-    fire.light(recipe(), tmp_path / "stamp")
+def test_training_does_not_wait_for_a_process_without_work(tmp_path: Path) -> None:
+    compiling = start.CompileProcess("auto")
+    compiling.send_recipe(recipe(), tmp_path / "stamp")
     began = time.monotonic()
-    fire.wait()
-    assert time.monotonic() - began < start.LONGEST
-    fire.stop()
+    compiling.wait()
+    assert time.monotonic() - began < start.MAX_WAIT_SECONDS
+    compiling.stop()
     assert not (tmp_path / "stamp").exists()
 
 
@@ -168,16 +180,16 @@ int cuDeviceGet(int *device, int number) { *device = number; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 { *value = attribute == 75 ? 9 : 0; return 0; }
 """
-"""A GPU as far as kindling asks for one."""
+"""The part of libcuda that the compile process calls."""
 
 
 @needs_triton
 @on_linux
 @pytest.mark.skipif(cpp_compiler() is None, reason="there is no compiler here")
-def test_training_waits_for_its_own_kernels_and_writing_comes_after(
+def test_training_waits_for_its_own_kernels_and_decoding_comes_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever Triton prints meanwhile."""
+    """What Triton prints meanwhile does not end the wait."""
     source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
     source.write_text(CUDA)
     subprocess.run(
@@ -187,29 +199,29 @@ def test_training_waits_for_its_own_kernels_and_writing_comes_after(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("NVPTX_ENABLE_DUMP", "1")
-    fire, stamp = start.CompileProcess("auto"), tmp_path / "stamp"
+    compiling, stamp = start.CompileProcess("auto"), tmp_path / "stamp"
     try:
-        fire.light(recipe(data={"max_length": 16}), stamp)
-        fire.wait()
+        compiling.send_recipe(recipe(data={"max_length": 16}), stamp)
+        compiling.wait()
         assert stamp.exists()
-        assert eventually(lambda: fire.out, 60.0)
-        assert start.for_writing(stamp).exists()
+        assert eventually(lambda: compiling.has_ended, 60.0)
+        assert start.decoding_stamp(stamp).exists()
     finally:
-        fire.stop()
+        compiling.stop()
 
 
 @on_linux
-def test_it_dies_with_the_command(tmp_path: Path) -> None:
+def test_the_compile_process_dies_with_the_command(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
-        "from heed.train.precompile import start as precompile\n"
-        "print(precompile.Fire('auto')._process.pid, flush=True)\n"
+        "from heed.train.precompile.start import CompileProcess\n"
+        "print(CompileProcess('auto')._process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     command = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+        env=environment(),
     )
     assert command.stdout is not None
     with command.stdout as said:
@@ -224,7 +236,7 @@ def test_it_dies_with_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
 def test_a_kernel_uses_what_is_defined_before_it(path: Path) -> None:
-    """Its name on disk is found when it is defined, and must tell of all that it uses."""
+    """Its cache key is computed when it is defined, and must cover all that it uses."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     defined: dict[str, int] = {}
     for node in tree.body:
@@ -244,36 +256,36 @@ def test_a_kernel_uses_what_is_defined_before_it(path: Path) -> None:
 
 NAMES = """
 import importlib, json, sys
-from heed.nn.kernels import triton as gpu
+from heed.nn.kernels import triton as kernels
 modules = [importlib.import_module(f"heed.nn.kernels.triton.{name}") for name in sys.argv[1:]]
 short = importlib.import_module("heed.nn.kernels.triton.short_attention")
-kind = type(gpu.kernel(short._either.fn))
+kind = type(kernels.kernel(importlib.import_module("heed.nn.kernels.triton.short_attention")._either.fn))
 print(json.dumps({f"{m.__name__}.{n}": x.cache_key
                   for m in modules for n, x in vars(m).items() if isinstance(x, kind)}))
 """
 
 
 @needs_triton
-def test_names_do_not_depend_on_who_comes_first(tmp_path: Path) -> None:
+def test_cache_keys_do_not_depend_on_the_order_of_imports(tmp_path: Path) -> None:
     modules = [path.stem for path in KERNELS if path.stem != "__init__"]
     there, back = (json.loads(run(NAMES, tmp_path, *o)) for o in (modules, modules[::-1]))
     assert len(there) > 20
     assert there == back
 
 
-# ---------------------------------------------------------------------------------------- rehearsal
+# -------------------------------------------------------------------------------------- dry launch
 
 
 def launched(work: Callable[[Callable[..., bool]], None]) -> set[object]:
-    """The kernels, each as Triton tells it apart, that some work launches."""
-    met: set[object] = set()
+    """The kernels that some work launches, with the keys Triton caches them by."""
+    kernels: set[object] = set()
 
     def hook(*, key: str, fn: Any, **rest: Any) -> bool:
-        met.add((fn.module, fn.name, key))
+        kernels.add((fn.module, fn.name, key))
         return True
 
     work(hook)
-    return met
+    return kernels
 
 
 @st.composite
@@ -300,13 +312,13 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
 def test_batches_of_every_shape_find_their_kernels(
     data: st.DataObject, model: dict[str, Any], task: str
 ) -> None:
-    """A few batches, rehearsed, stand for all that the ladder of lengths allows."""
+    """The few batches of a dry launch stand for all that the length buckets allow."""
     from heed.train.precompile import dry_launch
 
     longest = data.draw(st.sampled_from([30, 64, 100, 128, 300, 600, 1024]))
     vocab = data.draw(st.sampled_from([777, 4000, 8000]))
     precision = data.draw(st.sampled_from(["auto", "float32"]))
-    told = recipe(
+    config = recipe(
         task,
         model=model,
         data={"max_length": longest, "pack": task == "generate" and data.draw(st.booleans())},
@@ -318,14 +330,17 @@ def test_batches_of_every_shape_find_their_kernels(
     drawn = [(3, longest, longest), *data.draw(st.lists(shapes, max_size=4))]
 
     def train(hook: Callable[..., bool]) -> None:
-        with dry_launch.pretending(90, hook):
-            made = dry_launch.model_of(told, vocab)
-            for shape in drawn[:1] if told.data.pack else drawn:
-                batch = dry_launch.batch_of(told, *shape)
-                dry_launch.learn(made, told, batch, bf16=precision == "auto")
-                dry_launch.evaluate(made, batch, bf16=precision == "auto")
+        with dry_launch.fake_gpu(90, hook):
+            made = dry_launch.build_model(config, vocab)
+            for shape in drawn[:1] if config.data.pack else drawn:
+                batch = dry_launch.build_batch(config, *shape)
+                dry_launch.train_step(made, config, batch, bf16=precision == "auto")
+                dry_launch.validation_step(made, batch, bf16=precision == "auto")
 
-    needed, found = launched(train), launched(lambda hook: dry_launch.rehearse(told, 90, hook))
+    needed, found = (
+        launched(train),
+        launched(lambda hook: dry_launch.launch_training(config, 90, hook)),
+    )
     assert needed
     assert needed <= found
 
@@ -337,15 +352,15 @@ def test_batches_of_every_shape_find_their_kernels(
     task=st.sampled_from(["translate", "generate"]),
     beam=st.sampled_from([1, 4, 5]),
     longest=st.sampled_from([30, 128, 600]),
-    read=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 600)), min_size=1, max_size=4),
+    prompts=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 600)), min_size=1, max_size=4),
 )
-def test_texts_of_every_length_are_written_by_known_kernels(
-    model: dict[str, Any], task: str, beam: int, longest: int, read: list[tuple[int, int]]
+def test_prompts_of_every_length_are_decoded_by_known_kernels(
+    model: dict[str, Any], task: str, beam: int, longest: int, prompts: list[tuple[int, int]]
 ) -> None:
     from heed.decode.batch_plan import rung
     from heed.train.precompile import dry_launch
 
-    told = recipe(
+    config = recipe(
         task,
         model=model,
         data={"max_length": longest},
@@ -353,19 +368,19 @@ def test_texts_of_every_length_are_written_by_known_kernels(
         decode={"beam": beam, "sample": False},
     )
 
-    def write(hook: Callable[..., bool]) -> None:
-        with dry_launch.pretending(90, hook):
-            made = dry_launch.model_of(told, 777)
-            for texts, length in read:
-                dry_launch.write(made, told.decode, texts, rung(min(length, longest)))
+    def decode(hook: Callable[..., bool]) -> None:
+        with dry_launch.fake_gpu(90, hook):
+            made = dry_launch.build_model(config, 777)
+            for size, length in prompts:
+                dry_launch.decode_step(made, config.decode, size, rung(min(length, longest)))
 
-    needed = launched(write)
-    found = launched(lambda hook: dry_launch.rehearse_writing(told, 90, hook))
+    needed = launched(decode)
+    found = launched(lambda hook: dry_launch.launch_decoding(config, 90, hook))
     assert needed
     assert needed <= found
 
 
-FORGE = """
+COMPILE = """
 import json, sys
 from types import SimpleNamespace
 from triton import knobs
@@ -374,28 +389,28 @@ from heed.train.precompile import dry_launch, worker
 
 recipe, hits = Recipe.of(json.loads(sys.argv[1])), []
 if sys.argv[2] == "ahead":
-    forge = worker.Forge()
-    for work in (dry_launch.rehearse, dry_launch.rehearse_writing):
-        work(recipe, 90, forge)
-        forge.finish()
-else:  # as a run does: whatever is launched is looked for, and compiled where it is not found
+    hook = worker.CompileHook()
+    for work in (dry_launch.launch_training, dry_launch.launch_decoding):
+        work(recipe, 90, hook)
+        hook.finish()
+else:  # as a run does: every kernel launched is looked up, and compiled if it is not found
     knobs.compilation.listener = lambda *, src, cache_hit, **rest: hits.append(cache_hit)
-    dry_launch.Driver.launcher_cls = lambda *told: lambda *call: None
-    dry_launch.Driver.utils = SimpleNamespace(
+    dry_launch.FakeDriver.launcher_cls = lambda *args: lambda *launch: None
+    dry_launch.FakeDriver.utils = SimpleNamespace(
         get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
-        load_binary=lambda *told: (1, 1, 1, 0, 1024),
+        load_binary=lambda *args: (1, 1, 1, 0, 1024),
     )
-    dry_launch.rehearse(recipe, 90, lambda **told: False)
-    dry_launch.rehearse_writing(recipe, 90, lambda **told: False)
+    dry_launch.launch_training(recipe, 90, lambda **args: False)
+    dry_launch.launch_decoding(recipe, 90, lambda **args: False)
 print(json.dumps(hits))
 """
 
 
 @needs_triton
 def test_what_was_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
-    told = json.dumps(recipe("translate", data={"max_length": 16}).tables())
-    run(FORGE, tmp_path, told, "ahead")
-    found = json.loads(run(FORGE, tmp_path, told, "then"))
+    config = json.dumps(recipe("translate", data={"max_length": 16}).tables())
+    run(COMPILE, tmp_path, config, "ahead")
+    found = json.loads(run(COMPILE, tmp_path, config, "then"))
     assert found
     assert all(found)
 
@@ -407,18 +422,18 @@ import json, sys, time
 from triton import knobs
 
 compiled = []
-def hear(*, src, cache_hit, **rest):
+def listen(*, src, cache_hit, **rest):
     if not cache_hit:
         compiled.append(src.name)
-knobs.compilation.listener = hear
+knobs.compilation.listener = listen
 from heed.cli import app, train
-from heed.train.precompile import start as precompile
+from heed.train.precompile import start
 
 score = train._score_test
-def when_all_is_compiled(*told):
-    while precompile._fire is not None and not precompile._fire.out:
+def when_all_is_compiled(*args):
+    while start._process is not None and not start._process.has_ended:
         time.sleep(0.05)
-    score(*told)
+    score(*args)
 train._score_test = when_all_is_compiled
 try:
     app(sys.argv[1:])
@@ -431,7 +446,7 @@ finally:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("position", ["rope", "t5"])
 def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str) -> None:
-    """Nor does it when it then translates, where it has learnt for long enough."""
+    """Nor does decoding after training, once the compile process has ended."""
     changes = {
         **{"data.world": 2000, "data.world_test": 200, "tokenizer.vocab_size": 1200},
         **{"model.position": position, "train.steps": 60, "train.evaluate_every": 30},

@@ -1,9 +1,9 @@
-"""Launching all that a recipe launches, without a GPU and without anything being computed.
+"""Launch everything a recipe launches on a fake GPU, where nothing is computed.
 
-Which kernels there are, and for which kinds of numbers Triton compiles them, only the code knows
-that launches them. So it is run: forward and back through two layers, then forward to evaluate,
-and a few tokens are written, over tensors that have shapes but no memory (torch's meta device) and
-say that they are on a GPU.
+Only the code that launches kernels knows which kernels there are, and for which kinds of arguments
+Triton compiles them. So that code is run: forward and backward through two layers, an evaluation,
+and a few decoding steps. Its tensors have shapes but no memory (torch's meta device) and report
+that they are on a GPU.
 """
 
 from __future__ import annotations
@@ -39,54 +39,55 @@ from heed.train.objective import Objective, loss
 from heed.train.prepare.run_tokenizer import CHARACTERS_A_PIECE, FEWEST_PIECES, MOST_PIECES
 
 Hook = Callable[..., bool]
-"""What Triton calls before it compiles; True tells it not to, and not to launch."""
-TEXTS, LAYERS = 2, 2
+"""Triton calls it before it compiles a kernel; True tells Triton not to compile and not to launch."""
+BATCH_SIZE, LAYERS = 2, 2
 LENGTHS = {128: 65, 64: 33, 32: 1, 256: 129, 512: 512}
-"""They stand for all, each where the longest text is that long or more: short attention has three
-sizes, the largest slowest to compile, then comes SDPA, then kernels for long texts."""
-READ = (32, 24)
-"""Lengths of what is read before one writes, with the longest: multiples of 16 and others."""
-DEVICE, IS_CUDA = (getattr(Tensor, name).__get__ for name in ("device", "is_cuda"))
-NARROWED = {
+"""Sequence lengths that stand for all others, each used if `max_length` is at least its value:
+short attention has three tile sizes, the largest slowest to compile; then SDPA; then distance
+attention."""
+PROMPT_LENGTHS = (32, 24)
+"""Lengths of prompts and sources, beside the longest: a multiple of 16 and another."""
+GET_DEVICE, GET_IS_CUDA = (getattr(Tensor, name).__get__ for name in ("device", "is_cuda"))
+AUTOCAST_FUNCTIONS = {
     *(F.linear, F.scaled_dot_product_attention, torch.addmm, torch.baddbmm),
     *(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm),
 }
-"""What autocast does in 16 bits on a GPU."""
+"""Functions that autocast runs in 16 bits on a GPU."""
 
 
-def rehearse(recipe: Recipe, capability: int, hook: Hook) -> None:
-    """Launch what updates and losses will launch: the hook is told of each kernel."""
-    precision, (round_size, odd_size) = recipe.train.precision, vocabularies(recipe)
+def launch_training(recipe: Recipe, capability: int, hook: Hook) -> None:
+    """Launch all kernels of training steps and validation; the hook is called for each."""
+    precision, (round_size, odd_size) = recipe.train.precision, vocab_sizes(recipe)
     bf16 = precision == "bf16" or (precision == "auto" and capability >= 80)
-    with pretending(capability, hook):
-        for vocab, some in ((round_size, shapes(recipe)), (odd_size, [(32, 32)])):
-            model = model_of(recipe, vocab)
-            for length, source_length in some:
-                batch = batch_of(recipe, TEXTS, length, source_length)
-                with _trying():
-                    learn(model, recipe, batch, bf16=bf16)
-                with _trying():
-                    evaluate(model, batch, bf16=bf16)
+    with fake_gpu(capability, hook):
+        for vocab, lengths in ((round_size, batch_lengths(recipe)), (odd_size, [(32, 32)])):
+            model = build_model(recipe, vocab)
+            for length, source_length in lengths:
+                batch = build_batch(recipe, BATCH_SIZE, length, source_length)
+                with _ignore_errors():
+                    train_step(model, recipe, batch, bf16=bf16)
+                with _ignore_errors():
+                    validation_step(model, batch, bf16=bf16)
 
 
-def rehearse_writing(recipe: Recipe, capability: int, hook: Hook) -> None:
-    """The same for what this model will write, while it learns and after."""
+def launch_decoding(recipe: Recipe, capability: int, hook: Hook) -> None:
+    """Launch all kernels of decoding, during training and after; the hook is called for each."""
     if recipe.task == "classify" or recipe.train.objective != "next":
         return
-    ways = [recipe.decode]
+    configs = [recipe.decode]
     if recipe.train.evaluate_bleu:
-        ways.append(greedy(recipe.decode))
-    with pretending(capability, hook):
-        for vocab in vocabularies(recipe):
-            model = model_of(recipe, vocab)
-            for how in ways:
-                for length in (*READ, rung(recipe.data.max_length)):
-                    with _trying():
-                        write(model, how, TEXTS, length)
+        configs.append(greedy(recipe.decode))
+    with fake_gpu(capability, hook):
+        for vocab in vocab_sizes(recipe):
+            model = build_model(recipe, vocab)
+            for config in configs:
+                for length in (*PROMPT_LENGTHS, rung(recipe.data.max_length)):
+                    with _ignore_errors():
+                        decode_step(model, config, BATCH_SIZE, length)
 
 
-def shapes(recipe: Recipe) -> list[tuple[int, int]]:
-    """Lengths to rehearse with, and their sources' lengths. All are round but for the longest."""
+def batch_lengths(recipe: Recipe) -> list[tuple[int, int]]:
+    """Lengths of batches and of their sources; all but the longest are multiples of 16."""
     longest = recipe.data.max_length
     even = [length for length, needed in LENGTHS.items() if needed <= longest]
     pairs = [(length, length) for length in even]
@@ -96,8 +97,8 @@ def shapes(recipe: Recipe) -> list[tuple[int, int]]:
     return pairs
 
 
-def vocabularies(recipe: Recipe) -> tuple[int, int]:
-    """About as many pieces as there will be: a round number, and one that is not."""
+def vocab_sizes(recipe: Recipe) -> tuple[int, int]:
+    """About the size of the vocabulary: a multiple of 16, and a number that is not."""
     size = recipe.tokenizer.vocab_size
     if size is None:
         files = [Path(name) for name in recipe.data.train]
@@ -107,41 +108,41 @@ def vocabularies(recipe: Recipe) -> tuple[int, int]:
     return size, size + 1
 
 
-def model_of(recipe: Recipe, vocab: int) -> Model:
-    """The recipe's model, but for its depth."""
+def build_model(recipe: Recipe, vocab: int) -> Model:
+    """The recipe's model with at most `LAYERS` layers."""
     config = recipe.model
-    deep = {
-        name: min(LAYERS, layers)
+    layers = {
+        name: min(LAYERS, count)
         for name in ("layers", "decoder_layers")
-        if (layers := getattr(config, name)) is not None
+        if (count := getattr(config, name)) is not None
     }
     return build(
         recipe.task,
-        config.model_copy(update=deep),
+        config.model_copy(update=layers),
         vocab=vocab,
         classes=2,
         causal=recipe.train.objective == "next",
     ).to("cuda")
 
 
-def batch_of(recipe: Recipe, texts: int, length: int, source_length: int) -> Batch:
-    """What a batch of this recipe holds."""
+def build_batch(recipe: Recipe, size: int, length: int, source_length: int) -> Batch:
+    """A batch with the tensors that this recipe's batches have."""
 
     def side(length: int) -> tuple[Tensor, Tensor, Tensor]:
-        ids = torch.ones(texts, length, dtype=torch.int64, device="cuda")
+        ids = torch.ones(size, length, dtype=torch.int64, device="cuda")
         return ids, ids.bool(), torch.arange(length, device="cuda")[None]
 
     ids, real, positions = side(length)
     targets = ids[:, 0] if recipe.task == "classify" else ids
-    batch = Batch(ids, targets, real, positions, texts * length, ())
+    batch = Batch(ids, targets, real, positions, size * length, ())
     if recipe.task == "translate":
         names = ("source", "source_mask", "source_positions")
         return batch.with_tensors(dict(zip(names, side(source_length), strict=True)))
     return batch
 
 
-def learn(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> None:
-    """What an update does to find gradients."""
+def train_step(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> None:
+    """The forward and backward pass of a training step."""
     settings = recipe.train
     objective = Objective(
         model.train(), label_smoothing=settings.label_smoothing, rdrop=settings.rdrop
@@ -154,42 +155,42 @@ def learn(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> None:
     total.backward()
 
 
-def evaluate(model: Model, batch: Batch, *, bf16: bool) -> None:
-    """What evaluation does."""
+def validation_step(model: Model, batch: Batch, *, bf16: bool) -> None:
+    """The forward pass of validation."""
     with evaluating(model), _autocast(bf16):
         loss(model, batch)
 
 
-def write(model: Model, how: DecodeConfig, texts: int, length: int) -> None:
-    """What a search does to read texts of this length and write the first tokens."""
+def decode_step(model: Model, config: DecodeConfig, size: int, length: int) -> None:
+    """Encode prompts or sources of this length and decode their first tokens."""
     if isinstance(model, Classifier):
-        raise TypeError("A classifier writes nothing.")
-    ids = torch.ones(texts, length, dtype=torch.int64, device="cuda")
+        raise TypeError("A classifier does not decode.")
+    ids = torch.ones(size, length, dtype=torch.int64, device="cuda")
     if isinstance(model, Translator):
-        reading = Prompt(ids[:, :1], None, ids, ids.bool())
+        prompt = Prompt(ids[:, :1], None, ids, ids.bool())
     else:
-        reading = Prompt(ids, ids.bool())
-    Search([model], strategy(how, 1)).try_out(reading)
+        prompt = Prompt(ids, ids.bool())
+    Search([model], strategy(config, 1)).try_out(prompt)
 
 
-# -------------------------------------------------------------------------------------- pretence
+# -------------------------------------------------------------------------------------- fake GPU
 
 
 class FakeGpuMode(TorchFunctionMode):
-    """Whatever is made on a GPU is made of nothing, and says that it is on a GPU."""
+    """Tensors made on a GPU are made on the meta device, and report that they are on a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Torch asks here before it does anything."""
+        """Torch calls this instead of each of its functions."""
         kwargs = dict(kwargs or {})
-        if func == DEVICE:
+        if func == GET_DEVICE:
             return torch.device("cuda", 0)
-        if func == IS_CUDA:
+        if func == GET_IS_CUDA:
             return True
-        if func is Tensor.data_ptr:  # CUDA gives memory at multiples of more than 16 bytes
+        if func is Tensor.data_ptr:  # CUDA allocates at multiples of more than 16 bytes.
             return args[0].storage_offset() * args[0].element_size()
-        if func is torch.ops.heed.relative_plans.default:  # torch would only ask for its shapes
+        if func is torch.ops.heed.relative_plans.default:  # Torch would only compute its shapes.
             with self:
                 return distance_attention._plans._init_fn(*args)
         if isinstance(kwargs.get("out"), Tensor):
@@ -197,58 +198,58 @@ class FakeGpuMode(TorchFunctionMode):
         if kwargs.get("device") is not None or func is torch.empty:
             kwargs["device"] = "meta"
         args = tuple(torch.device("meta") if isinstance(x, torch.device) else x for x in args)
-        if func in NARROWED and torch.is_autocast_enabled("cuda"):
-            args = tuple(map(_narrow, args))
-            kwargs = {name: _narrow(x) for name, x in kwargs.items()}
+        if func in AUTOCAST_FUNCTIONS and torch.is_autocast_enabled("cuda"):
+            args = tuple(map(_to_autocast_dtype, args))
+            kwargs = {name: _to_autocast_dtype(x) for name, x in kwargs.items()}
         return func(*args, **kwargs)
 
 
-def _narrow(x: Any) -> Any:
-    wide = isinstance(x, Tensor) and x.dtype == torch.float32
-    return x.to(torch.get_autocast_dtype("cuda")) if wide else x
+def _to_autocast_dtype(x: Any) -> Any:
+    is_float32 = isinstance(x, Tensor) and x.dtype == torch.float32
+    return x.to(torch.get_autocast_dtype("cuda")) if is_float32 else x
 
 
-class Driver:
-    """As much of a GPU's driver as compiling asks for."""
+class FakeDriver:
+    """The part of Triton's GPU driver that compilation uses."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
 
     def get_current_device(self) -> str:
-        """What is kept for this one is for no other."""
-        return "pretence"
+        """A name of its own, so that Triton shares no compiled kernel with a real device."""
+        return "fake"
 
     def get_current_stream(self, device: object) -> int:
-        """Nothing waits in it."""
+        """The default stream; nothing is launched on it."""
         return 0
 
     def get_current_target(self) -> Any:
-        """What to compile for."""
+        """The compute capability to compile for."""
         return GPUTarget("cuda", self.capability, 32)
 
 
 @contextmanager
-def pretending(capability: int, hook: Hook) -> Iterator[None]:
-    """There is a GPU; what is launched on it is only told to the hook."""
+def fake_gpu(capability: int, hook: Hook) -> Iterator[None]:
+    """Pretend that there is a GPU: launches of kernels only call the hook."""
     properties = SimpleNamespace(multi_processor_count=1)
     with ExitStack() as stack:
-        for place, name, value in (
-            (driver, "_active", Driver(capability)),
+        for owner, name, value in (
+            (driver, "_active", FakeDriver(capability)),
             (knobs.runtime, "jit_cache_hook", hook),
             (torch.cuda, "get_device_properties", lambda device: properties),
             (torch.cuda, "is_current_stream_capturing", lambda: True),
             (torch.cuda, "graph_pool_handle", lambda: (0, 0)),
         ):
-            stack.enter_context(patch.object(place, name, value))
+            stack.enter_context(patch.object(owner, name, value))
         stack.enter_context(FakeGpuMode())
         yield
 
 
 @contextmanager
-def _autocast(on: bool) -> Iterator[None]:
-    """As torch.autocast has it, which will not believe in a GPU."""
+def _autocast(enabled: bool) -> Iterator[None]:
+    """Like torch.autocast("cuda"), which refuses to work without a GPU."""
     torch.set_autocast_dtype("cuda", torch.bfloat16)
-    torch.set_autocast_enabled("cuda", on)
+    torch.set_autocast_enabled("cuda", enabled)
     try:
         yield
     finally:
@@ -256,8 +257,8 @@ def _autocast(on: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _trying() -> Iterator[None]:
-    """What fails here fails again where it is needed, and is told there."""
+def _ignore_errors() -> Iterator[None]:
+    """Ignore errors: what fails here fails again in training, which reports it."""
     try:
         yield
     except Exception:

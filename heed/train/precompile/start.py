@@ -1,14 +1,15 @@
-"""Kernels made before they are needed.
+"""Start, await and stop the process that compiles a recipe's Triton kernels ahead of time.
 
-A kernel of ours is compiled when it first runs on a machine, which takes a second or two; then it
-is on disk. The first run on a fresh machine would wait for dozens, one after another. Threads do
-not help, for Triton is Python for the most part. So, while the text is read, another process finds
-out what a recipe launches and has each kernel compiled in a process of its own (`kindling`). None
-of them touches the GPU, and what fails there fails again where it is needed, and is told there.
-Training waits for what it launches itself; what a model writes with is compiled while it learns.
+Triton compiles a kernel when it is first launched on a machine, which takes a second or two; after
+that it is cached on disk. A first run would compile dozens, one after another. Threads do not help:
+most of Triton is Python. So a second process finds out which kernels a recipe launches, while
+training reads its data, and compiles each kernel in a process forked for it
+(`heed.train.precompile.worker`). None of these processes uses the GPU. A kernel that fails to
+compile there fails again in training, which reports the error. Training waits for the kernels it
+launches itself; those of decoding are compiled during training.
 
-Nothing is imported here that takes long. The process has to import torch itself, so a command
-starts it before anything else, if this machine has compiled nothing yet.
+This module imports nothing slow. The compile process must import torch itself, so a command starts
+it before anything else, if this machine has compiled nothing yet.
 """
 
 from __future__ import annotations
@@ -35,191 +36,203 @@ from heed.config import Recipe
 if TYPE_CHECKING:
     import torch
 
-GPUS = ("/dev/nvidiactl", "/dev/dxg")
-"""Where Linux shows that there is one."""
-LONGEST = 60.0
-"""Seconds after which a run no longer waits, and compiles for itself."""
-ROOT = Path(__file__).parents[1]
-SOURCES = ("nn", "models", "decode", "score/dev.py", "score/objective.py", "train/rehearse.py")
-"""What decides which kernels there are."""
-READY = b"ready\n"
-"""Said when all is compiled that training needs."""
+GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
+"""Files that exist on Linux where there is an NVIDIA GPU; the second is WSL's."""
+MAX_WAIT_SECONDS = 60.0
+"""After this time training no longer waits, and compiles its kernels itself."""
+PACKAGE = Path(__file__).parents[2]
+SOURCES = (
+    *("nn", "models", "decode", "pipelines"),
+    *("train/dev_bleu.py", "train/objective.py", "train/validate.py", "train/precompile"),
+)
+"""Modules of heed that decide which kernels are launched."""
+TRAINING_READY = b"ready\n"
+"""Line the compile process prints when all kernels of training are compiled."""
 
 
 class CompileProcess:
-    """The process that compiles."""
+    """A process that compiles the kernels of one recipe."""
 
     def __init__(self, device: str) -> None:
-        """It begins with its imports, and waits to be told of a recipe."""
+        """Start the process. It imports torch and Triton, then waits for a recipe."""
         self.stamp: Path | None = None
-        """The file it will leave when all is compiled that training needs, and another when all is
-        that the model writes with; None while it knows no recipe."""
-        path = [str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # for it forks
+        """File that marks the kernels of training as compiled; `decoding_stamp` marks those of
+        decoding. None until a recipe is sent."""
+        path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # The process forks, which is safe only while a library has started no threads.
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         gpu = device.partition(":")[2] or "0"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "heed.train.precompile.worker", str(os.getpid()), gpu],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("HEED_DEBUG") else subprocess.DEVNULL,
-            env={**os.environ, **one, "PYTHONPATH": os.pathsep.join(path)},
-            start_new_session=True,  # Ctrl-C is for who reads the console
+            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(path)},
+            start_new_session=True,  # Ctrl-C must reach training alone, which then stops this one.
         )
-        self._words = cast("IO[bytes]", self._process.stdout)
+        self._stdout = cast("IO[bytes]", self._process.stdout)
         atexit.register(self.stop)
 
-    def light(self, recipe: Recipe, stamp: Path) -> None:
-        """Tell it of the recipe."""
+    def send_recipe(self, recipe: Recipe, stamp: Path) -> None:
+        """Name the recipe to compile for, and the stamp file to create."""
         self.stamp = stamp
-        self._tell(json.dumps({"recipe": recipe.tables(), "stamp": str(stamp)}))
+        self._write_stdin(json.dumps({"recipe": recipe.tables(), "stamp": str(stamp)}))
 
     @property
-    def out(self) -> bool:
-        """Whether it has ended by itself."""
+    def has_ended(self) -> bool:
+        """Whether the process has exited."""
         return self._process.poll() is not None
 
     def wait(self) -> None:
-        """Until all is compiled that training needs, or there is nothing to wait for."""
+        """Wait until the kernels of training are compiled, the process ends or time is up."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._words, selectors.EVENT_READ)
-            if not selector.select(LONGEST) or self._words.readline() != READY:
+            selector.register(self._stdout, selectors.EVENT_READ)
+            ready = selector.select(MAX_WAIT_SECONDS)
+            if not ready or self._stdout.readline() != TRAINING_READY:
                 self.stop()
 
     def stop(self) -> None:
-        """End it, and all it has started."""
+        """Kill the process and all processes it forked."""
         atexit.unregister(self.stop)
-        self._tell("")
+        self._write_stdin("")
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._words.close()
+        self._stdout.close()
 
-    def _tell(self, text: str) -> None:
+    def _write_stdin(self, text: str) -> None:
         pipe = self._process.stdin
-        with suppress(OSError):  # It may have ended: it saw no GPU.
+        with suppress(OSError):  # The process ends at once where it finds no GPU.
             if pipe is not None and not pipe.closed:
                 with pipe:
                     pipe.write(text.encode())
 
 
-_fire: CompileProcess | None = None
-"""The one that burns, if any: until its recipe's text is read training waits for it, and then it
-goes on by itself, to the end of this process at most."""
+_process: CompileProcess | None = None
+"""The compile process, if running. Training waits for it once the data is read; it then compiles
+decoding kernels until this process exits."""
 
 
-def lay(device: str) -> None:
-    """Start the process before any recipe is known, on a machine that has compiled nothing yet."""
-    global _fire
-    if _fire is None and _useful(device) and not any(_folder().glob(f"{_edition()}-*")):
-        _fire = CompileProcess(device)
+def start_early(device: str, recipe: Recipe | None = None) -> None:
+    """Start the compile process before training is prepared.
+
+    Without a recipe it is started only on a machine that has compiled nothing yet: it then imports
+    torch while the command does. With a recipe it compiles, unless that was done before.
+    """
+    global _process
+    if recipe is not None:
+        _start(recipe, device)
+    elif _process is None and _is_useful(device):
+        compiled_before = any(_triton_cache().glob(f"{_code_version()}-*"))
+        _process = None if compiled_before else CompileProcess(device)
 
 
-def light(recipe: Recipe, device: str) -> None:
-    """Have compiled what this recipe launches, unless that was done here before."""
-    global _fire
-    if not _useful(device) or recipe.model.family == "lstm":
+def _start(recipe: Recipe, device: str) -> None:
+    """Compile the kernels of this recipe, unless that was done on this machine before."""
+    global _process
+    if not _is_useful(device) or recipe.model.family == "lstm":
         return
-    stamp = _stamp(recipe)
-    if _fire is not None and (_fire.out or _fire.stamp not in (None, stamp)):
-        put_out()
-    if stamp.exists() and for_writing(stamp).exists():
+    stamp = stamp_path(recipe)
+    if _process is not None and (_process.has_ended or _process.stamp not in (None, stamp)):
+        stop_compiling()
+    if stamp.exists() and decoding_stamp(stamp).exists():
         return
-    _fire = _fire or CompileProcess(device)
-    if _fire.stamp is None:
-        _fire.light(recipe, stamp)
+    _process = _process or CompileProcess(device)
+    if _process.stamp is None:
+        _process.send_recipe(recipe, stamp)
 
 
-def for_writing(stamp: Path) -> Path:
-    """The stamp beside a recipe's own: that all is compiled that its model writes with."""
-    return stamp.with_name(f"{stamp.name}-writing")
+def decoding_stamp(stamp: Path) -> Path:
+    """The stamp file that marks a recipe's kernels of decoding as compiled."""
+    return stamp.with_name(f"{stamp.name}-decoding")
 
 
-def put_out() -> None:
-    """Stop compiling ahead: nothing more is needed, or what is timed shall be alone."""
-    global _fire
-    if _fire is not None:
-        _fire.stop()
-        _fire = None
+def stop_compiling() -> None:
+    """Stop the compile process: its kernels are not needed, or a measurement must run alone."""
+    global _process
+    if _process is not None:
+        _process.stop()
+        _process = None
 
 
 @contextmanager
-def kindled(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """What the batches of this recipe will need is compiled meanwhile, and is there after."""
-    light(recipe, str(device))
+def compiling_ahead(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Compile a recipe's kernels while the body prepares its data; on exit those are compiled."""
+    _start(recipe, str(device))
     try:
         with ThreadPoolExecutor(1) as pool:
-            waking = pool.submit(_wake, device)
+            warm_up = pool.submit(_warm_up_torch, device)
             yield
-            waking.exception()
-        if _fire is not None and _fire.stamp is None:  # laid for what needs none
-            put_out()
-        elif _fire is not None and not _stamp(recipe).exists():
-            _fire.wait()
+            warm_up.exception()
+        if _process is not None and _process.stamp is None:  # This recipe needs no kernels.
+            stop_compiling()
+        elif _process is not None and not stamp_path(recipe).exists():
+            _process.wait()
     except BaseException:
-        put_out()
+        stop_compiling()
         raise
 
 
-def _wake(device: torch.device) -> None:
-    """Have torch load, on a thread, what it loads when first asked: that, too, takes seconds."""
+def _warm_up_torch(device: torch.device) -> None:
+    """Load what torch loads at first use, which takes seconds; run on a thread."""
     if device.type != "cuda" or not find_spec("triton"):
         return
     import torch
 
     weight = torch.zeros(64, 64, device=device, requires_grad=True)
-    torch.optim.SGD([weight])  # The first optimizer imports a compiler.
+    torch.optim.SGD([weight])  # The first optimizer imports torch's compiler.
     from triton.runtime.cache import triton_key
 
-    triton_key()  # Triton reads all of itself, to tell its versions apart.
+    triton_key()  # Triton hashes all its sources as its version.
     with torch.autocast(device.type, torch.bfloat16):
-        (weight @ weight).sum().backward()  # matrix products, autograd's threads
+        (weight @ weight).sum().backward()  # cuBLAS, and autograd's threads
 
 
-def _useful(device: str) -> bool:
-    """Whether there are a GPU and Triton; of several ranks on a machine, only the first kindles."""
+def _is_useful(device: str) -> bool:
+    """Whether there are a GPU and Triton; of several ranks on a machine only the first compiles."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"
-    there = any(Path(name).exists() for name in GPUS)
-    return there and first and device.startswith(("auto", "cuda")) and bool(find_spec("triton"))
+    has_gpu = any(Path(name).exists() for name in GPU_DEVICE_FILES)
+    return has_gpu and first and device.startswith(("auto", "cuda")) and bool(find_spec("triton"))
 
 
-def _stamp(recipe: Recipe) -> Path:
-    """The file that says that all was compiled for recipes like this one.
+def stamp_path(recipe: Recipe) -> Path:
+    """The file that marks the kernels of recipes like this one as compiled.
 
-    It lies where Triton keeps what it compiled, and goes when that goes.
+    It lies in Triton's cache, so that it is deleted with the kernels.
     """
-    settings, data = recipe.train, recipe.data
-    told = [
+    train, data = recipe.train, recipe.data
+    kernels_depend_on = [
         recipe.task,
         recipe.model.model_dump(),
         recipe.tokenizer.vocab_size,
         [data.max_length, data.pack],
-        [settings.precision, settings.objective, settings.label_smoothing],
-        [settings.evaluate_bleu, recipe.decode.model_dump()],
+        [train.precision, train.objective, train.label_smoothing],
+        [train.evaluate_bleu, recipe.decode.model_dump()],
     ]
-    return _folder() / f"{_edition()}-{_name(json.dumps(told).encode())}"
+    return _triton_cache() / f"{_code_version()}-{_hash(json.dumps(kernels_depend_on).encode())}"
 
 
 @cache
-def _edition() -> str:
-    """What a recipe's kernels depend on beside it: this code, what compiles it, and where."""
-    told = [sys.version.encode(), platform.node().encode()]
+def _code_version() -> str:
+    """Hash of all that kernels depend on beside a recipe: heed, torch, Triton, Python, machine."""
+    parts = [sys.version.encode(), platform.node().encode()]
     for name, file in (("torch", "version.py"), ("triton", "__init__.py")):
-        found = find_spec(name)
-        if found is not None and found.origin is not None:
-            told.append(Path(found.origin).with_name(file).read_bytes())
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            parts.append(Path(spec.origin).with_name(file).read_bytes())
     for source in SOURCES:
-        files = sorted((ROOT / source).rglob("*.py")) or [ROOT / source]
-        told += [file.read_bytes() for file in files]
-    return f"heed-{_name(b''.join(told))}"
+        files = sorted((PACKAGE / source).rglob("*.py")) or [PACKAGE / source]
+        parts += [file.read_bytes() for file in files]
+    return f"heed-{_hash(b''.join(parts))}"
 
 
-def _name(told: bytes) -> str:
-    return blake2b(told, digest_size=8).hexdigest()
+def _hash(content: bytes) -> str:
+    return blake2b(content, digest_size=8).hexdigest()
 
 
-def _folder() -> Path:
-    """Where Triton keeps what it compiled."""
-    named = os.environ.get("TRITON_CACHE_DIR")
+def _triton_cache() -> Path:
+    """Triton's cache folder."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
     home = os.environ.get("TRITON_HOME")
-    return Path(named) if named else Path(home or Path.home()) / ".triton" / "cache"
+    return Path(folder) if folder else Path(home or Path.home()) / ".triton" / "cache"

@@ -1,11 +1,10 @@
-"""The process that compiles a recipe's kernels ahead of time: `heed.train.precompile.start` starts
-it.
+"""The compile process: compiles a recipe's kernels (`heed.train.precompile.start` starts it).
 
-It rehearses the recipe (`heed.train.precompile.dry_launch`). Whatever is launched, Triton asks a
-hook before it
-compiles. The hook forks, and answers that there is nothing to do. In the forked process it answers
-otherwise: that one goes on, compiles its kernel into Triton's cache, under the very name that a
-launch on the GPU will look for, and ends where the GPU would be needed.
+It launches everything the recipe launches, on a fake GPU (`heed.train.precompile.dry_launch`).
+Before Triton compiles a kernel it calls a hook. The hook forks. In the parent it answers that there
+is nothing to compile. In the child it answers that there is: the child compiles this one kernel into
+Triton's cache, under the key that a launch on the GPU will look up, and exits where the GPU would be
+needed.
 """
 
 from __future__ import annotations
@@ -22,112 +21,118 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from heed.config import Recipe
-from heed.train.precompile.start import READY, for_writing
+from heed.train.precompile.start import TRAINING_READY, decoding_stamp
 
-DIE_WITH_PARENT = 1
-"""What Linux calls PR_SET_PDEATHSIG."""
+PR_SET_PDEATHSIG = 1
 NICE = 10
-"""How far it stands back while a run learns."""
-CAPABILITY = (75, 76)
-"""What CUDA calls the two numbers of a GPU's compute capability."""
+"""Priority of decoding kernels, which are compiled while training runs."""
+COMPUTE_CAPABILITY_ATTRIBUTES = (75, 76)
+"""CUDA's device attributes for the major and the minor compute capability."""
 
 
 def main(parent: int, gpu: int) -> None:
-    """Import what it takes, be told of a recipe, compile, and leave files that say so.
+    """Import torch and Triton, read a recipe from stdin, compile its kernels, write stamp files.
 
-    First what training needs, which waits for an answer; then, out of its way, what writing needs.
+    Kernels of training come first, because training waits for them; those of decoding follow at
+    low priority.
     """
-    die_with(parent)
+    die_with_parent(parent)
     answer = os.dup(1)
-    os.dup2(2, 1)  # whatever others print is no answer
-    asked = _ask(gpu)
+    os.dup2(2, 1)  # The parent reads this pipe: what libraries print must not get into it.
+    capability_pipe = _query_capability(gpu)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Torch would start threads for a GPU it sees.
-    _without_compiler()
+    _stub_dynamo()
     from triton.runtime.cache import triton_key
 
-    from heed.train.precompile.dry_launch import rehearse, rehearse_writing
+    from heed.train.precompile.dry_launch import launch_decoding, launch_training
 
-    triton_key()  # Every kernel's name begins with it. Who is forked from now on knows it.
-    capability, told = os.read(asked, 8).decode(), sys.stdin.read()
-    os.wait()  # for the process that was asked, so that later only those that compile are left
-    if capability and told:
-        tables, forge = json.loads(told), CompileHook()
-        recipe, stamp = Recipe.of(tables["recipe"]), Path(tables["stamp"])
-        rehearse(recipe, int(capability), forge)
-        forge.finish()
+    triton_key()  # Part of every kernel's key, cached here for all forked processes.
+    capability, message = os.read(capability_pipe, 8).decode(), sys.stdin.read()
+    os.wait()  # for the query's process: later waits are for compiling ones only
+    if capability and message:
+        job, hook = json.loads(message), CompileHook()
+        recipe, stamp = Recipe.of(job["recipe"]), Path(job["stamp"])
+        launch_training(recipe, int(capability), hook)
+        hook.finish()
         stamp.touch()
-        os.write(answer, READY)
+        os.write(answer, TRAINING_READY)
         os.nice(NICE)
-        rehearse_writing(recipe, int(capability), forge)
-        forge.finish()
-        for_writing(stamp).touch()
+        launch_decoding(recipe, int(capability), hook)
+        hook.finish()
+        decoding_stamp(stamp).touch()
 
 
 class CompileHook:
-    """Has compiled what is launched, as many kernels at once as there are cores but one."""
+    """Triton's hook before compilation: each kernel is compiled in a forked process.
+
+    As many processes run at once as there are cores but one.
+    """
 
     def __init__(self) -> None:
-        self._own, self._running = os.getpid(), 0
-        self._met: set[object] = set()
-        self._most = max(1, len(os.sched_getaffinity(0)) - 1)
-        if not self._forked():
+        self._pid, self._running = os.getpid(), 0
+        self._seen: set[object] = set()
+        self._max_running = max(1, len(os.sched_getaffinity(0)) - 1)
+        if not self._fork():
             from triton.backends.nvidia.driver import CudaUtils
 
-            _and_end(CudaUtils)
+            _build_and_exit(CudaUtils)
 
     def __call__(self, *, key: str, fn: Any, **rest: Any) -> bool:
-        """Triton's hook: True tells it neither to compile nor to launch."""
-        if os.getpid() != self._own:
-            os._exit(1)  # The one kernel that this process is for could not be compiled.
+        """Return True to have Triton neither compile nor launch this kernel."""
+        if os.getpid() != self._pid:
+            os._exit(1)  # The one kernel this process was forked for failed to compile.
         kernel = (fn.module, fn.name, key)
-        if kernel in self._met:
+        if kernel in self._seen:
             return True
-        self._met.add(kernel)
-        if self._forked():
+        self._seen.add(kernel)
+        if self._fork():
             return True
         from triton.backends.nvidia.driver import CudaLauncher
         from triton.runtime.driver import driver
 
-        driver.active.launcher_cls = partial(_and_end, CudaLauncher)
+        driver.active.launcher_cls = partial(_build_and_exit, CudaLauncher)
         return False
 
     def finish(self) -> None:
-        """Wait until all is compiled."""
-        if os.getpid() != self._own:
+        """Wait until all kernels are compiled."""
+        if os.getpid() != self._pid:
             os._exit(1)
         for _ in range(self._running):
             os.wait()
         self._running = 0
 
-    def _forked(self) -> bool:
-        """Fork when there is a core for it: True here, False in the new process."""
-        if self._running >= self._most:
+    def _fork(self) -> bool:
+        """Fork once a core is free: True in this process, False in the new one."""
+        if self._running >= self._max_running:
             os.wait()
             self._running -= 1
         if os.fork():
             self._running += 1
             return True
-        die_with(self._own)
+        die_with_parent(self._pid)
         return False
 
 
-def _and_end(make: Callable[..., object], *told: object) -> NoReturn:
-    """Make a piece of C that Triton needs to speak to a GPU, the last thing that is missing."""
+def _build_and_exit(build: Callable[..., object], *args: object) -> NoReturn:
+    """Build a C extension that Triton needs to launch on a GPU, the last part to cache, and exit."""
     try:
-        make(*told)
+        build(*args)
     finally:
         os._exit(0)
 
 
-def die_with(parent: int) -> None:
-    """End when the process that started this one does, whatever ends that."""
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+def die_with_parent(parent: int) -> None:
+    """Have Linux kill this process when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _ask(gpu: int) -> int:
-    """Ask CUDA for the GPU's compute capability, apart and meanwhile: where to read the answer."""
+def _query_capability(gpu: int) -> int:
+    """Query the GPU's compute capability in a forked process; returns the pipe to read it from.
+
+    This process must not initialize CUDA, because it forks.
+    """
     reading, writing = os.pipe()
     if os.fork() == 0:
         try:
@@ -139,24 +144,24 @@ def _ask(gpu: int) -> int:
 
 
 def _capability(gpu: int) -> str:
-    """90 for 9.0; nothing where there is no such GPU."""
+    """The compute capability, "90" for 9.0; empty where there is no such GPU."""
     cuda, device, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), gpu):
         return ""
     digits = []
-    for attribute in CAPABILITY:
+    for attribute in COMPUTE_CAPABILITY_ATTRIBUTES:
         cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
         digits.append(str(number.value))
     return "".join(digits)
 
 
-def _without_compiler() -> None:
-    """Torch's compiler takes seconds to import, only to be told to keep out of what follows."""
+def _stub_dynamo() -> None:
+    """Replace torch._dynamo, which takes seconds to import and is only used to disable itself."""
     import torch
 
-    absent = ModuleType("torch._dynamo")
-    vars(absent)["disable"] = lambda function, *rest, **named: function
-    sys.modules[absent.__name__] = vars(torch)["_dynamo"] = absent
+    stub = ModuleType("torch._dynamo")
+    vars(stub)["disable"] = lambda function, *args, **kwargs: function
+    sys.modules[stub.__name__] = vars(torch)["_dynamo"] = stub
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from heed.runs.run import Run
 from heed.train import checkpoint, sense, small
 from heed.train.dev_bleu import Pair, pairs_of
 from heed.train.distributed.ranks import ALONE, World
-from heed.train.precompile.start import kindled
+from heed.train.precompile import compiling_ahead
 from heed.train.prepare import init_from as origins
 from heed.train.prepare import ngram_weights
 from heed.train.prepare.class_weights import classes_of, refuse_unknown, weights_of
@@ -86,7 +86,7 @@ def prepare(
         with world.in_turn():
             origin = origins.open_origin(recipe.init.run)
     bf16 = wants_bf16(recipe.train.precision, device)
-    with kindled(recipe, device):
+    with compiling_ahead(recipe, device):
         parts = _prepare(recipe, run, device, bf16, say, world, origin)
     parts.begun = begun
     return parts
