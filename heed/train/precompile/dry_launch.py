@@ -39,7 +39,7 @@ from heed.train.objective import Objective, loss
 from heed.train.prepare.run_tokenizer import CHARACTERS_A_PIECE, FEWEST_PIECES, MOST_PIECES
 
 Hook = Callable[..., bool]
-"""Triton calls it before it compiles a kernel; True tells Triton not to compile and not to launch."""
+"""Called by Triton before it compiles a kernel; True: neither compile nor launch it."""
 BATCH_SIZE, LAYERS = 2, 2
 LENGTHS = {128: 65, 64: 33, 32: 1, 256: 129, 512: 512}
 """Sequence lengths that stand for all others, each used if `max_length` is at least its value:

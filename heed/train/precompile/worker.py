@@ -1,10 +1,10 @@
 """The compile process: compiles a recipe's kernels (`heed.train.precompile.start` starts it).
 
 It launches everything the recipe launches, on a fake GPU (`heed.train.precompile.dry_launch`).
-Before Triton compiles a kernel it calls a hook. The hook forks. In the parent it answers that there
-is nothing to compile. In the child it answers that there is: the child compiles this one kernel into
-Triton's cache, under the key that a launch on the GPU will look up, and exits where the GPU would be
-needed.
+Before Triton compiles a kernel it calls a hook. The hook forks. In the parent it answers that
+nothing is to be compiled. In the child it answers otherwise: the child compiles this one kernel
+into Triton's cache, under the key that a launch on the GPU looks up, and exits where the GPU would
+be needed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class CompileHook:
 
 
 def _build_and_exit(build: Callable[..., object], *args: object) -> NoReturn:
-    """Build a C extension that Triton needs to launch on a GPU, the last part to cache, and exit."""
+    """Build a C extension that Triton needs for launches, the last part to cache, and exit."""
     try:
         build(*args)
     finally:
