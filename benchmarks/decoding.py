@@ -282,10 +282,10 @@ def measure(
     """Sentences a second of all, and on how many sentences each says the same as `generate`."""
     marian, served = to_marian(task.model), None
     if engines and task.tokenizer is not None:
-        from heed.decode.ctranslate2_engine import Served
+        from heed.decode.ctranslate2_engine import CTranslate2Engine
 
         longest = max(map(len, task.sources))
-        served = Served(task.model, task.tokenizer, least=longest, device=device)
+        served = CTranslate2Engine(task.model, task.tokenizer, max_source=longest, device=device)
     runs = contenders(task, marian, served, beam)
     # A GPU is warm when all sizes were seen, a CPU after a few sentences.
     few = replace(task, sources=sorted(task.sources, key=len)[:16])

@@ -17,13 +17,14 @@ from heed.config import SECTIONS, Recipe
 from heed.data.corpus import Files, names_of
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import engine_choice
+from heed.decode.settings import merge_decode_config
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest
 from heed.few import kept
 from heed.metrics.perplexity import Judged, judge
-from heed.pipelines.classify import ClassificationPipeline, Label, Text, check_kind
-from heed.pipelines.generate import GenerationPipeline, Tell
-from heed.pipelines.line_io import too_long
-from heed.pipelines.translate import Translation, TranslationPipeline, decoding, listed, several
+from heed.pipelines.classify import ClassificationPipeline, Label, Text, check_text_kind
+from heed.pipelines.generate import GenerationPipeline, OnText
+from heed.pipelines.line_io import require_iterable, require_texts
+from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.probe.attention_maps import CrossMap, cross_map
 from heed.runs.labels import Calibration, Classes
 from heed.runs.run import Run
@@ -33,7 +34,7 @@ from heed.train.prepare.setup import open_corpora
 from heed.train.resolve import free_folder
 
 if TYPE_CHECKING:
-    from heed.decode.ctranslate2_engine import Served
+    from heed.decode.ctranslate2_engine import CTranslate2Engine
 
 STREAMED = 64
 """Lines read ahead of a stream and translated side by side."""
@@ -59,7 +60,7 @@ class Translator:
         recipe: Recipe,
         *,
         others: Sequence[models.Translator] = (),
-        served: Served | None = None,
+        served: CTranslate2Engine | None = None,
     ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
         self.models, self.served = [model, *others], served
@@ -82,7 +83,7 @@ class Translator:
 
         `engine` is who writes: heed itself, or "ctranslate2" where that is installed.
         """
-        engine_choice.check(engine, models=1 + len(others))
+        engine_choice.check_engine(engine, models=1 + len(others))
         own = precision if engine == engine_choice.HEED else "float32"
         model, tokenizer, recipe = _load(folder, models.Translator, device, own)
         more, trained_on = [], [recipe.data]
@@ -97,8 +98,8 @@ class Translator:
             more.append(another)
             trained_on.append(trained_by.data)
         told = {"device": device, "precision": precision}
-        served = engine_choice.served(
-            engine, model, tokenizer, least=recipe.data.max_length, **told
+        served = engine_choice.load_engine(
+            engine, model, tokenizer, max_source=recipe.data.max_length, **told
         )
         found = cls(model, tokenizer, recipe, others=more, served=served)
         found.both = all(data.both for data in trained_on)
@@ -130,10 +131,10 @@ class Translator:
         `settings` are keys of a recipe's `[decode]`: beam=5, length_penalty=0.6. With
         `reverse=True` a run that was trained with `data.both` translates the other way.
         """
-        found = self.translations(listed(texts), **settings)
+        found = self.translations(require_texts(texts), **settings)
         long = [i for i, one in enumerate(found) if one.parts > 1]
         if long:
-            told = f"text {long[0] + 1}: {too_long(found[long[0]])}"
+            told = f"text {long[0] + 1}: {found[long[0]].split_warning}"
             warnings.warn(told, HeedWarning, stacklevel=2)
         return [one.text for one in found]
 
@@ -151,7 +152,7 @@ class Translator:
 
         `first` is the number of the first text: what it samples depends on it.
         """
-        asked, scribe = listed(texts), self.scribe(nbest, alignments, reverse, **settings)
+        asked, scribe = require_texts(texts), self.scribe(nbest, alignments, reverse, **settings)
         return scribe.translate(asked, first=first)
 
     def scribe(
@@ -163,7 +164,7 @@ class Translator:
             raise ConfigError([f"This run {what}"])
         if reverse and self.served is not None:
             raise ConfigError(["Only heed's own engine translates in reverse: leave --engine out."])
-        decode = decoding(self.recipe.decode, settings)
+        decode = merge_decode_config(self.recipe.decode, settings)
         return kept(
             self._scribes,
             f"{decode.model_dump_json()} {nbest} {alignments} {reverse}",
@@ -171,7 +172,7 @@ class Translator:
                 self.models,
                 self.tokenizer,
                 decode,
-                longest=self.longest - 1,
+                max_source=self.longest - 1,
                 nbest=nbest,
                 alignments=alignments,
                 search=None if self.served is None else self.served.search(decode, nbest),
@@ -181,7 +182,7 @@ class Translator:
 
     def stream(self, lines: Iterable[str], **settings: Any) -> Iterator[str]:
         """Translations as the lines come, a few at a time, in constant memory."""
-        lines, first = iter(several(lines)), 0
+        lines, first = iter(require_iterable(lines)), 0
         while chunk := list(islice(lines, STREAMED)):
             yield from (one.text for one in self.translations(chunk, first=first, **settings))
             first += len(chunk)
@@ -233,23 +234,23 @@ class LanguageModel:
         stop: Sequence[str] = (),
         first: int = 0,
         cut_prompt: bool = False,
-        tell: Tell | None = None,
+        on_text: OnText | None = None,
         **settings: Any,
     ) -> list[list[str]]:
         """For each prompt `samples` texts that begin with it, `length` new tokens long at most.
 
         `settings` are keys of a recipe's `[decode]`: temperature=0.8, top_p=0.9, seed=3. Tokens are
-        drawn unless `beam` or `sample=False` is given, or the recipe has a beam. `Author.write` has
-        the others.
+        drawn unless `beam` or `sample=False` is given, or the recipe has a beam. The other
+        arguments are those of `GenerationPipeline.generate`.
         """
-        found = self.author(**settings).write(
-            listed(prompts),
+        found = self.author(**settings).generate(
+            require_texts(prompts),
             length=length,
             samples=samples,
-            stop=listed(stop),
+            stop=require_texts(stop),
             first=first,
             cut_prompt=cut_prompt,
-            tell=tell,
+            on_text=on_text,
         )
         return [[one.whole for one in several] for several in found]
 
@@ -257,7 +258,7 @@ class LanguageModel:
         """What writes by these settings; unless they or the recipe have a beam, by chance."""
         searched = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
         told = settings if searched else {"sample": True} | settings
-        decode = decoding(self.recipe.decode, told)
+        decode = merge_decode_config(self.recipe.decode, told)
         longest = self.recipe.data.max_length
         return kept(
             self._authors,
@@ -267,7 +268,7 @@ class LanguageModel:
 
     def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
         """The loss of every token of each text, its end mark last."""
-        ids, window = self.tokenizer.encode_batch(listed(texts)), self.recipe.data.max_length
+        ids, window = self.tokenizer.encode_batch(require_texts(texts)), self.recipe.data.max_length
         marks = self.tokenizer.specials
         return judge(self.model, ids, window=window, stride=stride, specials=marks)
 
@@ -289,7 +290,7 @@ class Classifier:
             model,
             tokenizer,
             classes,
-            longest=recipe.data.max_length,
+            max_length=recipe.data.max_length,
             temperature=temperature,
         )
 
@@ -331,9 +332,9 @@ class Classifier:
         return [label.probabilities for label in self._labels(texts)]
 
     def _labels(self, texts: Iterable[Text]) -> list[Label]:
-        asked = listed(texts, pairs=True)
-        check_kind(self.classes, asked)
-        return self.labeller.labels(asked)
+        asked = require_texts(texts, pairs=True)
+        check_text_kind(self.classes, asked)
+        return self.labeller.classify(asked)
 
 
 def load(folder: str | Path, *, device: str = "auto") -> Translator | LanguageModel | Classifier:

@@ -31,7 +31,8 @@ from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import Settings, evaluate
 from heed.evaluate.classify import numbers
 from heed.metrics.tables import evaluation
-from heed.pipelines.classify import Label, pump
+from heed.pipelines.classify import ClassificationLines, Label
+from heed.pipelines.line_io import run_lines
 from heed.runs.labels import Calibration, Classes
 from heed.runs.run import Run
 from heed.train import run as train_run
@@ -187,9 +188,8 @@ def pumped(run: Path, groups: list[list[str]], **shown: bool) -> tuple[list[str]
     """What comes out of the pipe, and what is said aside."""
     out = io.BytesIO()
     aside: list[str] = []
-    asked = {"probabilities": False, "as_json": False} | shown
-    labeller = Classifier.load(run, device="cpu").labeller
-    pump(groups, labeller, out=out, say=aside.append, **asked)
+    pipeline = Classifier.load(run, device="cpu").labeller
+    run_lines(groups, ClassificationLines(pipeline, **shown), out=out, warn=aside.append)
     return out.getvalue().decode().split("\n")[:-1], aside
 
 
@@ -202,8 +202,8 @@ def test_every_group_is_written_before_the_next_is_read(run: Path) -> None:
             yield lines
             seen.append(out.getvalue().count(b"\n"))
 
-    labeller = Classifier.load(run, device="cpu").labeller
-    pump(groups(), labeller, probabilities=False, as_json=False, out=out, say=lambda _: None)
+    pipeline = Classifier.load(run, device="cpu").labeller
+    run_lines(groups(), ClassificationLines(pipeline), out=out, warn=lambda _: None)
     assert seen == [2, 3, len(LINES)]
 
 

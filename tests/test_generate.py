@@ -28,8 +28,10 @@ from heed.cli import app
 from heed.config import DecodeConfig, Recipe
 from heed.data import synthetic
 from heed.data.tokenizers.tokenizer import EOS, SPECIALS
+from heed.decode.settings import decode_flags
 from heed.errors import ConfigError, DataError, HeedError
-from heed.pipelines import line_io, recite
+from heed.pipelines import line_io
+from heed.pipelines.generate import GenerationLines
 from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.resolve import recipe as resolved
@@ -238,7 +240,7 @@ def test_the_recipe_s_beam_searches_unless_draws_are_asked_for(model: LanguageMo
         ["Le"], length=5, beam=3, length_penalty=0.5
     )
     for flags in ({"seed": 1}, {"top_p": 0.9}):
-        drawn = other.author(**line_io.chosen(flags)).settings
+        drawn = other.author(**decode_flags(flags)).settings
         assert (drawn.sample, drawn.beam, drawn.length_penalty) == (True, 1, 0.5)
     assert not model.author(beam=2).settings.sample
     assert not model.author(sample=False).settings.sample
@@ -257,8 +259,9 @@ def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
         answer = heed(*asked, *CPU, *by_pipe, stdin="".join(f"{line}\n" for line in prompts))
         assert answer.stdout == by_file, answer.stderr
     out, author = io.BytesIO(), model.author(seed=3, top_k=40)
-    nothing = line_io.incoming(None, Path(os.devnull))
-    recite.recite(nothing, author, recite.Asked(20), out=out, say=print)
+    nothing = line_io.open_lines(None, Path(os.devnull))
+    task = GenerationLines(author, 20)
+    line_io.run_lines(line_io.lines_or_default(nothing, ""), task, out=out, warn=print)
     assert out.getvalue().decode() == told(*asked, "--prompt", "")
 
 

@@ -61,17 +61,19 @@ def translate(
     heed translate runs/demo --beam 5 --scores < input.txt > output.tsv
     """
     from heed.api import Translator
+    from heed.decode.settings import decode_flags
     from heed.pipelines import line_io
+    from heed.pipelines.translate import TranslationLines
 
-    settings = line_io.chosen(context.params)  # all flags that [decode] has a key for
+    settings = decode_flags(context.params)  # all flags that [decode] has a key for
     told = {"device": device, "precision": precision, "engine": engine}
     translator = Translator.load(run, *(others or ()), **told)
-    line_io.pump(
-        line_io.incoming(text, file),
-        translator.scribe(nbest, alignments, reverse, **settings),
-        line_io.Shown(scores, alignments, json, nbest > 1),
+    pipeline = translator.scribe(nbest, alignments, reverse, **settings)
+    line_io.run_lines(
+        line_io.open_lines(text, file),
+        TranslationLines(pipeline, scores, alignments, json, nbest > 1),
         out=output(),
-        say=lambda word: typer.echo(word, err=True),
+        warn=lambda message: typer.echo(message, err=True),
     )
 
 
@@ -96,17 +98,15 @@ def classify(
     heed classify runs/mine < input.txt > labels.txt
     """
     from heed.api import Classifier
-    from heed.pipelines import classify as classify_pipeline
     from heed.pipelines import line_io
+    from heed.pipelines.classify import ClassificationLines
 
-    labeller = Classifier.load(run, device=device, precision=precision).labeller
-    classify_pipeline.pump(
-        line_io.incoming(text, file),
-        labeller,
-        probabilities=probabilities,
-        as_json=json,
+    pipeline = Classifier.load(run, device=device, precision=precision).labeller
+    line_io.run_lines(
+        line_io.open_lines(text, file),
+        ClassificationLines(pipeline, probabilities, json),
         out=output(),
-        say=lambda word: typer.echo(word, err=True),
+        warn=lambda message: typer.echo(message, err=True),
     )
 
 
@@ -148,19 +148,21 @@ def generate(
     heed generate runs/mine --samples 100 --seed 3 --json > texts.jsonl
     """
     from heed.api import LanguageModel
-    from heed.pipelines import line_io, recite
+    from heed.decode.settings import decode_flags
+    from heed.pipelines import line_io
+    from heed.pipelines.generate import GenerationLines
 
     model = LanguageModel.load(run, device=device, precision=precision)
-    author = model.author(**line_io.chosen(context.params))
+    pipeline = model.author(**decode_flags(context.params))
     out = output()
     streamed = out.isatty() if stream is None else stream
-    asked = recite.Asked(length, samples, stop or (), cut_prompt, json, streamed)
+    stream_to = out if streamed else None
     prompts = [*(text or ()), *(prompt or ())]
     alone = file is None and sys.stdin is not None and sys.stdin.isatty()
-    recite.recite(
-        line_io.incoming(prompts or ([""] if alone else None), file),
-        author,
-        asked,
+    groups = line_io.open_lines(prompts or ([""] if alone else None), file)
+    line_io.run_lines(
+        line_io.lines_or_default(groups, ""),
+        GenerationLines(pipeline, length, samples, stop or (), cut_prompt, json, stream_to),
         out=out,
-        say=lambda word: typer.echo(word, err=True),
+        warn=lambda message: typer.echo(message, err=True),
     )

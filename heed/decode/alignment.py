@@ -1,9 +1,9 @@
-"""Which source token a target token was written from: soft alignments by cross-attention.
+"""Soft alignments: which source token a target token was translated from, by cross-attention.
 
-The weights are those of a second pass over the finished text, the mean over layers and heads. On
-the generated world that mean agrees better with the true alignment than any one layer does.
+The weights come from a second pass over the finished translation: the mean over layers and heads.
+On the synthetic corpus that mean agrees better with the true alignment than any single layer does.
 
-Shapes: b pairs, h heads, n target pieces, m source pieces; N target words, M source words.
+Shapes: b pairs, h heads, n target tokens, m source tokens; N target words, M source words.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from heed.data.batching.bucketed import padded
 from heed.data.tokenizers.byte_symbols import BYTES
 from heed.data.tokenizers.special_tokens import OWN, Specials
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.decode.model_step import mean_look
+from heed.decode.model_step import mean_attention
 from heed.models import Translator
 from heed.models.inference import evaluating
 
 Floats = NDArray[np.float64]
 Links = list[tuple[int, int]]
 Pair = tuple[Sequence[int], Sequence[int]]
-"""The ids of a source and of its target, without marks."""
-CELLS, TOGETHER = 1 << 20, 64
-"""Weights of a head held at a time, and texts."""
+"""The ids of a source and of its target, without special tokens."""
+MAX_CELLS, MAX_PAIRS = 1 << 20, 64
+"""Attention weights per head and pairs that a batch may have."""
 
 
 def soft_alignments(
@@ -41,33 +41,33 @@ def soft_alignments(
     begin: int | None = None,
     specials: Specials = OWN,
 ) -> list[Floats]:
-    """For each pair, weights [n, m]: a row a target piece.
+    """For each pair the attention weights [n, m], one row per target token.
 
-    The row of a piece is the one that predicted it. What went to the end mark is left out. `begin`
-    is what was read before the first piece, unset the begin mark.
+    The row of a token is the attention that predicted it. The column of the source's end token is
+    left out. `begin` is the first token that the decoder reads, unset the begin token.
     """
     begin = specials.bos if begin is None else begin
     lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
     order = sorted(range(len(pairs)), key=lambda i: -lengths[i])
-    out: list[Floats] = [np.zeros((0, 0))] * len(pairs)
+    alignments: list[Floats] = [np.zeros((0, 0))] * len(pairs)
     with evaluating(*models):
         while order:
-            count = max(1, min(TOGETHER, CELLS // lengths[order[0]] ** 2))
-            chosen, order = order[:count], order[count:]
-            found = _together(models, [pairs[i] for i in chosen], begin, specials)
-            for i, weights in zip(chosen, found, strict=True):
-                out[i] = weights
-    return out
+            count = max(1, min(MAX_PAIRS, MAX_CELLS // lengths[order[0]] ** 2))
+            batch, order = order[:count], order[count:]
+            results = _align_batch(models, [pairs[i] for i in batch], begin, specials)
+            for i, weights in zip(batch, results, strict=True):
+                alignments[i] = weights
+    return alignments
 
 
-def _together(
+def _align_batch(
     models: Sequence[Translator],
     pairs: Sequence[Pair],
     begin: int,
     specials: Specials,
 ) -> list[Floats]:
-    looks = [mean_look(cross_weights(model, pairs, begin, specials)) for model in models]
-    weights_bnm = torch.stack(looks).mean(dim=0).double().cpu().numpy()
+    means = [mean_attention(cross_weights(model, pairs, begin, specials)) for model in models]
+    weights_bnm = torch.stack(means).mean(dim=0).double().cpu().numpy()
     return [
         weights[: len(target), : len(source)]
         for weights, (source, target) in zip(weights_bnm, pairs, strict=True)
@@ -77,77 +77,78 @@ def _together(
 def cross_weights(
     model: Translator, pairs: Sequence[Pair], begin: int, specials: Specials
 ) -> list[Tensor]:
-    """What a model looks at while it writes each target from its source: [b, h, n, m] a layer.
+    """The cross-attention of a model with these targets forced: [b, h, n, m] per layer.
 
-    The row of a target piece is the one that predicted it. Beyond a text's own pieces stand marks.
+    The row of a target token is the attention that predicted it. Rows and columns beyond a pair's
+    tokens belong to special tokens and padding.
     """
     device = model.embedding.table.weight.device
     sources = [[*source, specials.eos] for source, _ in pairs]
-    read, real = (x.to(device) for x in _side(sources, specials.pad))
-    # Its last piece predicts nothing here, and there may be no position left for it.
-    written, _ = _side([[begin, *target[:-1]] for _, target in pairs], specials.pad)
-    return model.trace(read, written.to(device), mask=real).cross
+    source_bm, real_bm = (x.to(device) for x in _pad(sources, specials.pad))
+    # The last target token predicts nothing here, and there may be no position left for it.
+    target_bn, _ = _pad([[begin, *target[:-1]] for _, target in pairs], specials.pad)
+    return model.trace(source_bm, target_bn.to(device), mask=real_bm).cross
 
 
-def _side(texts: list[list[int]], fill: int) -> tuple[Tensor, Tensor]:
-    return padded([np.array(ids) for ids in texts], max(map(len, texts)), fill)
+def _pad(sequences: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    return padded([np.array(ids) for ids in sequences], max(map(len, sequences)), pad)
 
 
 Words = tuple[Sequence[int], int]
-"""Which word each piece belongs to, and how many words there are."""
+"""The index of the word that each token belongs to, and the number of words."""
 
 
 def by_word(weights_nm: Floats, target: Words, source: Words) -> Floats:
-    """Weights [N, M]: pieces of a source word add up, those of a target word are averaged.
+    """Weights [N, M]: summed over the tokens of a source word, averaged over a target word's.
 
-    Other axes, of layers and heads, may stand before these two.
+    Further axes, of layers and heads, may stand before these two.
     """
-    rows, columns = _members(*target), _members(*source)
+    rows, columns = _membership(*target), _membership(*source)
     rows = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
     return np.asarray(rows @ weights_nm @ columns.T)
 
 
-def _members(word_of_piece: Sequence[int], words: int) -> Floats:
-    """[words, pieces]: 1 where a piece belongs to a word."""
-    pieces = np.asarray(word_of_piece, np.int64)
-    return np.equal.outer(np.arange(words), pieces).astype(np.float64)
+def _membership(word_of_token: Sequence[int], words: int) -> Floats:
+    """[words, tokens]: 1 where a token belongs to a word."""
+    tokens = np.asarray(word_of_token, np.int64)
+    return np.equal.outer(np.arange(words), tokens).astype(np.float64)
 
 
-def links(weights: Floats) -> Links:
-    """(source word, target word): where each target word looked most."""
+def hard_links(weights: Floats) -> Links:
+    """(source word, target word): for each target word the source word with the most attention."""
     if not weights.shape[1]:
         return []
     return [(int(row.argmax()), i) for i, row in enumerate(weights)]
 
 
-def pharaoh(found: Links) -> str:
-    """`0-0 1-2`: source-target pairs, as alignment tools write them."""
-    return " ".join(f"{source}-{target}" for source, target in found)
+def pharaoh_format(links: Links) -> str:
+    """`0-0 1-2`: source-target pairs, as alignment tools write them (the Pharaoh format)."""
+    return " ".join(f"{source}-{target}" for source, target in links)
 
 
-def copies(
+def unknown_copies(
     tokenizer: Tokenizer, ids: Sequence[int], weights_nm: Floats, source: str
 ) -> dict[int, str]:
-    """For each place of `<unk>` in a target, what the source piece looked at most stands for."""
+    """For each index of `<unk>` in a target, the source text it attended to most."""
     unknown = tokenizer.specials.unk
     if unknown not in ids or not weights_nm.shape[1]:
         return {}
-    units = list(_units(tokenizer, source))
-    places = (place for place, token in enumerate(ids) if token == unknown)
-    return {place: units[int(weights_nm[place].argmax())] for place in places}
+    units = list(_source_units(tokenizer, source))
+    indices = (i for i, token in enumerate(ids) if token == unknown)
+    return {i: units[int(weights_nm[i].argmax())] for i in indices}
 
 
-def _units(tokenizer: Tokenizer, source: str) -> Iterator[str]:
-    """What each piece of a source stands for, a space before it where a word begins.
+def _source_units(tokenizer: Tokenizer, source: str) -> Iterator[str]:
+    """The text to copy for each token of a source, with a space before it where a word begins.
 
-    That is its own text, a word or a letter; for part of a known word, all of that word, without
-    the signs beside it.
+    That is the token's text if it is a word or a letter. For a subword of a known word, it is the
+    whole word, without the punctuation beside it.
     """
     kind, unknown = tokenizer.kind, tokenizer.specials.unk
-    found = tokenizer.core.encode(source, add_special_tokens=False)
+    encoding = tokenizer.core.encode(source, add_special_tokens=False)
     words = [word.span() for word in re.finditer(r"x+|[.]", "".join(map(_shape, source)))]
     ends = [end for _, end in words]
-    for token, (start, stop) in zip(found.ids, found.offsets, strict=True):
+    for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
         word = bisect_right(ends, start)
         if kind not in ("word", "char") and token != unknown and word < len(words):
             start, stop = words[word]
@@ -157,39 +158,40 @@ def _units(tokenizer: Tokenizer, source: str) -> Iterator[str]:
 
 
 def _shape(character: str) -> str:
-    """A space, a dot for punctuation and symbols, an x for what words are made of: marks, too."""
-    sign = unicodedata.category(character)[0] in "PS"
-    return " " if character.isspace() else "." if sign else "x"
+    """A space, a dot for punctuation and symbols, an x for other characters, marks included."""
+    is_sign = unicodedata.category(character)[0] in "PS"
+    return " " if character.isspace() else "." if is_sign else "x"
 
 
-def spelled(
-    tokenizer: Tokenizer, ids: Sequence[int], copied: Mapping[int, str] | None = None
+def decode_words(
+    tokenizer: Tokenizer, ids: Sequence[int], copies: Mapping[int, str] | None = None
 ) -> tuple[str, list[int]]:
-    """The text of `ids`, single spaces between words, and which word each id belongs to.
+    """The text of `ids` with single spaces, and the index of the word that each id belongs to.
 
-    A model need not cut words as the tokenizer would: they are counted in the text so far.
+    A model may segment words differently from the tokenizer, so words are counted in the decoded
+    prefixes. `copies` replace the tokens at their indices.
     """
-    if copied:
-        so_far = list(_with_copies(tokenizer, ids, copied))
+    if copies:
+        prefixes = list(_prefixes_with_copies(tokenizer, ids, copies))
     else:
-        so_far = tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))])
-    words = [max(0, len(text.split()) - 1) for text in so_far]
-    return " ".join(so_far[-1].split()) if so_far else "", words
+        prefixes = tokenizer.decode_batch([ids[: i + 1] for i in range(len(ids))])
+    words = [max(0, len(text.split()) - 1) for text in prefixes]
+    return " ".join(prefixes[-1].split()) if prefixes else "", words
 
 
-def _with_copies(
-    tokenizer: Tokenizer, ids: Sequence[int], copied: Mapping[int, str]
+def _prefixes_with_copies(
+    tokenizer: Tokenizer, ids: Sequence[int], copies: Mapping[int, str]
 ) -> Iterator[str]:
-    """The text after each id: its decoder sets spaces around copies as around pieces it knows."""
-    core, pieces = tokenizer.core, list[str]()
+    """The text after each id; the decoder puts spaces around copies as around known tokens."""
+    core, tokens = tokenizer.core, list[str]()
     decode = core.decoder.decode if core.decoder else " ".join
     bytewise = decode([f"x{BYTES[ord(' ')]}x"]) == "x x"
     for i, token in enumerate(ids):
-        if i in copied:
-            read = copied[i]
-            pieces.append("".join(BYTES[byte] for byte in read.encode()) if bytewise else read)
+        if i in copies:
+            text = copies[i]
+            tokens.append("".join(BYTES[byte] for byte in text.encode()) if bytewise else text)
         else:
-            pieces += [
+            tokens += [
                 core.id_to_token(known) or "" for known in tokenizer.without_specials([token])
             ]
-        yield decode(pieces)
+        yield decode(tokens)

@@ -1,4 +1,4 @@
-"""How long an output may be, which texts are written side by side, and in what sizes."""
+"""The batch plan: length limits, which inputs are decoded together, and sizes of decode states."""
 
 from __future__ import annotations
 
@@ -6,71 +6,74 @@ from collections.abc import Iterator, Sequence
 
 from heed.models import LanguageModel, Translator
 
-TEXTS, TEXTS_ON_GPU = 128, 2048
-"""Written side by side, unless someone says how many."""
-CELLS = 1 << 14
-"""Tokens read side by side, padding included; fewer texts where they are longer."""
-BOARD = 0.125
-"""On a GPU, the share of free memory that one board may take, should all its texts get as long as
-they may."""
-AHEAD = 16
-"""Tokens to make room for at a time, where shapes are free."""
-FEWEST, SHORTEST = 8, 32
-"""The smallest board where shapes are few."""
-GROUP = 64
-"""Texts that are worth reading apart from longer ones."""
+INPUTS_ON_CPU, INPUTS_ON_GPU = 128, 2048
+"""Inputs per batch, unless `decode.batch_size` is set."""
+MAX_BATCH_TOKENS = 1 << 14
+"""Source or prompt tokens per batch, padding included: longer inputs make smaller batches."""
+STATE_MEMORY = 0.125
+"""On a GPU, the share of free memory for one decode state, if all outputs reach their limit."""
+CAPACITY_STEP = 16
+"""Tokens that the capacity grows by at a time, where shapes are not bucketed."""
+MIN_SLOTS, MIN_CAPACITY = 8, 32
+"""The smallest decode state where shapes are bucketed."""
+MIN_GROUP = 64
+"""Inputs that make it worth encoding a group apart from longer ones."""
 WIDE = 64
-"""The size from which on boards come in two sizes an octave: there unused seats take time."""
-LEFT = 0.95
-"""The share of texts still being written below which a free board is made smaller."""
+"""Slots from which on there are two bucket sizes per octave: there, unused slots take time."""
+COMPACT_BELOW = 0.95
+"""Without buckets, a state is compacted when at most this share of its inputs is unfinished."""
 
 
-def limits(
-    lengths: Sequence[int], *, max_ratio: float, max_extra: int, most: int | None
+def length_limits(
+    lengths: Sequence[int], *, max_ratio: float, max_extra: int, max_positions: int | None
 ) -> list[int]:
-    """Tokens that may be written for sources of these lengths; `most` where positions end."""
-    allowed = [max(1, int(max_ratio * length) + max_extra) for length in lengths]
-    return allowed if most is None else [min(limit, most) for limit in allowed]
+    """The maximum number of generated tokens for sources of these lengths."""
+    limits = [max(1, int(max_ratio * length) + max_extra) for length in lengths]
+    return limits if max_positions is None else [min(limit, max_positions) for limit in limits]
 
 
-def batches(
-    lengths: Sequence[int], size: int, *, costs: Sequence[int] | None = None, most: int = CELLS
+def plan_batches(
+    lengths: Sequence[int],
+    size: int,
+    *,
+    costs: Sequence[int] | None = None,
+    max_cost: int = MAX_BATCH_TOKENS,
 ) -> Iterator[list[int]]:
-    """Texts of like length side by side, the longest first: what memory must hold, comes first.
+    """Batches of inputs of similar length, the longest first, so that memory peaks at the start.
 
-    Those of a batch cost no more than `most` together, each as much as the dearest of them: its
-    tokens, unless costs are given.
+    A batch has at most `size` inputs, and its size times its largest cost is at most `max_cost`.
+    The cost of an input is its length unless `costs` are given.
     """
     order, costs = sorted(range(len(lengths)), key=lambda i: -lengths[i]), costs or lengths
-    batch, dearest = list[int](), 0
+    batch, largest = list[int](), 0
     for i in order:
-        dearest = max(dearest, costs[i])
-        if batch and (len(batch) == size or dearest * (len(batch) + 1) > most):
+        largest = max(largest, costs[i])
+        if batch and (len(batch) == size or largest * (len(batch) + 1) > max_cost):
             yield batch
-            batch, dearest = [], costs[i]
+            batch, largest = [], costs[i]
         batch.append(i)
     if batch:
         yield batch
 
 
-def groups(lengths: Sequence[int], longest: int) -> list[tuple[int, int]]:
-    """Texts, the longest first, in groups of like length: how many, and on how long a rung.
+def plan_groups(lengths: Sequence[int], padded_length: int) -> list[tuple[int, int]]:
+    """Group the inputs of a batch, sorted longest first: how many, and padded to which length.
 
-    The first is as long as the whole batch.
+    The first group is padded to the length of the whole batch.
     """
-    found = [(0, longest)]
+    groups = [(0, padded_length)]
     for length in lengths:
-        count, room = found[-1]
-        shorter = min(room, rung(length))
-        if shorter < room and count >= GROUP:
-            found.append((1, shorter))
+        count, group_length = groups[-1]
+        shorter = min(group_length, bucket_size(length))
+        if shorter < group_length and count >= MIN_GROUP:
+            groups.append((1, shorter))
         else:
-            found[-1] = count + 1, room
-    return found
+            groups[-1] = count + 1, group_length
+    return groups
 
 
-def token_bytes(models: Sequence[Translator | LanguageModel]) -> int:
-    """What is kept of a token: a key and a value a layer. An LSTM keeps no more."""
+def cache_bytes_per_token(models: Sequence[Translator | LanguageModel]) -> int:
+    """Bytes of keys and values per token, over all layers. An LSTM needs no more than that."""
     total = 0
     for model in models:
         config, size = model.config, model.embedding.table.weight.element_size()
@@ -80,43 +83,51 @@ def token_bytes(models: Sequence[Translator | LanguageModel]) -> int:
     return total
 
 
-class Sizes:
-    """The sizes that boards may have: any on a CPU; few where each is captured as a graph."""
+class StateSizes:
+    """The sizes of decode states: any on a CPU; a few buckets where each is captured as a graph."""
 
-    def __init__(self, *, few: bool) -> None:
-        self.few = few
+    def __init__(self, *, bucketed: bool) -> None:
+        self.bucketed = bucketed
 
-    def length(self, tokens: int) -> int:
-        """How long a batch of texts of so many tokens is."""
-        return rung(tokens) if self.few else tokens
+    def padded_length(self, tokens: int) -> int:
+        """The length that inputs of at most this many tokens are padded to."""
+        return bucket_size(tokens) if self.bucketed else tokens
 
-    def room(self, written: int) -> int:
-        """Room for more than was written."""
-        return max(SHORTEST, rung(written + 1)) if self.few else written + AHEAD
+    def capacity(self, generated: int) -> int:
+        """The capacity for more tokens than were generated so far."""
+        if self.bucketed:
+            return max(MIN_CAPACITY, bucket_size(generated + 1))
+        return generated + CAPACITY_STEP
 
-    def seats(self, texts: int) -> int:
-        """How large a board for so many texts is."""
-        if not self.few:
-            return texts
-        return rung(texts) if texts > WIDE else max(FEWEST, 1 << (texts - 1).bit_length())
+    def slots(self, inputs: int) -> int:
+        """The number of slots for this many inputs."""
+        if not self.bucketed:
+            return inputs
+        return bucket_size(inputs) if inputs > WIDE else max(MIN_SLOTS, _next_power_of_2(inputs))
 
-    def worth(self, texts: int, size: int) -> bool:
-        """Whether to leave a board of this size when so many texts are left."""
-        return self.seats(texts) < size if self.few else texts <= LEFT * size
+    def should_compact(self, unfinished: int, slots: int) -> bool:
+        """Whether to move the unfinished inputs to a state with fewer slots."""
+        return (
+            self.slots(unfinished) < slots if self.bucketed else unfinished <= COMPACT_BELOW * slots
+        )
 
 
-def seated(rows: Sequence[int]) -> list[int]:
-    """The same rows, each where it stood if it can: those behind take the seats left in front."""
+def compact_order(rows: Sequence[int]) -> list[int]:
+    """Order rows so that those that fit stay in their slot, and later ones fill the gaps."""
     staying = {row for row in rows if row < len(rows)}
-    behind = iter([row for row in rows if row not in staying])
-    return [seat if seat in staying else next(behind) for seat in range(len(rows))]
+    moving = iter([row for row in rows if row not in staying])
+    return [slot if slot in staying else next(moving) for slot in range(len(rows))]
 
 
-def rung(length: int) -> int:
-    """The smallest of 8, 16, 24, 32, 48, 64, 96, … that is no less: two sizes an octave."""
+def bucket_size(size: int) -> int:
+    """Round up to 8, 16, 24, 32, 48, 64, 96, …: two sizes per octave."""
     step = 8
     while True:
-        for size in (2 * step, 3 * step):
-            if length <= size:
-                return 8 if length <= 8 else size
+        for bucket in (2 * step, 3 * step):
+            if size <= bucket:
+                return 8 if size <= 8 else bucket
         step *= 2
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()

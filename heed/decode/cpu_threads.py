@@ -1,7 +1,7 @@
-"""Batches side by side on the cores of a CPU, each on a thread of its own.
+"""Batches in parallel on the cores of a CPU, one thread per batch.
 
-Two batches on one core each take less time than one after the other on both: between its products
-a step has much to do that is too small to be shared.
+Two batches on one core each take less time than one after the other on both cores: between its
+matrix products a step has much work that is too small to be split.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from typing import TypeVar
 
 import torch
 
-MOST = 4
-"""Threads that write. Beyond, they would wait for one another: Python lets one speak at a time."""
+MAX_THREADS = 4
+"""Threads that decode. More would wait for Python's global interpreter lock."""
 Item = TypeVar("Item")
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 
-def each(work: Callable[[Item], Done], items: Sequence[Item], *, crew: bool) -> Iterator[Done]:
-    """What `work` makes of each item, in order; by a crew, if wanted. Nothing in it may learn."""
+def map_batches(
+    function: Callable[[Item], Result], items: Sequence[Item], *, parallel: bool
+) -> Iterator[Result]:
+    """The results of `function` in order, computed by several threads if `parallel`.
+
+    Threads run in inference mode, so `function` must not train.
+    """
     threads = torch.get_num_threads()
-    count = min(MOST, threads, len(items)) if crew else 1
-    if count < 2 or torch.is_autocast_enabled("cpu"):  # what a thread sets, others don't have
-        yield from map(work, items)
+    count = min(MAX_THREADS, threads, len(items)) if parallel else 1
+    if count < 2 or torch.is_autocast_enabled("cpu"):  # autocast is a setting of one thread only
+        yield from map(function, items)
         return
 
-    def alone(item: Item) -> Done:
-        torch.set_num_threads(threads // count)  # of this thread, and of those that begin now
+    def run(item: Item) -> Result:
+        torch.set_num_threads(threads // count)  # for this thread and the ones that torch starts
         with torch.inference_mode():
-            return work(item)
+            return function(item)
 
     try:
         with ThreadPoolExecutor(count) as pool:
-            yield from pool.map(alone, items)
+            yield from pool.map(run, items)
     finally:
         torch.set_num_threads(threads)

@@ -1,8 +1,8 @@
-"""Tokens to text as they come: what is said of a text while it is still being written.
+"""Incremental detokenization: the text of a hypothesis while it is being generated.
 
-Some pieces are half a character, and some only say with the next one whether a space stands before
-it. So text is held back until no further token can change it; a text that is to end where a word of
-the caller's begins, is held back while it might be the beginning of one.
+Some tokens are part of a character, and some decide only with the next one whether a space comes
+before it. So text is held back until no further token can change it. With stop strings, text is
+also held back while it may be the beginning of one.
 """
 
 from __future__ import annotations
@@ -11,80 +11,81 @@ from collections.abc import Sequence
 
 from heed.data.tokenizers.tokenizer import Tokenizer
 
-SEEN = 8
-"""Pieces before a new one that have a say in how it is written."""
-HALF = "\ufffd"
+CONTEXT_TOKENS = 8
+"""Tokens before a new one that can affect how it is decoded."""
+INCOMPLETE = "\ufffd"
+"""What a decoder writes for part of a character."""
 
 
 class IncrementalDetokenizer:
-    """Spells tokens: all that it ever said, joined, is what decoding them at once gives."""
+    """Turns tokens into text as they come: the joined parts equal decoding all tokens at once."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """What the prompt says is not said again."""
+        """`prompt` are the tokens before the new ones; their text is not returned."""
         self.tokenizer = tokenizer
         self.ids = tokenizer.without_specials(prompt)
-        self._said = len(self.ids)
-        """How many of them are in what was said."""
+        self._returned = len(self.ids)
+        """How many of the ids are in the text returned so far."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that these add, as far as it is certain."""
+        """The text that these tokens add, as far as it is certain."""
         self.ids += self.tokenizer.without_specials(ids)
-        return self._next(self.ids, certain=False)
+        return self._next(self.ids, final=False)
 
     def end(self) -> str:
-        """What is left when no more tokens come: half a character shows as U+FFFD."""
-        return self._next(self.ids, certain=True)
+        """The rest, when no more tokens come: part of a character becomes U+FFFD."""
+        return self._next(self.ids, final=True)
 
-    def _next(self, ids: list[int], *, certain: bool) -> str:
-        first = max(0, self._said - SEEN)
-        before, now = self.tokenizer.decode_batch([ids[first : self._said], ids[first:]])
-        if now.endswith(HALF) and not certain:
+    def _next(self, ids: list[int], *, final: bool) -> str:
+        first = max(0, self._returned - CONTEXT_TOKENS)
+        before, now = self.tokenizer.decode_batch([ids[first : self._returned], ids[first:]])
+        if now.endswith(INCOMPLETE) and not final:
             return ""
-        self._said = len(ids)
+        self._returned = len(ids)
         return now[len(before) :]
 
 
 class StreamedText:
-    """One text while it is written, up to the first of some strings."""
+    """The text of one hypothesis while it is generated, up to the first stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self.stop, self.heard, self.stopped = list(stop), 0, False
+        self.stop, self.tokens, self.stopped = list(stop), 0, False
         self.text = ""
-        """What is certain to stay."""
-        self._speller, self._held = IncrementalDetokenizer(tokenizer, prompt), ""
+        """The text that is certain."""
+        self._detokenizer, self._held = IncrementalDetokenizer(tokenizer, prompt), ""
 
-    def hear(self, ids: Sequence[int]) -> str:
+    def add(self, ids: Sequence[int]) -> str:
         """Take further tokens; returns the text that is new and certain."""
-        said = ""
+        new = ""
         for token in ids:
             if self.stopped:
                 break
-            self.heard += 1
-            said += self._tell(self._speller.add([token]))
-        return said
+            self.tokens += 1
+            new += self._release(self._detokenizer.add([token]))
+        return new
 
     def end(self) -> str:
-        """No more tokens come: all that was held back."""
-        said = "" if self.stopped else self._tell(self._speller.end())
+        """All text held back, when no more tokens come."""
+        new = "" if self.stopped else self._release(self._detokenizer.end())
         held, self._held = self._held, ""
         self.text += held
-        return said + held
+        return new + held
 
-    def _tell(self, new: str) -> str:
+    def _release(self, new: str) -> str:
+        """Add text to what is held back, and return what is certain of it."""
         self._held += new
-        found = [at for at in map(self._held.find, self.stop) if at >= 0]
-        if found:
-            self.stopped, said, self._held = True, self._held[: min(found)], ""
+        starts = [start for start in map(self._held.find, self.stop) if start >= 0]
+        if starts:
+            self.stopped, certain, self._held = True, self._held[: min(starts)], ""
         else:
-            split = len(self._held) - max(
-                (_begun(self._held, word) for word in self.stop), default=0
-            )
-            said, self._held = self._held[:split], self._held[split:]
-        self.text += said
-        return said
+            overlaps = (_overlap(self._held, word) for word in self.stop)
+            split = len(self._held) - max(overlaps, default=0)
+            certain, self._held = self._held[:split], self._held[split:]
+        self.text += certain
+        return certain
 
 
-def _begun(text: str, word: str) -> int:
-    """How many characters at the end of a text may be the beginning of a word."""
+def _overlap(text: str, word: str) -> int:
+    """The length of the longest end of a text that is a proper beginning of a word."""
     longest = min(len(text), len(word) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)

@@ -1,4 +1,4 @@
-"""Who writes: heed itself, or an engine made for serving, where one is installed."""
+"""The choice of the decoding engine: heed's own search, or CTranslate2 where it is installed."""
 
 from __future__ import annotations
 
@@ -10,38 +10,46 @@ from heed.errors import ConfigError, RunError
 from heed.models import Translator
 
 if TYPE_CHECKING:
-    from heed.decode.ctranslate2_engine import Served
+    from heed.decode.ctranslate2_engine import CTranslate2Engine
 
 HEED = "heed"
 ENGINES = (HEED, "ctranslate2")
 
 
-def check(engine: str, *, models: int = 1) -> None:
-    """Refuse an engine that there is not, that is not here, or that cannot write so."""
+def check_engine(engine: str, *, models: int = 1) -> None:
+    """Raise an error for an unknown engine, one not installed, or one without ensembles."""
     if engine not in ENGINES:
         raise ConfigError([f"engine cannot be {engine!r}: use {' or '.join(ENGINES)}."])
     if engine == HEED:
         return
     if models > 1:
-        raise ConfigError([f"{engine} writes with one model: only heed's own engine joins more."])
+        raise ConfigError([f"{engine} decodes with one model: use engine heed for an ensemble."])
     check_installed(engine)
 
 
 def check_installed(engine: str) -> None:
-    """Refuse an engine that is not here."""
+    """Raise an error for an engine that is not installed."""
     if find_spec(engine) is None:
         raise RunError(f"{engine} is not installed.", todo="Install it: pip install heed[serve]")
 
 
-def served(
-    engine: str, model: Translator, tokenizer: Tokenizer, *, least: int, device: str, precision: str
-) -> Served | None:
-    """A model in the hands of this engine; None where that is heed.
+def load_engine(
+    engine: str,
+    model: Translator,
+    tokenizer: Tokenizer,
+    *,
+    max_source: int,
+    device: str,
+    precision: str,
+) -> CTranslate2Engine | None:
+    """A model loaded into this engine; None for heed's own search.
 
-    `least` is how many tokens a source may have.
+    `max_source` is how many tokens a source may have.
     """
     if engine == HEED:
         return None
-    from heed.decode.ctranslate2_engine import Served
+    from heed.decode.ctranslate2_engine import CTranslate2Engine
 
-    return Served(model, tokenizer, least=least, device=device, precision=precision)
+    return CTranslate2Engine(
+        model, tokenizer, max_source=max_source, device=device, precision=precision
+    )

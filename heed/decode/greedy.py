@@ -1,4 +1,4 @@
-"""Greedy decoding: the likeliest token, again and again."""
+"""Greedy search: the most probable token at every step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from heed.decode.strategy import IndependentStrategy
 
 
 class Greedy(IndependentStrategy):
-    """One hypothesis a text."""
+    """One hypothesis per input."""
 
-    def pick(self, logits_bkv: Tensor, board: DecodeState) -> Tensor:
-        """The likeliest."""
+    def pick(self, logits_bkv: Tensor, state: DecodeState) -> Tensor:
+        """The most probable token."""
         return logits_bkv.argmax(dim=-1)

@@ -1,13 +1,13 @@
-"""What models say of the next token, of many hypotheses at once.
+"""The model step: the logits of the next token, for all hypotheses of all inputs at once.
 
-The hypotheses of a text are read as if they were tokens of one row. So they attend to the source
-side by side, and its keys and values are there once a text. In self-attention, all that the
-hypotheses of a text wrote stands in one row of keys, in the order of writing, and a table `seen`
-says which hypothesis has which of them in its past. When a beam drops some and forks others, that
-table is all that moves: keys and values stay where they are.
+The hypotheses of an input are decoded as if they were tokens of one row. So they attend to the
+source together, and its keys and values are stored once per input. In self-attention, all tokens of
+an input's hypotheses stand in one row of keys, in the order of generation, and a table `visible`
+says which hypothesis has which of them in its past. When beam search drops some hypotheses and
+forks others, only that table changes: keys and values stay where they are.
 
-Shapes: b texts, k hypotheses a text, c cells (prompt and l·k written), m source tokens, v pieces,
-g key and value heads, d head width, w model width.
+Shapes: b inputs, k hypotheses per input, c key-value cells (prompt and l·k generated), m source
+tokens, v vocabulary, g key and value heads, d head width, w model width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heed.decode.state import DecodeState, GrowAxis, StateTensors, picked
+from heed.decode.state import DecodeState, GrowAxis, StateTensors, gather_parents
 from heed.models import LanguageModel, Translator
 from heed.models.inference import position_limit
 from heed.nn.attention import AttentionContext
@@ -38,17 +38,17 @@ GenerativeModel = Translator | LanguageModel
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is read before anything is written, padded on the right."""
+    """What a batch's models read before the first token is generated, padded on the right."""
 
     prompt_bp: Tensor
     prompt_real: Tensor | None = None
     source_bm: Tensor | None = None
     source_real: Tensor | None = None
     groups: Sequence[tuple[int, int]] = ()
-    """Texts that follow one another and have sources of like length: how many, and how long."""
+    """Consecutive inputs with sources of similar length: how many, and their padded length."""
 
-    def parts(self) -> Iterator[Prompt]:
-        """The groups, each no longer than it must be: padding takes as long as words do."""
+    def split_groups(self) -> Iterator[Prompt]:
+        """One prompt per group, padded no further than needed, since padding takes time."""
         if self.source_bm is None or self.source_real is None or len(self.groups) < 2:
             yield self
             return
@@ -61,190 +61,207 @@ class Prompt:
 
 
 class ModelStep(ABC):
-    """One model's part: what it keeps on a board, and what it says next."""
+    """One model's part of a step: its tensors in the decode state, and its next logits."""
 
     def __init__(self, model: GenerativeModel, number: int) -> None:
         self.model, self.name = model, f"{number}"
         self.stack = model.decoder if isinstance(model, Translator) else model.stack
-        self.ends = position_limit([model])
+        self.max_positions = position_limit([model])
 
-    def begin(self, reading: Prompt, *, looking: bool) -> tuple[Tensor, Tensor | None, Cache]:
-        """Logits [b, v] of what comes first, where that was found [b, m], and what to keep."""
-        cache, prompt_bp, model = Cache(), reading.prompt_bp, self.model
+    def prefill(
+        self, prompt: Prompt, *, with_attention: bool
+    ) -> tuple[Tensor, Tensor | None, Cache]:
+        """Logits of the first token [b, v], its cross-attention [b, m] if asked for, the cache."""
+        cache, prompt_bp, model = Cache(), prompt.prompt_bp, self.model
         if isinstance(model, Translator):
-            if reading.source_bm is None:
-                raise ValueError("A translator reads a source.")
-            cache.memory_tokens = Tokens.of(reading.source_bm, mask=reading.source_real)
-            cache.memory = model.encode(reading.source_bm, cache.memory_tokens).x_bnw
-            told, read = Tokens.of(prompt_bp), (cache.memory, cache.memory_tokens)
-            out = model.decode(prompt_bp, told, *read, cache=cache, weights=looking)
+            if prompt.source_bm is None:
+                raise ValueError("A translator needs a source.")
+            cache.memory_tokens = Tokens.of(prompt.source_bm, mask=prompt.source_real)
+            cache.memory = model.encode(prompt.source_bm, cache.memory_tokens).x_bnw
+            tokens, memory = Tokens.of(prompt_bp), (cache.memory, cache.memory_tokens)
+            out = model.decode(prompt_bp, tokens, *memory, cache=cache, weights=with_attention)
         else:
-            out = model.states(prompt_bp, mask=reading.prompt_real, cache=cache)
-        looked = mean_look(out.cross_weights)[:, -1] if looking and out.cross_weights else None
-        return model.head(_last(out.x_bnw, reading.prompt_real)), looked, cache
+            out = model.states(prompt_bp, mask=prompt.prompt_real, cache=cache)
+        attention = None
+        if with_attention and out.cross_weights:
+            attention = mean_attention(out.cross_weights)[:, -1]
+        return model.head(_last_vectors(out.x_bnw, prompt.prompt_real)), attention, cache
 
     @abstractmethod
-    def keep(self, cache: Cache, lanes: int, prompt: int) -> StateTensors:
-        """The tensors this model puts on a board, where a prompt takes so many cells."""
+    def state_tensors(self, cache: Cache, beams: int, prompt_cells: int) -> StateTensors:
+        """The tensors of this model in a decode state whose prompt takes `prompt_cells` cells."""
 
     @abstractmethod
-    def read(self, board: DecodeState, *, looking: bool) -> tuple[Tensor, Tensor | None]:
-        """Logits [b, k, v] after the last tokens; if `looking`, where each looked [b, k, m]."""
+    def next_logits(
+        self, state: DecodeState, *, with_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits after the last tokens [b, k, v], and their cross-attention [b, k, m] if asked."""
 
     @abstractmethod
-    def follow(self, board: DecodeState, parents_bk: Tensor) -> None:
-        """Each hypothesis goes on from that one, as far as the board does not see to it."""
+    def reorder(self, state: DecodeState, parents_bk: Tensor) -> None:
+        """Let each hypothesis continue its parent, where the decode state does not do that."""
 
 
-class AttentionWriter(ModelStep):
-    """A Transformer: keys and values."""
+class TransformerStep(ModelStep):
+    """A Transformer's step: keys and values in the decode state."""
 
-    def keep(self, cache: Cache, lanes: int, prompt: int) -> StateTensors:
-        """Keys and values of the prompt, with room for more; of the source, as they are."""
-        kept: StateTensors = {}
-        for layer, held in cache.layers.items():
-            grows = GrowAxis(axis=2, cells=lanes) if layer.endswith(".self") else None
-            for part, x_bgmd in zip("kv", held.read(), strict=True):
-                if grows:
-                    x_bgmd = F.pad(x_bgmd, (0, 0, 0, prompt - x_bgmd.shape[2]))
-                kept[f"{self.name}.{layer}.{part}"] = x_bgmd, grows
-        return kept
+    def state_tensors(self, cache: Cache, beams: int, prompt_cells: int) -> StateTensors:
+        """Keys and values of the prompt, which grow, and of the source, which do not."""
+        tensors: StateTensors = {}
+        for layer, entry in cache.layers.items():
+            grow = GrowAxis(axis=2, cells=beams) if layer.endswith(".self") else None
+            for part, x_bgmd in zip("kv", entry.read(), strict=True):
+                if grow:
+                    x_bgmd = F.pad(x_bgmd, (0, 0, 0, prompt_cells - x_bgmd.shape[2]))
+                tensors[f"{self.name}.{layer}.{part}"] = x_bgmd, grow
+        return tensors
 
-    def read(self, board: DecodeState, *, looking: bool) -> tuple[Tensor, Tensor | None]:
-        """One step through the blocks."""
+    def next_logits(
+        self, state: DecodeState, *, with_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """One token per hypothesis through the decoder blocks."""
         stack = cast(Stack, self.stack)
-        sight = self._sight(board, stack.position)
-        across = self._cross_sight(board, stack.cross_position, sight) if stack.crosses else None
-        x_bkw = stack.enter(self.model.embedding(board["ids"]), sight.q_positions)
-        out = stack.through(x_bkw, sight, across, cache=self._cache(board), weights=looking)
-        looked = mean_look(out.cross_weights) if out.cross_weights else None
-        return self.model.head(out.x_bnw), looked
+        context = self._self_context(state, stack.position)
+        cross = None
+        if stack.crosses:
+            cross = self._cross_context(state, stack.cross_position, context)
+        x_bkw = stack.enter(self.model.embedding(state["ids"]), context.q_positions)
+        out = stack.through(x_bkw, context, cross, cache=self._cache(state), weights=with_attention)
+        attention = mean_attention(out.cross_weights) if out.cross_weights else None
+        return self.model.head(out.x_bnw), attention
 
-    def follow(self, board: DecodeState, parents_bk: Tensor) -> None:
-        """The board's table of who has what in its past is enough."""
+    def reorder(self, state: DecodeState, parents_bk: Tensor) -> None:
+        """Nothing to do: the state's table of visible cells is enough."""
 
-    def _cache(self, board: DecodeState) -> Cache:
+    def _cache(self, state: DecodeState) -> Cache:
         layers = {}
         for i in range(len(cast(Stack, self.stack).blocks)):
-            for kind, cells in ("self", board.cells), ("cross", None):
-                k, v = (board.tensors.get(f"{self.name}.{i}.{kind}.{part}") for part in "kv")
+            for kind, cells in ("self", state.next_cells), ("cross", None):
+                k, v = (state.tensors.get(f"{self.name}.{i}.{kind}.{part}") for part in "kv")
                 if k is not None and v is not None:
                     layers[f"{i}.{kind}"] = FixedLayer(k, v, cells)
         return Cache(layers=dict(layers))
 
-    def _sight(self, board: DecodeState, position: Position) -> AttentionContext:
-        """Each hypothesis stands at the same place, and sees its own past."""
-        seen_bkc, here = board["seen"], board["offset"] + board.at - 1
-        if self.ends is not None:  # who is finished, or not there, goes on counting
-            here = here.clamp(max=self.ends - 1)
-        here = here.expand(-1, seen_bkc.shape[1])
-        needed = board.of_unfinished(board.all_cells)
-        return _told(here, board.places_bc, position, seen_bkc, needed, board.cells)
+    def _self_context(self, state: DecodeState, position: Position) -> AttentionContext:
+        """All hypotheses of an input are at the same position, and each sees its own past."""
+        visible_bkc, here = state["visible"], state["offset"] + state.generated - 1
+        if self.max_positions is not None:  # finished inputs and unused slots count on
+            here = here.clamp(max=self.max_positions - 1)
+        here = here.expand(-1, visible_bkc.shape[1])
+        ends_b = state.zero_if_done(state.all_cells)
+        positions = here, state.cell_positions_bc
+        return _attention_context(*positions, position, visible_bkc, ends_b, state.next_cells)
 
-    def _cross_sight(
-        self, board: DecodeState, position: Position, sight: AttentionContext
+    def _cross_context(
+        self, state: DecodeState, position: Position, context: AttentionContext
     ) -> AttentionContext:
-        seen_b1m, needed = board["source_real"][:, None], board.of_unfinished(board["source_ends"])
-        return _told(sight.q_positions, board["source_places"], position, seen_b1m, needed)
+        visible_b1m = state["source_real"][:, None]
+        ends_b = state.zero_if_done(state["source_ends"])
+        positions = context.q_positions, state["source_positions"]
+        return _attention_context(*positions, position, visible_b1m, ends_b)
 
 
-class RecurrentWriter(ModelStep):
-    """The LSTM baseline: a state a hypothesis, and the source's vectors beside each."""
+class LSTMStep(ModelStep):
+    """The LSTM baseline's step: a recurrent state and the source's vectors per hypothesis."""
 
-    def keep(self, cache: Cache, lanes: int, prompt: int) -> StateTensors:
-        """States after the prompt, and the source."""
-        kept: StateTensors = {}
+    def state_tensors(self, cache: Cache, beams: int, prompt_cells: int) -> StateTensors:
+        """Recurrent states after the prompt, and the encoded source."""
+        tensors: StateTensors = {}
         for layer, states in cache.states.items():
-            for part, state in zip("hc", states, strict=True):
-                kept[f"{self.name}.{layer}.{part}"] = _spread(state[0], lanes), None
+            for part, x in zip("hc", states, strict=True):
+                tensors[f"{self.name}.{layer}.{part}"] = _expand_beams(x[0], beams), None
         if cache.memory is not None:
-            kept[f"{self.name}.memory"] = _spread(cache.memory, lanes), None
-        return kept
+            tensors[f"{self.name}.memory"] = _expand_beams(cache.memory, beams), None
+        return tensors
 
-    def read(self, board: DecodeState, *, looking: bool) -> tuple[Tensor, Tensor | None]:
-        """One step of the recurrence, each hypothesis a row of its own."""
-        ids_bk = board["ids"]
-        cache = Cache(states={layer: self._state(board, layer) for layer in self._layers()})
+    def next_logits(
+        self, state: DecodeState, *, with_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """One step of the recurrence, with each hypothesis as a row."""
+        ids_bk = state["ids"]
+        cache = Cache(states={layer: self._recurrent(state, layer) for layer in self._layers()})
         ids_r1 = ids_bk.flatten()[:, None]
         tokens = Tokens(torch.zeros_like(ids_r1[:1]))
-        looked = None
+        attention = None
         if isinstance(self.model, Translator):
-            memory = board[f"{self.name}.memory"].flatten(0, 1)
-            real = _spread(board["source_real"], ids_bk.shape[1]).flatten(0, 1)
-            told = Tokens(tokens.positions_bn, real)
-            out = self.model.decode(ids_r1, tokens, memory, told, cache=cache, weights=looking)
-            if looking:
-                looked = mean_look(out.cross_weights)[:, 0].unflatten(0, ids_bk.shape)
+            memory = state[f"{self.name}.memory"].flatten(0, 1)
+            real = _expand_beams(state["source_real"], ids_bk.shape[1]).flatten(0, 1)
+            source = Tokens(tokens.positions_bn, real)
+            out = self.model.decode(
+                ids_r1, tokens, memory, source, cache=cache, weights=with_attention
+            )
+            if with_attention:
+                attention = mean_attention(out.cross_weights)[:, 0].unflatten(0, ids_bk.shape)
         else:
             out = self.model.states(ids_r1, cache=cache)
         for layer, states in cache.states.items():
-            for part, state in zip("hc", states, strict=True):
-                board[f"{self.name}.{layer}.{part}"].copy_(state[0].unflatten(0, ids_bk.shape))
-        return self.model.head(out.x_bnw[:, 0]).unflatten(0, ids_bk.shape), looked
+            for part, x in zip("hc", states, strict=True):
+                state[f"{self.name}.{layer}.{part}"].copy_(x[0].unflatten(0, ids_bk.shape))
+        return self.model.head(out.x_bnw[:, 0]).unflatten(0, ids_bk.shape), attention
 
-    def follow(self, board: DecodeState, parents_bk: Tensor) -> None:
-        """States go along."""
+    def reorder(self, state: DecodeState, parents_bk: Tensor) -> None:
+        """Copy the recurrent states of the parents."""
         for layer in self._layers():
             for part in "hc":
-                state_bkw = board[f"{self.name}.{layer}.{part}"]
-                state_bkw.copy_(picked(state_bkw, parents_bk))
+                x_bkw = state[f"{self.name}.{layer}.{part}"]
+                x_bkw.copy_(gather_parents(x_bkw, parents_bk))
 
     def _layers(self) -> list[str]:
         return [str(i) for i in range(len(cast(LSTMStack, self.stack).layers))]
 
-    def _state(self, board: DecodeState, layer: str) -> tuple[Tensor, Tensor]:
-        h, c = (board[f"{self.name}.{layer}.{part}"].flatten(0, 1)[None] for part in "hc")
+    def _recurrent(self, state: DecodeState, layer: str) -> tuple[Tensor, Tensor]:
+        h, c = (state[f"{self.name}.{layer}.{part}"].flatten(0, 1)[None] for part in "hc")
         return h, c
 
 
-def writer(model: GenerativeModel, number: int) -> ModelStep:
-    """The kind of writer a model needs."""
-    kind = RecurrentWriter if model.config.family == "lstm" else AttentionWriter
+def build_model_step(model: GenerativeModel, number: int) -> ModelStep:
+    """The step of a model, by its family."""
+    kind = LSTMStep if model.config.family == "lstm" else TransformerStep
     return kind(model, number)
 
 
-def together(logits: Sequence[Tensor]) -> Tensor:
-    """One model's logits; of several, the logarithm of the mean of their probabilities."""
+def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
+    """One model's logits; for several models, the logarithm of their mean probabilities."""
     if len(logits) == 1:
         return logits[0].float()
-    shares = torch.stack([x.float().log_softmax(dim=-1) for x in logits])
-    return shares.logsumexp(dim=0) - math.log(len(logits))
+    logprobs = torch.stack([x.float().log_softmax(dim=-1) for x in logits])
+    return logprobs.logsumexp(dim=0) - math.log(len(logits))
 
 
-def mean_look(weights: Sequence[Tensor]) -> Tensor:
-    """Where a decoder looked in the source [b, n, m]: the mean over all layers and heads."""
+def mean_attention(weights: Sequence[Tensor]) -> Tensor:
+    """Cross-attention [b, n, m], the mean over all layers and heads."""
     return torch.stack([x_bhnm.float().mean(dim=1) for x_bhnm in weights]).mean(dim=0)
 
 
-def _told(
+def _attention_context(
     here: Tensor,
     there: Tensor,
     position: Position,
-    seen: Tensor,
-    needed_b: Tensor,
+    visible: Tensor,
+    ends_b: Tensor,
     cells: Tensor | None = None,
 ) -> AttentionContext:
-    """Who stands where, and who may see whom: [b, k or 1, m]."""
+    """Attention from positions `here` to positions `there`, where `visible` [b, k or 1, m]."""
     mask = ExplicitMask(
         here.shape[1],
         there.shape[1],
-        seen.device,
-        visible_bnm=seen,
+        visible.device,
+        visible_bnm=visible,
         cells_n=cells,
-        ends_b=needed_b,
+        ends_b=ends_b,
     )
     shared = None if position.bias_uses_query else PositionBias(position, here, there)
     return AttentionContext(here, there, mask, bias=shared)
 
 
-def _last(x_bpw: Tensor, real_bp: Tensor | None) -> Tensor:
-    """The vectors of each text's last token."""
+def _last_vectors(x_bpw: Tensor, real_bp: Tensor | None) -> Tensor:
+    """The vector of the last real token of each input."""
     if real_bp is None:
         return x_bpw[:, -1]
     last_b = real_bp.sum(dim=1) - 1
     return x_bpw[torch.arange(len(last_b), device=last_b.device), last_b]
 
 
-def _spread(x_b: Tensor, lanes: int) -> Tensor:
-    """The same for every hypothesis of a text."""
-    return x_b[:, None].expand(-1, lanes, *x_b.shape[1:])
+def _expand_beams(x_b: Tensor, beams: int) -> Tensor:
+    """Repeat each input's row for every hypothesis, without copying."""
+    return x_b[:, None].expand(-1, beams, *x_b.shape[1:])

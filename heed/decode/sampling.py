@@ -1,9 +1,9 @@
-"""Sampling: the next token drawn from what the model says, or from the likelier part of it.
+"""Sampling: the next token is drawn from the model's distribution, or from its most probable part.
 
-Every sample of every text has a stream of draws of its own, a function of the seed, the text's
-number and the sample's number. So a sample does not depend on the batch it is drawn in.
+Every sample has its own stream of uniform random numbers, a function of the seed, the number of the
+input and the number of the sample. So a sample does not depend on the batch it is drawn in.
 
-Shapes: b texts, k samples a text, v pieces, c candidates.
+Shapes: b inputs, k samples per input, v vocabulary, c candidate tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heed.decode.batch_plan import rung
+from heed.decode.batch_plan import bucket_size
 from heed.decode.state import DecodeState, StateTensors
 from heed.decode.strategy import IndependentStrategy
 
 WORD = 1 << 32
-COLDEST, HOTTEST = 1e-30, 1e30
-"""Temperatures that a logit can be divided by and stay a number."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
+"""Within these bounds a logit divided by the temperature stays finite."""
 
 
 class Sample(IndependentStrategy):
-    """`samples` texts each, independent of one another."""
+    """Ancestral sampling of `samples` independent hypotheses per input."""
 
     def __init__(
         self,
@@ -38,59 +38,60 @@ class Sample(IndependentStrategy):
         length_penalty: float = 1.0,
     ) -> None:
         super().__init__(samples, length_penalty=length_penalty)
-        self.temperature, self.seed = min(max(temperature, COLDEST), HOTTEST), seed
-        self.top_k, self.top_p, self.min_p = top_k, top_p, min_p
+        self.temperature = min(max(temperature, MIN_TEMPERATURE), MAX_TEMPERATURE)
+        self.top_k, self.top_p, self.min_p, self.seed = top_k, top_p, min_p, seed
 
     def begin(
         self, limits: Sequence[int], numbers: Sequence[int], device: torch.device
     ) -> StateTensors:
-        """And every draw that may be needed."""
-        draws_blk = np.zeros((len(limits), rung(max(limits)), self.lanes))
+        """The tensors of every strategy, and one uniform random number per possible token."""
+        uniforms_blk = np.zeros((len(limits), bucket_size(max(limits)), self.beams))
         for i, (limit, number) in enumerate(zip(limits, numbers, strict=True)):
-            for lane in range(self.lanes):
-                draws_blk[i, :limit, lane] = self.stream(number, lane).random(limit)
-        draws = torch.from_numpy(draws_blk).to(device)
-        return super().begin(limits, numbers, device) | {"draws": (draws, None)}
+            for sample in range(self.beams):
+                uniforms_blk[i, :limit, sample] = self.stream(number, sample).random(limit)
+        uniforms = torch.from_numpy(uniforms_blk).to(device)
+        return super().begin(limits, numbers, device) | {"uniforms": (uniforms, None)}
 
-    def stream(self, number: int, lane: int) -> np.random.Generator:
-        """What sample number `lane` of a text draws from."""
-        # A word each: numpy would run those of a larger number into the next.
+    def stream(self, number: int, sample: int) -> np.random.Generator:
+        """The random generator of one sample of input `number`."""
+        # One 32-bit word each: numpy would spread a larger number over the next word.
         high, low = divmod(number, WORD)
-        return np.random.Generator(np.random.PCG64([self.seed, low, lane, high]))
+        return np.random.Generator(np.random.PCG64([self.seed, low, sample, high]))
 
-    def pick(self, logits_bkv: Tensor, board: DecodeState) -> Tensor:
-        """By the next draw of each sample's own stream."""
-        draws_bk = board["draws"].index_select(1, board.at)[:, 0]
-        shares, tokens = self.shares(logits_bkv)
-        places = drawn(shares, draws_bk)
-        return places if tokens is None else tokens.gather(-1, places[..., None])[..., 0]
+    def pick(self, logits_bkv: Tensor, state: DecodeState) -> Tensor:
+        """Draw a token with the next random number of each sample's stream."""
+        uniforms_bk = state["uniforms"].index_select(1, state.generated)[:, 0]
+        probabilities, tokens = self.candidates(logits_bkv)
+        indices = sample_index(probabilities, uniforms_bk)
+        return indices if tokens is None else tokens.gather(-1, indices[..., None])[..., 0]
 
-    def shares(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """How likely each candidate is, and which token it is (None: its own number).
+    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Probabilities of the candidate tokens, and their ids (None: the whole vocabulary).
 
-        Temperature comes first; then `top_k`, `top_p` and `min_p`, each on what is left. All three
-        keep the first so many of the likeliest, so one sort serves them.
+        The temperature is applied first; then `top_k`, `top_p` and `min_p`, each on what is left
+        and renormalized. All three keep a prefix of the sorted candidates, so one sort serves them.
         """
         logits, tokens = logits / self.temperature, None
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             logits, tokens = logits.topk(self.top_k, dim=-1)
         elif self.top_p < 1.0 or self.min_p > 0.0:
             logits, tokens = logits.sort(dim=-1, descending=True)
-        shares = logits.softmax(dim=-1)
+        probabilities = logits.softmax(dim=-1)
         if self.top_p < 1.0:
-            before = shares.double().cumsum(dim=-1) - shares
-            shares = shares.where(before < self.top_p, 0.0)
-            shares = shares / shares.sum(dim=-1, keepdim=True)
+            before = probabilities.double().cumsum(dim=-1) - probabilities
+            probabilities = probabilities.where(before < self.top_p, 0.0)
+            probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
         if self.min_p > 0.0:
-            shares = shares.where(shares >= self.min_p * shares[..., :1], 0.0)
-            shares = shares / shares.sum(dim=-1, keepdim=True)
-        return shares, tokens
+            least = self.min_p * probabilities[..., :1]
+            probabilities = probabilities.where(probabilities >= least, 0.0)
+            probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
+        return probabilities, tokens
 
 
-def drawn(shares_bkc: Tensor, draws_bk: Tensor) -> Tensor:
-    """The first candidate at which the shares add up to more than the draw."""
-    sums = shares_bkc.double().cumsum(dim=-1)
-    passed = (sums <= draws_bk[..., None] * sums[..., -1:]).sum(dim=-1)
-    # A draw just below 1 may round up to all there is: then the last that has a share.
-    last = shares_bkc.shape[-1] - 1 - (shares_bkc > 0).flip(-1).byte().argmax(dim=-1)
+def sample_index(probabilities_bkc: Tensor, uniforms_bk: Tensor) -> Tensor:
+    """Inverse-CDF sampling: the first candidate whose cumulative probability exceeds u."""
+    sums = probabilities_bkc.double().cumsum(dim=-1)
+    passed = (sums <= uniforms_bk[..., None] * sums[..., -1:]).sum(dim=-1)
+    # A number just below 1 may round up to the whole sum: then the last with a probability > 0.
+    last = probabilities_bkc.shape[-1] - 1 - (probabilities_bkc > 0).flip(-1).byte().argmax(dim=-1)
     return passed.minimum(last)

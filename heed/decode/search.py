@@ -1,10 +1,10 @@
-"""The one loop that writes: for every strategy, any models, translators and language models alike.
+"""The search loop: one for every strategy, for translators, language models and ensembles.
 
-Texts are sorted by length so that a batch wastes little, and returned in the order they came. Every
-few tokens the loop looks who is finished, and goes on with the others on a smaller board. On a GPU
-a step is captured as a graph for each of a few sizes, and then launched at once.
+Inputs are sorted by length, so that batches have little padding, and results are returned in the
+given order. Every few tokens the loop checks which inputs are finished, and continues with the rest
+in a smaller decode state. On a GPU a step is captured as a CUDA graph, once per size of the state.
 
-Shapes: b texts, k hypotheses a text, p prompt tokens, m source tokens, v pieces.
+Shapes: b inputs, k hypotheses per input, p prompt tokens, m source tokens, v vocabulary.
 """
 
 from __future__ import annotations
@@ -22,62 +22,69 @@ from torch import Tensor, nn
 
 from heed.data.batching.bucketed import padded
 from heed.data.tokenizers.special_tokens import OWN, Specials
-from heed.decode import batch_plan as allowed
-from heed.decode.cpu_threads import each
+from heed.decode import batch_plan
+from heed.decode.cpu_threads import map_batches
 from heed.decode.cuda_graph import Step, captured
-from heed.decode.model_step import GenerativeModel, ModelStep, Prompt, together, writer
-from heed.decode.state import DecodeState, GrowAxis, Key, StateTensors, stacked
+from heed.decode.model_step import (
+    GenerativeModel,
+    ModelStep,
+    Prompt,
+    build_model_step,
+    ensemble_logits,
+)
+from heed.decode.state import DecodeState, GrowAxis, ShapeKey, StateTensors, concat_padded
 from heed.decode.strategy import Hypothesis, Strategy
 from heed.errors import HeedWarning, RunError
 from heed.models.inference import evaluating, position_limit
 from heed.nn.kernels.prepacked_weights import packed
 
-LOOK = 4
-"""Tokens between two looks at who is finished. On a GPU a look says how it was a step before, so
-that the GPU has that step to work on in the meantime."""
-KEPT = 0.25
-"""Share of a GPU's free memory that captured boards may hold. Where they are made anew again and
-again, that takes most of the time."""
-PACK = 1024
-"""Tokens of all hypotheses from which on it pays to lay out weights for a CPU's kernels first."""
+CHECK_EVERY = 4
+"""Tokens between two checks for finished inputs. On a GPU a check reads the flags of the step
+before, so that the GPU has a step to work on in the meantime."""
+CAPTURED_MEMORY = 0.25
+"""Share of a GPU's free memory that captured states may hold. Capturing them again and again would
+take most of the time."""
+PACK_FROM = 1024
+"""Tokens of all hypotheses from which prepacking the weights for a CPU's kernels pays."""
 
 
 class Search:
-    """Models that write together by one strategy. Keep it: on a GPU it is warm after its first use.
+    """Decoding with one strategy. Reuse it: on a GPU the first use captures the steps.
 
-    Several models are an ensemble: the mean of their probabilities. `batch_size` is how many texts
-    are written side by side; unset, more where there is a GPU. `capture` is whether steps are
-    captured as CUDA graphs; unset, Transformers' are where there is a GPU. `begin` is what a
-    translator reads before its first word, unset the begin mark of `specials`.
+    Several models are an ensemble: the mean of their probabilities. `batch_size` is the number of
+    inputs per batch; unset, more on a GPU. `capture` is whether steps are captured as CUDA graphs;
+    unset, those of Transformers are on a GPU. `begin` is the first token a translator's decoder
+    reads, unset the begin token of `specials`.
     """
 
-    alone = False
-    """Whether batches are written one after another, for they share what one batch needs."""
+    sequential = False
+    """Whether batches run one after another, because they share the state of this object."""
 
     def __init__(
         self,
         models: Sequence[GenerativeModel],
-        how: Strategy,
+        strategy: Strategy,
         *,
         batch_size: int | None = None,
         capture: bool | None = None,
         begin: int | None = None,
         specials: Specials = OWN,
     ) -> None:
-        self.models, self.how = list(models), copy(how)  # another search may end by another mark
-        self.specials, self.how.end = specials, specials.eos
+        # A copy, as another search may use the strategy with another end token.
+        self.models, self.strategy = list(models), copy(strategy)
+        self.specials, self.strategy.eos = specials, specials.eos
         self.begin = specials.bos if begin is None else begin
-        self.writers = [writer(model, number) for number, model in enumerate(models)]
+        self.model_steps = [build_model_step(model, i) for i, model in enumerate(models)]
         self.device = self.models[0].embedding.table.weight.device
-        usual = allowed.TEXTS_ON_GPU if self.device.type == "cuda" else allowed.TEXTS
-        self.batch_size = batch_size or usual
+        on_gpu = self.device.type == "cuda"
+        default = batch_plan.INPUTS_ON_GPU if on_gpu else batch_plan.INPUTS_ON_CPU
+        self.batch_size = batch_size or default
         if capture is None:
-            attends = all(model.config.family == "transformer" for model in models)
-            capture = self.device.type == "cuda" and attends
+            capture = on_gpu and all(model.config.family == "transformer" for model in models)
         self.capture = capture
         self.unwritten = torch.tensor(specials.unwritten, dtype=torch.long, device=self.device)
-        self.sizes = allowed.Sizes(few=self.capture)
-        self._boards: dict[Key, tuple[DecodeState, Step]] = {}
+        self.sizes = batch_plan.StateSizes(bucketed=self.capture)
+        self._captured: dict[ShapeKey, tuple[DecodeState, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
 
     def translate(
@@ -88,269 +95,302 @@ class Search:
         max_extra: int = 10,
         numbers: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """The hypotheses for each source (ids without an end mark), the best first.
+        """The hypotheses for each source (ids without an end token), the best first.
 
-        An output has at most max_ratio times the source's tokens plus max_extra. `numbers` name
-        the sources for sampling: those of one number get the same draws, in whatever batch.
+        An output has at most max_ratio times the source's tokens plus max_extra. `numbers` identify
+        the sources for sampling: equal numbers get equal random numbers, in whatever batch.
         """
         lengths = [len(source) + 1 for source in sources]
-        ends = position_limit(self.models)
-        limits = allowed.limits(
-            [n - 1 for n in lengths], max_ratio=max_ratio, max_extra=max_extra, most=ends
+        limits = batch_plan.length_limits(
+            [n - 1 for n in lengths],
+            max_ratio=max_ratio,
+            max_extra=max_extra,
+            max_positions=position_limit(self.models),
         )
 
-        def reading(chosen: list[int]) -> Prompt:
-            source, real = self._padded([[*sources[i], self.specials.eos] for i in chosen])
+        def build_prompt(indices: list[int]) -> Prompt:
+            source, real = self._pad([[*sources[i], self.specials.eos] for i in indices])
             prompt = torch.full_like(source[:, :1], self.begin)
-            groups = allowed.groups([lengths[i] for i in chosen], source.shape[1])
+            groups = batch_plan.plan_groups([lengths[i] for i in indices], source.shape[1])
             return Prompt(prompt, None, source, real, groups)
 
-        return self._all(lengths, limits, reading, numbers)
+        return self._decode_all(lengths, limits, build_prompt, numbers)
 
-    def go_on(
-        self, prompts: Sequence[Sequence[int]], *, most: int, numbers: Sequence[int] | None = None
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        numbers: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
-        """What a language model writes after each prompt, `most` tokens at most.
+        """Continue each prompt with a language model, by at most `max_tokens` tokens.
 
-        A prompt is ids with the begin mark; only what follows it is returned.
+        A prompt is ids with the begin token; the hypotheses hold the new tokens only.
         """
         lengths = [len(prompt) for prompt in prompts]
-        ends = position_limit(self.models)
-        limits = [most if ends is None else max(1, min(most, ends - n)) for n in lengths]
+        limits, max_positions = [max_tokens] * len(lengths), position_limit(self.models)
+        if max_positions is not None:
+            limits = [max(1, min(max_tokens, max_positions - n)) for n in lengths]
 
-        def reading(chosen: list[int]) -> Prompt:
-            return Prompt(*self._padded([list(prompts[i]) for i in chosen]))
+        def build_prompt(indices: list[int]) -> Prompt:
+            return Prompt(*self._pad([list(prompts[i]) for i in indices]))
 
-        return self._all(lengths, limits, reading, numbers)
+        return self._decode_all(lengths, limits, build_prompt, numbers)
 
-    def try_out(self, reading: Prompt) -> None:
-        """Begin these texts and write a step, for those who want to know what is launched."""
-        texts = len(reading.prompt_bp)
+    def dry_step(self, prompt: Prompt) -> None:
+        """Run the prefill and one step, to see which kernels decoding launches."""
+        inputs = len(prompt.prompt_bp)
         with evaluating(*self.models):
-            first, (logits, looked) = self._begin(reading, [1] * texts, list(range(texts)))
-            board = first.blank(self.sizes.seats(texts), self.sizes.room(0))
-            board.take(first, torch.arange(texts, device=self.device))
-            self._choose_first(board, logits, looked)
-            self._step(board)
+            first, (logits, attention) = self._prefill(prompt, [1] * inputs, list(range(inputs)))
+            state = first.new_empty(self.sizes.slots(inputs), self.sizes.capacity(0))
+            state.copy_from(first, torch.arange(inputs, device=self.device))
+            self._choose_first(state, logits, attention)
+            self._step(state)
 
-    def _padded(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
-        length = self.sizes.length(max(map(len, texts)))
-        ids, real = padded([np.array(ids) for ids in texts], length, self.specials.pad)
+    def _pad(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
+        length = self.sizes.padded_length(max(map(len, sequences)))
+        ids, real = padded([np.array(ids) for ids in sequences], length, self.specials.pad)
         return ids.to(self.device), real.to(self.device)
 
-    def _all(
+    def _decode_all(
         self,
         lengths: Sequence[int],
         limits: Sequence[int],
-        reading: Callable[[list[int]], Prompt],
+        build_prompt: Callable[[list[int]], Prompt],
         numbers: Sequence[int] | None,
     ) -> list[list[Hypothesis]]:
         numbers = range(len(lengths)) if numbers is None else numbers
-        out: list[list[Hypothesis]] = [[] for _ in lengths]
-        batches = list(self._batches(lengths, limits))
+        results: list[list[Hypothesis]] = [[] for _ in lengths]
+        batches = list(self._plan_batches(lengths, limits))
 
-        def work(chosen: list[int]) -> list[list[Hypothesis]]:
-            own = [limits[i] for i in chosen], [numbers[i] for i in chosen]
-            return self._batch(reading(chosen), *own)
+        def decode(indices: list[int]) -> list[list[Hypothesis]]:
+            batch_limits, batch_numbers = (
+                [limits[i] for i in indices],
+                [numbers[i] for i in indices],
+            )
+            return self._decode_batch(build_prompt(indices), batch_limits, batch_numbers)
 
-        much = self.how.lanes * sum(lengths) >= PACK
-        with evaluating(*self.models), packed(self.models if much else []):
-            # Captured boards are kept from batch to batch: no two may write on them at once.
-            crew = self.device.type == "cpu" and not (self.capture or self.alone)
-            for chosen, found in zip(batches, each(work, batches, crew=crew), strict=True):
-                for i, written in zip(chosen, found, strict=True):
-                    out[i] = written
-        return out
+        pack = self.strategy.beams * sum(lengths) >= PACK_FROM
+        with evaluating(*self.models), packed(self.models if pack else []):
+            # Captured states are reused by the next batch: no two batches may run at once.
+            parallel = self.device.type == "cpu" and not (self.capture or self.sequential)
+            outputs = map_batches(decode, batches, parallel=parallel)
+            for indices, batch in zip(batches, outputs, strict=True):
+                for i, hypotheses in zip(indices, batch, strict=True):
+                    results[i] = hypotheses
+        return results
 
-    def _batches(self, lengths: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
-        """Which texts are written side by side: no more than there is memory for."""
+    def _plan_batches(self, lengths: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
+        """The indices of each batch's inputs; on a GPU, no more than its memory holds."""
         if self.device.type != "cuda":
-            return allowed.batches(lengths, self.batch_size)
-        kept = [n + self.how.lanes * limit for n, limit in zip(lengths, limits, strict=True)]
-        most = int(allowed.BOARD * self._memory()) // allowed.token_bytes(self.models)
-        return allowed.batches(lengths, self.batch_size, costs=kept, most=most)
+            return batch_plan.plan_batches(lengths, self.batch_size)
+        beams = self.strategy.beams
+        cells = [n + beams * limit for n, limit in zip(lengths, limits, strict=True)]
+        memory = int(batch_plan.STATE_MEMORY * self._free_memory())
+        max_cells = memory // batch_plan.cache_bytes_per_token(self.models)
+        return batch_plan.plan_batches(lengths, self.batch_size, costs=cells, max_cost=max_cells)
 
-    def _batch(
-        self, reading: Prompt, limits: list[int], numbers: list[int]
+    def _decode_batch(
+        self, prompt: Prompt, limits: list[int], numbers: list[int]
     ) -> list[list[Hypothesis]]:
-        """Write until all texts are finished."""
-        out: list[list[Hypothesis]] = [[] for _ in limits]
-        places, longest, written = list(range(len(limits))), max(limits), 1
-        first, (logits, looked) = self._begin(reading, limits, numbers)
-        board, step = self._move(first, places, self.sizes.room(0))
-        self._choose_first(board, logits, looked)
-        self._told(board)
-        finished = board.finished()
-        while written < longest:
-            if written % LOOK == 0 or written == board.room:
-                done = finished()[: len(places)]
-                going = allowed.seated([row for row, over in enumerate(done) if not over])
-                if not going:
+        """Decode until all inputs of a batch are finished."""
+        results: list[list[Hypothesis]] = [[] for _ in limits]
+        indices, longest, generated = list(range(len(limits))), max(limits), 1
+        first, (logits, attention) = self._prefill(prompt, limits, numbers)
+        state, step = self._resize(first, indices, self.sizes.capacity(0))
+        self._choose_first(state, logits, attention)
+        self._after_step(state)
+        poll = state.poll_done()
+        while generated < longest:
+            if generated % CHECK_EVERY == 0 or generated == state.capacity:
+                done = poll()[: len(indices)]
+                unfinished = [row for row, is_done in enumerate(done) if not is_done]
+                rows = batch_plan.compact_order(unfinished)
+                if not rows:
                     break
-                if written == board.room or self.sizes.worth(len(going), board.size):
-                    self._read(board, places, [row for row in range(len(done)) if done[row]], out)
-                    room = self.sizes.room(written) if written == board.room else board.room
-                    board, step = self._move(board, going, room)
-                    places = [places[row] for row in going]
-            if (written + 1) % LOOK == 0 or written + 1 == board.room:
-                finished = board.finished()
+                full = generated == state.capacity
+                if full or self.sizes.should_compact(len(rows), state.slots):
+                    finished = [row for row, is_done in enumerate(done) if is_done]
+                    self._read_results(state, indices, finished, results)
+                    capacity = self.sizes.capacity(generated) if full else state.capacity
+                    state, step = self._resize(state, rows, capacity)
+                    indices = [indices[row] for row in rows]
+            if (generated + 1) % CHECK_EVERY == 0 or generated + 1 == state.capacity:
+                poll = state.poll_done()
             step()
-            self._told(board)
-            written += 1
-        self._read(board, places, list(range(len(places))), out)
-        return out
+            self._after_step(state)
+            generated += 1
+        self._read_results(state, indices, list(range(len(indices))), results)
+        return results
 
-    def _told(self, board: DecodeState) -> None:
-        """A token was written: for one who listens."""
+    def _after_step(self, state: DecodeState) -> None:
+        """Hook, called after every decoding step; overridden for streaming."""
 
-    def _begin(
-        self, reading: Prompt, limits: list[int], numbers: list[int]
+    def _prefill(
+        self, prompt: Prompt, limits: list[int], numbers: list[int]
     ) -> tuple[DecodeState, tuple[Tensor, Tensor | None]]:
-        """Read what there is to read; a board without room, and what the models say comes first."""
-        lanes, prompt = self.how.lanes, self.sizes.length(reading.prompt_bp.shape[1])
-        kept = self.how.begin(limits, numbers, self.device)
-        kept |= _facts(reading, lanes, prompt)
-        if reading.source_bm is not None and self.how.looks:
-            coverage = torch.zeros(len(limits), lanes, reading.source_bm.shape[1])
-            kept["coverage"] = coverage.to(self.device), None
-        said = []
-        for one in self.writers:
-            logits, looked, own = self._begun(one, reading, prompt)
-            kept |= own
-            said.append((logits, looked))
-        tensors = {name: tensor for name, (tensor, _) in kept.items()}
-        growth = {name: grown for name, (_, grown) in kept.items() if grown is not None}
-        return DecodeState(tensors, growth, size=len(limits), room=0), self._joined(said)
+        """Read the prompts: a decode state without capacity, and the first token's logits."""
+        beams = self.strategy.beams
+        prompt_cells = self.sizes.padded_length(prompt.prompt_bp.shape[1])
+        entries = self.strategy.begin(limits, numbers, self.device)
+        entries |= _shared_tensors(prompt, beams, prompt_cells)
+        if prompt.source_bm is not None and self.strategy.needs_attention:
+            coverage = torch.zeros(len(limits), beams, prompt.source_bm.shape[1])
+            entries["coverage"] = coverage.to(self.device), None
+        outputs = []
+        for model_step in self.model_steps:
+            logits, attention, model_entries = self._prefill_model(model_step, prompt, prompt_cells)
+            entries |= model_entries
+            outputs.append((logits, attention))
+        tensors = {name: tensor for name, (tensor, _) in entries.items()}
+        grow_axes = {name: grow for name, (_, grow) in entries.items() if grow is not None}
+        state = DecodeState(tensors, grow_axes, slots=len(limits), capacity=0)
+        return state, self._combine(outputs)
 
-    def _begun(
-        self, one: ModelStep, reading: Prompt, prompt: int
+    def _prefill_model(
+        self, model_step: ModelStep, prompt: Prompt, prompt_cells: int
     ) -> tuple[Tensor, Tensor | None, StateTensors]:
-        """What one model says comes first, where it found that, and what it keeps on the board."""
-        said, looks, kept = list[Tensor](), list[Tensor](), list[StateTensors]()
-        for part in reading.parts():
-            logits, looked, cache = one.begin(part, looking=self.how.looks)
-            said.append(logits)
-            looks += [] if looked is None else [looked]
-            kept.append(one.keep(cache, self.how.lanes, prompt))
-        whole: StateTensors = {
-            name: (stacked([own[name][0] for own in kept]), growth)
-            for name, (_, growth) in kept[0].items()
+        """One model's logits and attention for the first token, and its state tensors."""
+        all_logits, attentions, parts = list[Tensor](), list[Tensor](), list[StateTensors]()
+        for group in prompt.split_groups():
+            logits, attention, cache = model_step.prefill(
+                group, with_attention=self.strategy.needs_attention
+            )
+            all_logits.append(logits)
+            attentions += [] if attention is None else [attention]
+            parts.append(model_step.state_tensors(cache, self.strategy.beams, prompt_cells))
+        entries: StateTensors = {
+            name: (concat_padded([part[name][0] for part in parts]), grow)
+            for name, (_, grow) in parts[0].items()
         }
-        return torch.cat(said), stacked(looks) if looks else None, whole
+        return torch.cat(all_logits), concat_padded(attentions) if attentions else None, entries
 
-    def _seated(self, x_b: Tensor, board: DecodeState) -> Tensor:
-        """The same for every hypothesis of a text, and zeros for seats that no text has."""
-        seated = F.pad(x_b, (0, 0, 0, board.size - x_b.shape[0]))
-        return seated[:, None].expand(-1, self.how.lanes, -1)
+    def _expand_slots(self, x_b: Tensor, state: DecodeState) -> Tensor:
+        """Repeat each row for every hypothesis, and pad with zeros for unused slots."""
+        x_slots = F.pad(x_b, (0, 0, 0, state.slots - x_b.shape[0]))
+        return x_slots[:, None].expand(-1, self.strategy.beams, -1)
 
-    def _move(self, board: DecodeState, rows: list[int], room: int) -> tuple[DecodeState, Step]:
-        """These texts on a board of their own, and the step over it."""
-        if not self.capture and room == board.room:
-            kept = board.kept(rows)
-            return kept, partial(self._step, kept)
-        size = self.sizes.seats(len(rows))
-        key = board.key(size, room)
-        if key in self._boards:
-            moved, step = self._boards[key]
+    def _resize(
+        self, state: DecodeState, rows: list[int], capacity: int
+    ) -> tuple[DecodeState, Step]:
+        """Move these inputs to a state of the size they need, and return it with its step."""
+        if not self.capture and capacity == state.capacity:
+            compacted = state.compact(rows)
+            return compacted, partial(self._step, compacted)
+        slots = self.sizes.slots(len(rows))
+        key = state.shape_key(slots, capacity)
+        if key in self._captured:
+            resized, step = self._captured[key]
         elif self.capture:
-            self._make_room()
-            moved = board.blank(size, room)
-            self._boards[key] = moved, (step := self._captured(moved))
+            self._evict_captured()
+            resized = state.new_empty(slots, capacity)
+            self._captured[key] = resized, (step := self._capture_step(resized))
         else:
-            moved = board.blank(size, room)
-            step = partial(self._step, moved)
-        moved.take(board, torch.tensor(rows, device=self.device))
-        return moved, step
+            resized = state.new_empty(slots, capacity)
+            step = partial(self._step, resized)
+        resized.copy_from(state, torch.tensor(rows, device=self.device))
+        return resized, step
 
-    def _captured(self, board: DecodeState) -> Step:
-        step = partial(self._step, board)
+    def _capture_step(self, state: DecodeState) -> Step:
+        step = partial(self._step, state)
         try:
             return captured(step, self._pool)
-        except RuntimeError as problem:
+        except RuntimeError as error:
             self.capture = False
-            warnings.warn(f"Decoding without CUDA graphs: {problem}", HeedWarning, stacklevel=2)
+            warnings.warn(f"Decoding without CUDA graphs: {error}", HeedWarning, stacklevel=2)
             return step
 
-    def _make_room(self) -> None:
-        """Forget the boards made first where they hold much memory."""
-        most = KEPT * self._memory()
-        while self._held() > most:
-            del self._boards[next(iter(self._boards))]
+    def _evict_captured(self) -> None:
+        """Drop the oldest captured states while they hold too much memory."""
+        limit = CAPTURED_MEMORY * self._free_memory()
+        while self._captured_bytes() > limit:
+            del self._captured[next(iter(self._captured))]
 
-    def _held(self) -> int:
-        return sum(board.bytes() for board, _ in self._boards.values())
+    def _captured_bytes(self) -> int:
+        return sum(state.nbytes() for state, _ in self._captured.values())
 
-    def _memory(self) -> int:
-        """What of the GPU's memory nobody has, or boards have that could be forgotten."""
+    def _free_memory(self) -> int:
+        """Free GPU memory, plus what captured decode states would release."""
         free, _ = torch.cuda.mem_get_info(self.device)
         idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return free + idle + self._held()
+        return free + idle + self._captured_bytes()
 
-    def _read(
-        self, board: DecodeState, places: list[int], rows: list[int], out: list[list[Hypothesis]]
+    def _read_results(
+        self,
+        state: DecodeState,
+        indices: list[int],
+        rows: list[int],
+        results: list[list[Hypothesis]],
     ) -> None:
-        """Put the results of these rows where their texts belong."""
-        read = self.how.read(board, torch.tensor(rows, dtype=torch.long, device=self.device))
-        for row, written in zip(rows, read, strict=True):
-            if not written or any(math.isnan(one.score) for one in written):
-                raise _no_number(self.models)
-            out[places[row]] = written
+        """Store the hypotheses of these rows at the indices of their inputs."""
+        rows_r = torch.tensor(rows, dtype=torch.long, device=self.device)
+        outputs = self.strategy.read_results(state, rows_r)
+        for row, hypotheses in zip(rows, outputs, strict=True):
+            if not hypotheses or any(math.isnan(h.score) for h in hypotheses):
+                raise _nan_error(self.models)
+            results[indices[row]] = hypotheses
 
-    def _step(self, board: DecodeState) -> None:
-        """Read the last token of every hypothesis and choose the next: no waiting, fixed shapes."""
-        board.see_self()
-        said = [one.read(board, looking=self.how.looks) for one in self.writers]
-        board.cells.add_(self.how.lanes)
-        self._choose(board, *self._joined(said))
+    def _step(self, state: DecodeState) -> None:
+        """Generate the next token of every hypothesis: fixed shapes, no synchronization."""
+        state.show_own_cells()
+        with_attention = self.strategy.needs_attention
+        outputs = [
+            model_step.next_logits(state, with_attention=with_attention)
+            for model_step in self.model_steps
+        ]
+        state.next_cells.add_(self.strategy.beams)
+        self._choose(state, *self._combine(outputs))
 
-    def _joined(self, said: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-        """What several models say, as one, without the pieces that no text has."""
-        logits = together([logits for logits, _ in said])
-        looks = [looked for _, looked in said if looked is not None]
+    def _combine(
+        self, outputs: Sequence[tuple[Tensor, Tensor | None]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The ensemble's logits, without tokens that are never generated, and mean attention."""
+        logits = ensemble_logits([logits for logits, _ in outputs])
+        attentions = [attention for _, attention in outputs if attention is not None]
         if self.specials.unwritten:
             logits.index_fill_(-1, self.unwritten, -torch.inf)
-        return logits, torch.stack(looks).mean(0) if looks else None
+        return logits, torch.stack(attentions).mean(0) if attentions else None
 
     def _choose_first(
-        self, board: DecodeState, logits_bv: Tensor, looked_bm: Tensor | None
+        self, state: DecodeState, logits_bv: Tensor, attention_bm: Tensor | None
     ) -> None:
-        """The hypotheses of a text begin alike."""
-        looked = None if looked_bm is None else self._seated(looked_bm, board)
-        self._choose(board, self._seated(logits_bv, board), looked)
+        """Choose the first token: all hypotheses of an input start from the same logits."""
+        attention = None if attention_bm is None else self._expand_slots(attention_bm, state)
+        self._choose(state, self._expand_slots(logits_bv, state), attention)
 
-    def _choose(self, board: DecodeState, logits_bkv: Tensor, looked_bkm: Tensor | None) -> None:
-        parents = self.how.choose(logits_bkv, looked_bkm, board)
-        board.at.add_(1)
+    def _choose(self, state: DecodeState, logits_bkv: Tensor, attention_bkm: Tensor | None) -> None:
+        parents = self.strategy.choose(logits_bkv, attention_bkm, state)
+        state.generated.add_(1)
         if parents is not None:
-            board.follow(parents)
-            for one in self.writers:
-                one.follow(board, parents)
+            state.reorder(parents)
+            for model_step in self.model_steps:
+                model_step.reorder(state, parents)
 
 
-def _no_number(models: Sequence[nn.Module]) -> RunError:
-    """What to say where no text can be told from another, with the first weight to blame."""
+def _nan_error(models: Sequence[nn.Module]) -> RunError:
+    """The error for scores that are NaN, with the first weight that is not finite."""
     weights = (named for model in models for named in model.named_parameters())
     broken = next((name for name, weight in weights if not weight.isfinite().all()), None)
     return RunError(
-        "what the model says of a text is not a number (NaN), so there is nothing to write.",
+        "the model's output is not a number (NaN), so nothing can be decoded.",
         where=broken and f"weight {broken}",
         todo="Load it in float32; if that is the same, train it again with a lower train.lr.",
     )
 
 
-def _facts(reading: Prompt, lanes: int, prompt: int) -> StateTensors:
-    """What all models share: who has which cell in its past, and what the source is."""
-    ids, real = reading.prompt_bp, reading.prompt_real
-    seen_bp = torch.ones_like(ids, dtype=torch.bool) if real is None else real
-    seen_bp = F.pad(seen_bp, (0, prompt - ids.shape[1]))
-    whole = torch.full_like(ids[:1, :1], ids.shape[1])
-    facts: StateTensors = {
-        "seen": (seen_bp[:, None].expand(-1, lanes, -1), GrowAxis(axis=2, cells=lanes)),
-        "offset": (whole if real is None else real.sum(dim=1, keepdim=True), None),
+def _shared_tensors(prompt: Prompt, beams: int, prompt_cells: int) -> StateTensors:
+    """The state tensors that all models share: visible cells, prompt lengths and the source."""
+    ids, real = prompt.prompt_bp, prompt.prompt_real
+    visible_bp = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+    visible_bp = F.pad(visible_bp, (0, prompt_cells - ids.shape[1]))
+    length = torch.full_like(ids[:1, :1], ids.shape[1])
+    tensors: StateTensors = {
+        "visible": (visible_bp[:, None].expand(-1, beams, -1), GrowAxis(axis=2, cells=beams)),
+        "offset": (length if real is None else real.sum(dim=1, keepdim=True), None),
     }
-    if reading.source_real is not None:
-        facts["source_real"] = reading.source_real, None
-        facts["source_ends"] = reading.source_real.sum(dim=1), None
-        places = torch.arange(reading.source_real.shape[1], device=ids.device)
-        facts["source_places"] = places[None], None
-    return facts
+    if prompt.source_real is not None:
+        tensors["source_real"] = prompt.source_real, None
+        tensors["source_ends"] = prompt.source_real.sum(dim=1), None
+        positions = torch.arange(prompt.source_real.shape[1], device=ids.device)
+        tensors["source_positions"] = positions[None], None
+    return tensors

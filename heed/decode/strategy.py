@@ -1,6 +1,8 @@
-"""How the next token is chosen: what every strategy shares, and those that never look back.
+"""What every strategy shares, and the strategies whose hypotheses are independent.
 
-Shapes: b texts, k hypotheses a text, l tokens there is room for, m source tokens, v pieces.
+A strategy chooses the next token of every hypothesis and records which hypotheses finish.
+
+Shapes: b inputs, k hypotheses per input, l tokens of capacity, m source tokens, v vocabulary.
 """
 
 from __future__ import annotations
@@ -19,43 +21,43 @@ from heed.data.tokenizers.special_tokens import OWN
 from heed.decode.state import DecodeState, GrowAxis, StateTensors
 
 Array = NDArray[Any]
-RESULTS = ("score", "logprob", "steps", "lane", "cut")
+RESULTS = ("score", "logprob", "steps", "beam", "cut")
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A hypothesis that is finished."""
+    """A finished hypothesis: its tokens and its scores."""
 
     ids: list[int]
-    """Without the end mark."""
+    """The tokens, without the end token."""
     score: float
-    """What hypotheses are ranked by: log-probability by length, and what else a strategy adds."""
+    """What hypotheses are ranked by: length-normalized log-probability and a strategy's terms."""
     logprob: float
-    """The sum over all tokens, the end mark too."""
+    """The sum of the log-probabilities of all tokens, the end token included."""
     cut: bool
-    """Whether the limit ended it, not the model."""
+    """Whether the length limit ended it, not the model."""
 
 
 class Strategy(ABC):
-    """Writes k hypotheses a text, a token at a time, by tensors alone."""
+    """Extends k hypotheses per input by one token at a time, with tensor operations only."""
 
-    looks = False
-    """Whether it must know where in the source each token was found."""
-    end = OWN.eos
-    """What ends a text."""
+    needs_attention = False
+    """Whether `choose` needs the cross-attention weights of each step."""
+    eos = OWN.eos
+    """The token that ends a hypothesis."""
 
-    def __init__(self, lanes: int = 1, *, length_penalty: float = 1.0) -> None:
-        self.lanes, self.length_penalty = lanes, length_penalty
+    def __init__(self, beams: int = 1, *, length_penalty: float = 1.0) -> None:
+        self.beams, self.length_penalty = beams, length_penalty
 
     def begin(
         self, limits: Sequence[int], numbers: Sequence[int], device: torch.device
     ) -> StateTensors:
-        """What this strategy keeps on a board, with no room yet.
+        """The tensors of this strategy in a decode state, without capacity yet.
 
-        `limits` are the tokens that may be written for each text; `numbers` tell texts apart,
-        whatever batch they are in.
+        `limits` are the maximum numbers of generated tokens. `numbers` identify the inputs
+        independently of the batch they are in.
         """
-        b, k = len(limits), self.lanes
+        b, k = len(limits), self.beams
 
         def filled(value: float | bool, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.full((b, k), value, dtype=dtype, device=device)
@@ -70,30 +72,30 @@ class Strategy(ABC):
             "out.score": (filled(-torch.inf), None),
             "out.logprob": (filled(-torch.inf), None),
             "out.steps": (filled(0, torch.long), None),
-            "out.lane": (filled(0, torch.long), None),
+            "out.beam": (filled(0, torch.long), None),
             "out.cut": (filled(False, torch.bool), None),
         }
 
     @abstractmethod
     def choose(
-        self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: DecodeState
+        self, logits_bkv: Tensor, attention_bkm: Tensor | None, state: DecodeState
     ) -> Tensor | None:
-        """Write the next token of every hypothesis, and note what is finished.
+        """Append the next token to every hypothesis, and record those that finish.
 
-        Returns which hypothesis each goes on from, where that may be another than itself.
+        Returns the parent of each hypothesis [b, k]; None where each continues itself.
         """
 
-    def rate(self, logprob: Tensor, length: Tensor) -> Tensor:
-        """logprob / length^penalty, the length with its end mark."""
+    def score(self, logprob: Tensor, length: Tensor) -> Tensor:
+        """logprob / length^penalty, the end token counted in the length."""
         return logprob / length.double() ** self.length_penalty
 
-    def read(self, board: DecodeState, rows: Tensor) -> list[list[Hypothesis]]:
-        """The finished hypotheses of some texts, the best first."""
+    def read_results(self, state: DecodeState, rows: Tensor) -> list[list[Hypothesis]]:
+        """The finished hypotheses of these inputs, the best first."""
         names = ["tokens", *(f"out.{name}" for name in RESULTS)]
-        names += ["parents"] if "parents" in board.tensors else []
-        found = _fetched([board[name].index_select(0, rows) for name in names])
-        tokens_blk, score, logprob, steps, lane, cut, *parents_blk = found
-        paths = _trace_back(tokens_blk, parents_blk[0] if parents_blk else None, steps, lane)
+        names += ["parents"] if "parents" in state.tensors else []
+        arrays = _to_numpy([state[name].index_select(0, rows) for name in names])
+        tokens_blk, score, logprob, steps, beam, cut, *parents_blk = arrays
+        paths = _backtrack(tokens_blk, parents_blk[0] if parents_blk else None, steps, beam)
         return [
             [
                 Hypothesis(
@@ -108,61 +110,61 @@ class Strategy(ABC):
         ]
 
     def order(self, scores_k: Array) -> list[int]:
-        """In which order to return the hypotheses of a text."""
+        """The indices of an input's hypotheses in the order they are returned."""
         return list(range(len(scores_k)))
 
 
 class IndependentStrategy(Strategy):
-    """Hypotheses that know nothing of one another: each takes its own next token."""
+    """Strategies whose hypotheses are independent: each continues itself (greedy, sampling)."""
 
     def begin(
         self, limits: Sequence[int], numbers: Sequence[int], device: torch.device
     ) -> StateTensors:
-        """And which of them have ended. Each keeps its lane."""
-        kept = super().begin(limits, numbers, device)
-        kept["out.lane"][0].copy_(torch.arange(self.lanes, device=device))
-        ended = torch.zeros(len(limits), self.lanes, dtype=torch.bool, device=device)
-        return kept | {"ended": (ended, None)}
+        """The tensors of every strategy, and which hypotheses have ended."""
+        tensors = super().begin(limits, numbers, device)
+        tensors["out.beam"][0].copy_(torch.arange(self.beams, device=device))
+        ended = torch.zeros(len(limits), self.beams, dtype=torch.bool, device=device)
+        return tensors | {"ended": (ended, None)}
 
     @abstractmethod
-    def pick(self, logits_bkv: Tensor, board: DecodeState) -> Tensor:
+    def pick(self, logits_bkv: Tensor, state: DecodeState) -> Tensor:
         """The next token of each hypothesis [b, k]."""
 
     def choose(
-        self, logits_bkv: Tensor, looked_bkm: Tensor | None, board: DecodeState
+        self, logits_bkv: Tensor, attention_bkm: Tensor | None, state: DecodeState
     ) -> Tensor | None:
-        """Take it, and add up its log-probability until the hypothesis ends."""
-        tokens_bk = self.pick(logits_bkv, board)
+        """Append the picked tokens; sum log-probabilities until a hypothesis ends."""
+        tokens_bk = self.pick(logits_bkv, state)
         gained = logits_bkv.log_softmax(dim=-1).gather(2, tokens_bk[..., None])[..., 0]
-        ended, logprobs, length = board["ended"], board["logprobs"], board.at + 1
+        ended, logprobs, length = state["ended"], state["logprobs"], state.generated + 1
         logprobs.add_(gained.masked_fill_(ended, 0.0))
-        goes_on = tokens_bk != self.end
-        now = ((length >= board["limit"])[:, None] | ~goes_on) & ~ended
-        score, steps = self.rate(logprobs, length), board.at + goes_on
-        board.note(now, score=score, logprob=logprobs, steps=steps, cut=goes_on)
-        ended |= now
-        board["done"].logical_or_(ended.all(dim=1))
-        board.write(tokens_bk)
+        continues = tokens_bk != self.eos
+        finished = ((length >= state["limit"])[:, None] | ~continues) & ~ended
+        score, steps = self.score(logprobs, length), state.generated + continues
+        state.record(finished, score=score, logprob=logprobs, steps=steps, cut=continues)
+        ended |= finished
+        state["done"].logical_or_(ended.all(dim=1))
+        state.append(tokens_bk)
         return None
 
 
-def _fetched(tensors: Sequence[Tensor]) -> list[Array]:
-    """The same in this machine's memory, after waiting once."""
+def _to_numpy(tensors: Sequence[Tensor]) -> list[Array]:
+    """Copy tensors to host memory with a single synchronization."""
     copies = [x.to("cpu", non_blocking=True) for x in tensors]
     if tensors[0].is_cuda:
         torch.cuda.current_stream(tensors[0].device).synchronize()
     return [x.numpy() for x in copies]
 
 
-def _trace_back(
-    tokens_blk: Array, parents_blk: Array | None, steps_bk: Array, lane_bk: Array
+def _backtrack(
+    tokens_blk: Array, parents_blk: Array | None, steps_bk: Array, beam_bk: Array
 ) -> Array:
-    """The tokens of each hypothesis [b, k, l], from its last one back to its first."""
+    """The tokens of each hypothesis [b, k, l], followed through its parents from last to first."""
     paths = np.zeros((*steps_bk.shape, int(steps_bk.max(initial=0))), np.int64)
-    rows, lane_bk = np.arange(len(tokens_blk))[:, None], lane_bk.copy()
+    rows, beam_bk = np.arange(len(tokens_blk))[:, None], beam_bk.copy()
     for step in reversed(range(paths.shape[2])):
         on_path = step < steps_bk
-        paths[:, :, step] = tokens_blk[rows, step, lane_bk]
+        paths[:, :, step] = tokens_blk[rows, step, beam_bk]
         if parents_blk is not None:
-            lane_bk = np.where(on_path, parents_blk[rows, step, lane_bk], lane_bk)
+            beam_bk = np.where(on_path, parents_blk[rows, step, beam_bk], beam_bk)
     return paths

@@ -1,4 +1,4 @@
-"""A search that is listened to: every token is heard as it is written, and a text can be ended."""
+"""Streaming search: a callback gets the tokens of each step, and can end an input early."""
 
 from __future__ import annotations
 
@@ -13,66 +13,68 @@ from heed.decode.search import Search
 from heed.decode.state import DecodeState
 from heed.decode.strategy import Hypothesis, IndependentStrategy
 
-Hear = Callable[[int, list[int]], bool]
-"""Told a text's number and its next tokens, answers whether that is enough of it."""
+OnTokens = Callable[[int, list[int]], bool]
+"""Called with an input's number and its new tokens; returns True to end that input."""
 
 
 class StreamingSearch(Search):
-    """Writes one hypothesis a text, aloud.
+    """A search with one hypothesis per input that reports tokens as they are generated.
 
-    Hearing waits for the device at every token, so it is slower than a search in silence.
+    It waits for the device at every token, so it is slower than `Search`.
     """
 
-    alone = True
+    sequential = True
 
     def __init__(
         self,
         models: Sequence[GenerativeModel],
-        how: IndependentStrategy,
-        hear: Hear,
+        strategy: IndependentStrategy,
+        on_tokens: OnTokens,
         **options: Any,
     ) -> None:
-        if how.lanes != 1:
-            raise ValueError("Of several hypotheses none can be told before all are written.")
-        super().__init__(models, how, **options)
-        self.hear = hear
+        if strategy.beams != 1:
+            raise ValueError("Streaming needs exactly one hypothesis per input.")
+        super().__init__(models, strategy, **options)
+        self.on_tokens = on_tokens
         self._numbers: list[int] = []
-        self._heard = 0
+        self._reported = 0
 
-    def _batch(
-        self, reading: Prompt, limits: list[int], numbers: list[int]
+    def _decode_batch(
+        self, prompt: Prompt, limits: list[int], numbers: list[int]
     ) -> list[list[Hypothesis]]:
-        self._numbers, self._heard = numbers, 0
-        return super()._batch(reading, limits, numbers)
+        self._numbers, self._reported = numbers, 0
+        return super()._decode_batch(prompt, limits, numbers)
 
-    def _move(self, board: DecodeState, rows: list[int], room: int) -> tuple[DecodeState, Step]:
-        """The same, and who sits where."""
+    def _resize(
+        self, state: DecodeState, rows: list[int], capacity: int
+    ) -> tuple[DecodeState, Step]:
+        """Also track which input is in which slot."""
         self._numbers = [self._numbers[row] for row in rows]
-        return super()._move(board, rows, room)
+        return super()._resize(state, rows, capacity)
 
-    def _told(self, board: DecodeState) -> None:
-        """Tell what is new of the texts that go on, and end those that are enough."""
-        written = int(board.at)
-        new_bl = board["tokens"][:, self._heard : written, 0].tolist()
-        steps, done = board["out.steps"][:, 0].tolist(), board["done"].tolist()
-        enough = []
+    def _after_step(self, state: DecodeState) -> None:
+        """Report the new tokens of unfinished inputs, and end those that the callback ends."""
+        generated = int(state.generated)
+        new_bl = state["tokens"][:, self._reported : generated, 0].tolist()
+        steps, done = state["out.steps"][:, 0].tolist(), state["done"].tolist()
+        ended = []
         for row, number in enumerate(self._numbers):
-            # One that has ended just now has so many tokens; one that ended before has none new.
-            count = (steps[row] if done[row] else written) - self._heard
+            # `steps` counts the tokens of a finished input; one that ended before has none new.
+            count = (steps[row] if done[row] else generated) - self._reported
             tokens = new_bl[row][: max(0, count)]
-            if tokens and self.hear(number, tokens) and not done[row]:
-                enough.append(row)
-        self._heard = written
-        if enough:
-            self._end(board, torch.tensor(enough, device=self.device), written)
+            if tokens and self.on_tokens(number, tokens) and not done[row]:
+                ended.append(row)
+        self._reported = generated
+        if ended:
+            self._end(state, torch.tensor(ended, device=self.device), generated)
 
-    def _end(self, board: DecodeState, rows: torch.Tensor, written: int) -> None:
-        """These texts are finished as they stand."""
-        board["ended"][rows] = True
-        board["done"][rows] = True
-        logprobs = board["logprobs"][rows]
-        length = torch.full_like(logprobs, written, dtype=torch.long)
-        board["out.logprob"][rows] = logprobs
-        board["out.score"][rows] = self.how.rate(logprobs, length)
-        board["out.steps"][rows] = length
-        board["out.cut"][rows] = False
+    def _end(self, state: DecodeState, rows: torch.Tensor, generated: int) -> None:
+        """Finish these inputs with the tokens they have."""
+        state["ended"][rows] = True
+        state["done"][rows] = True
+        logprobs = state["logprobs"][rows]
+        length = torch.full_like(logprobs, generated, dtype=torch.long)
+        state["out.logprob"][rows] = logprobs
+        state["out.score"][rows] = self.strategy.score(logprobs, length)
+        state["out.steps"][rows] = length
+        state["out.cut"][rows] = False

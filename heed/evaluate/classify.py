@@ -45,7 +45,7 @@ def facts(job: Job) -> list[Facts]:
     classes = classes_in(job.run, job.train.corpus, job.train.missing)
     longest = job.recipe.data.max_length
     labeller = ClassificationPipeline(
-        cast("Classifier", job.model), job.tokenizer, classes, longest=longest
+        cast("Classifier", job.model), job.tokenizer, classes, max_length=longest
     )
     calibration = _fitted(job, labeller) if job.settings.calibrate else Calibration.read(job.run)
     raw = answers_to(labeller, job.records)

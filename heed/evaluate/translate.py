@@ -8,12 +8,13 @@ from typing import cast
 
 from heed import models
 from heed.api import Translator
+from heed.decode.settings import merge_decode_config
 from heed.evaluate.held_out_set import Facts, Job
 from heed.evaluate.read_outputs import TABLES
 from heed.files import write_atomic
 from heed.metrics.corpus_bleu import METRICS
 from heed.metrics.systems import Assessment, assess
-from heed.pipelines.translate import Translation, decoding
+from heed.pipelines.translate import Translation
 
 
 def facts(job: Job) -> list[Facts]:
@@ -28,7 +29,7 @@ def facts(job: Job) -> list[Facts]:
         part.facts() | {"hit_limit": sum(written[i].cut for i in rows) / len(rows)}
         for part, rows in zip(found, job.parts, strict=True)
     ]
-    told[0]["decode"] = decoding(job.recipe.decode, job.settings.decode).model_dump()
+    told[0]["decode"] = merge_decode_config(job.recipe.decode, job.settings.decode).model_dump()
     return told
 
 

@@ -26,7 +26,7 @@ def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
             f"this run was trained to {recipe.task}; only translators are exported to CTranslate2."
         )
         raise RunError(what, where=str(run), todo="Export it with --to onnx.")
-    from heed.decode.ctranslate2_engine import convert, refuse
+    from heed.decode.ctranslate2_engine import check_supported, convert
 
-    refuse(model)
-    convert(model, tokenizer, folder, least=recipe.data.max_length, quantization=quantize)
+    check_supported(model)
+    convert(model, tokenizer, folder, max_source=recipe.data.max_length, quantization=quantize)

@@ -1,13 +1,13 @@
-"""Text in, labels out: what a classifier says of texts or pairs, line by line.
+"""The classification pipeline: texts or pairs of texts to labels with probabilities.
 
 Shapes: n texts, k classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,45 +20,45 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError, RunError
 from heed.files import to_json
 from heed.models import Classifier
-from heed.pipelines.line_io import Lines, write_line
+from heed.pipelines.line_io import LineResult
 from heed.runs.labels import Classes
 
 BATCH = 128
-"""Texts read side by side."""
+"""Texts per batch."""
 Text = str | tuple[str, str]
 """One text, or a pair."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a classifier says of a text; of a blank one, nothing."""
+    """The predicted class of a text and the probability of every class; none for a blank text."""
 
     text: str
     name: str | None
     probabilities: dict[str, float]
     cut: bool = False
-    """Whether the text was longer than the model reads."""
+    """Whether the text was longer than the model's limit."""
 
     @property
     def probability(self) -> float | None:
-        """How sure it is."""
+        """The probability of the predicted class."""
         return None if self.name is None else self.probabilities[self.name]
 
     def line(self, *, probabilities: bool = False) -> str:
-        """The label, and after tabs every class with its probability; nothing for a blank text."""
+        """The label, then tab-separated probabilities if asked for; empty for a blank text."""
         cells = [escaped(self.name or "")]
         if probabilities:
             cells += [f"{escaped(name)}={p:.4f}" for name, p in self.probabilities.items()]
         return "\t".join(cells)
 
-    def facts(self, *, probabilities: bool = False) -> dict[str, Any]:
-        """The same for a program."""
-        found = {"text": self.text, "label": self.name, "probability": self.probability}
-        return found | ({"probabilities": self.probabilities} if probabilities else {})
+    def to_dict(self, *, probabilities: bool = False) -> dict[str, Any]:
+        """The fields for JSON."""
+        fields = {"text": self.text, "label": self.name, "probability": self.probability}
+        return fields | ({"probabilities": self.probabilities} if probabilities else {})
 
 
 class ClassificationPipeline:
-    """Says of texts which class they are of, and how likely each is."""
+    """Classifies texts, with calibrated probabilities if a temperature was fitted."""
 
     def __init__(
         self,
@@ -66,76 +66,76 @@ class ClassificationPipeline:
         tokenizer: Tokenizer,
         classes: Classes,
         *,
-        longest: int,
+        max_length: int,
         temperature: float = 1.0,
     ) -> None:
-        """`longest` is how many tokens the model reads, those around the text included."""
+        """`max_length` is how many tokens the model reads, begin and end token included."""
         self.model, self.tokenizer, self.classes = model, tokenizer, classes
-        self.longest, self.temperature = max(3, longest), temperature
+        self.max_length, self.temperature = max(3, max_length), temperature
 
     def logits(self, texts: Sequence[Text]) -> NDArray[np.float64]:
-        """[n, k] what the model makes of each text; none of them may be blank."""
-        return self._logits(self._encoded(texts))
+        """The logits of each text [n, k]; none of the texts may be blank."""
+        return self._logits(self._encode(texts))
 
     def _logits(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
-        ids = [self._read(one) for one in encoded]
-        out = np.empty((len(ids), len(self.classes.names)))
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # little padding
+        inputs = [self._model_input(ids) for ids in encoded]
+        logits_nk = np.empty((len(inputs), len(self.classes.names)))
+        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))  # little padding
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             for first in range(0, len(order), BATCH):
                 rows = order[first : first + BATCH]
-                longest = len(ids[rows[-1]])
-                fill = self.tokenizer.specials.pad
-                read, mask = padded([np.array(ids[i]) for i in rows], longest, fill)
-                said = self.model(read.to(device), mask=mask.to(device))
-                out[rows] = said.double().cpu().numpy()
-        return out
+                longest = len(inputs[rows[-1]])
+                pad = self.tokenizer.specials.pad
+                ids, mask = padded([np.array(inputs[i]) for i in rows], longest, pad)
+                logits = self.model(ids.to(device), mask=mask.to(device))
+                logits_nk[rows] = logits.double().cpu().numpy()
+        return logits_nk
 
-    def label(self, lines: Sequence[str], *, first: int = 0) -> list[Label]:
-        """One label a line, in order; a pair has a tab between its texts.
+    def classify_lines(self, lines: Sequence[str], *, first: int = 0) -> list[Label]:
+        """One label per line, in order; the texts of a pair are separated by a tab.
 
-        `first` is how many lines went before.
+        `first` is how many lines came before.
         """
-        texts = [self._parted(line, first + i + 1) for i, line in enumerate(lines)]
-        return self.labels(texts, lines)
+        texts = [self._parse_line(line, first + i + 1) for i, line in enumerate(lines)]
+        return self.classify(texts, lines)
 
-    def labels(self, texts: Sequence[Text], lines: Sequence[str] | None = None) -> list[Label]:
-        """One label a text; `lines` are the texts as they came in."""
-        told = [" ⇥ ".join(_parts(text)) for text in texts] if lines is None else lines
-        asked = [i for i, text in enumerate(texts) if all(map(str.strip, _parts(text)))]
-        ids = self._encoded([texts[i] for i in asked])
-        chances = dict(zip(asked, self._chances(ids), strict=True))
-        cut = dict(zip(asked, (len(one) + 2 > self.longest for one in ids), strict=True))
-        found = []
-        for i, line in enumerate(told):
-            if i not in chances:
-                found.append(Label(line, None, {}))
+    def classify(self, texts: Sequence[Text], lines: Sequence[str] | None = None) -> list[Label]:
+        """One label per text; `lines` are the texts as they came in."""
+        shown = [" ⇥ ".join(_parts(text)) for text in texts] if lines is None else lines
+        filled = [i for i, text in enumerate(texts) if all(map(str.strip, _parts(text)))]
+        encoded = self._encode([texts[i] for i in filled])
+        probabilities = dict(zip(filled, self._probabilities(encoded), strict=True))
+        cut = dict(zip(filled, (len(ids) + 2 > self.max_length for ids in encoded), strict=True))
+        labels = []
+        for i, line in enumerate(shown):
+            if i not in probabilities:
+                labels.append(Label(line, None, {}))
                 continue
             names = self.classes.names
-            by_name = dict(zip(names, chances[i].tolist(), strict=True))
-            found.append(Label(line, names[int(chances[i].argmax())], by_name, cut[i]))
-        return found
+            by_name = dict(zip(names, probabilities[i].tolist(), strict=True))
+            labels.append(Label(line, names[int(probabilities[i].argmax())], by_name, cut[i]))
+        return labels
 
-    def _chances(self, ids: Sequence[list[int]]) -> NDArray[np.float64]:
-        """[n, k] probabilities: the softmax of the logits over the temperature."""
-        scaled = self._logits(ids) / self.temperature
-        odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        return odds / odds.sum(axis=1, keepdims=True)
+    def _probabilities(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
+        """[n, k]: the softmax of the logits divided by the temperature."""
+        scaled = self._logits(encoded) / self.temperature
+        powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
 
-    def _encoded(self, texts: Sequence[Text]) -> list[list[int]]:
-        parts = [_parts(text) for text in texts]
-        flat = iter(self.tokenizer.encode_batch([part for several in parts for part in several]))
-        marks = self.tokenizer.specials
-        return [joined([next(flat) for _ in several], marks) for several in parts]
+    def _encode(self, texts: Sequence[Text]) -> list[list[int]]:
+        parts_of = [_parts(text) for text in texts]
+        flat = iter(self.tokenizer.encode_batch([part for parts in parts_of for part in parts]))
+        specials = self.tokenizer.specials
+        return [joined([next(flat) for _ in parts], specials) for parts in parts_of]
 
-    def _read(self, ids: list[int]) -> list[int]:
-        """A text as training shows it: between BOS and EOS, which stand even where it is cut."""
-        marks = self.tokenizer.specials
-        return [marks.bos, *ids[: self.longest - 2], marks.eos]
+    def _model_input(self, ids: list[int]) -> list[int]:
+        """Ids as in training: between begin and end token, which stay if the text is cut."""
+        specials = self.tokenizer.specials
+        return [specials.bos, *ids[: self.max_length - 2], specials.eos]
 
-    def _parted(self, line: str, number: int) -> Text:
-        """A line as the run's texts are: whole, or two texts with a tab between."""
+    def _parse_line(self, line: str, number: int) -> Text:
+        """A line as one text, or as a pair if the run was trained on pairs."""
         if not self.classes.pairs:
             return line
         first, *others = line.split("\t")
@@ -143,7 +143,7 @@ class ClassificationPipeline:
             return ("", "")
         if len(others) != 1:
             raise DataError(
-                f"this line has {len(others)} tabs, and this run tells pairs of texts apart.",
+                f"this line has {len(others)} tabs, but this run classifies pairs of texts.",
                 where=f"line {number}",
                 todo="Write two texts with one tab between.",
             )
@@ -154,34 +154,37 @@ def _parts(text: Text) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text
 
 
-def check_kind(classes: Classes, texts: Sequence[Text]) -> None:
-    """Texts for a run that learnt from texts, pairs for one that learnt from pairs."""
+def check_text_kind(classes: Classes, texts: Sequence[Text]) -> None:
+    """Raise an error for single texts where a run was trained on pairs, and for the opposite."""
     for number, text in enumerate(texts, 1):
         if classes.pairs == isinstance(text, str):
             needed = "pairs of texts" if classes.pairs else "single texts"
             raise RunError(f"text {number}: this run was trained on {needed}.")
 
 
-def pump(
-    lines: Lines,
-    labeller: ClassificationPipeline,
-    *,
-    probabilities: bool,
-    as_json: bool,
-    out: BinaryIO,
-    say: Callable[[str], None],
-) -> None:
-    """Classify groups of lines as they come, and write one line for each."""
-    count = cut = 0
-    for group in lines:
-        for label in labeller.label(group, first=count):
-            count += 1
-            cut += label.cut
-            if as_json:
-                told = to_json(label.facts(probabilities=probabilities))
+@dataclass
+class ClassificationLines:
+    """The line task of `heed classify`: labels lines, and counts those that were too long."""
+
+    pipeline: ClassificationPipeline
+    probabilities: bool = False
+    json: bool = False
+    classified: int = 0
+    cut: int = 0
+
+    def run(self, lines: Sequence[str], *, first: int) -> Iterator[LineResult]:
+        """One label per line."""
+        for label in self.pipeline.classify_lines(lines, first=first):
+            self.classified += 1
+            self.cut += label.cut
+            if self.json:
+                yield LineResult([to_json(label.to_dict(probabilities=self.probabilities))])
             else:
-                told = label.line(probabilities=probabilities)
-            write_line(out, told)
-        out.flush()
-    if cut:
-        say(f"{cut:,} of {count:,} texts are longer than this model reads; the rest was left out.")
+                yield LineResult([label.line(probabilities=self.probabilities)])
+
+    def summary(self) -> str | None:
+        """How many texts were longer than the model's limit."""
+        if not self.cut:
+            return None
+        share = f"{self.cut:,} of {self.classified:,} texts"
+        return f"{share} are longer than this model reads; the rest of them was ignored."

@@ -1,15 +1,15 @@
-"""Prompts in, texts out: what stands between a language model and who wants to read it.
+"""The generation pipeline: prompts to ids, through a language model, and back to text.
 
-Every sample is a text of its own to the search, so many samples of one prompt cost no more than
-samples of as many prompts. Sample j of prompt i draws from the stream of `seed`, i and j: it is the
-same alone as among others, and its first tokens are the same however long it may get.
+Every sample is an input of its own to the search, so many samples of one prompt cost no more than
+samples of as many prompts. Sample j of prompt i uses the random stream of `seed`, i and j: it is
+the same alone as among others, and its first tokens are the same for every `length`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,40 +18,42 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.detokenize import StreamedText
 from heed.decode.sampling import Sample
 from heed.decode.search import Search
+from heed.decode.settings import build_strategy
 from heed.decode.strategy import Hypothesis, IndependentStrategy
-from heed.decode.streaming import StreamingSearch
+from heed.decode.streaming import OnTokens, StreamingSearch
 from heed.errors import ConfigError, DataError
+from heed.files import to_json
 from heed.models import LanguageModel
 from heed.models.inference import position_limit
-from heed.pipelines.translate import strategy
+from heed.pipelines.line_io import LineResult
 
-MANY = 1 << 20
-"""More samples than a prompt has: what tells the samples of one from those of the next."""
-Tell = Callable[[int, int, str], None]
-"""Told a prompt's number, a sample's number and the text that is new of it."""
+MAX_SAMPLES = 1 << 20
+"""More samples than any prompt has: sample j of prompt i has number i·MAX_SAMPLES + j."""
+OnText = Callable[[int, int, str], None]
+"""Called with a prompt's number, a sample's number and the new text of that sample."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """How a text goes on after its prompt."""
+    """A generated continuation of a prompt."""
 
     prompt: str
     text: str
-    """Without the prompt, and up to a stop string where one was met."""
+    """Without the prompt, and up to a stop string if one was generated."""
     tokens: int
     logprob: float
-    """The sum over all tokens, the end mark too, as the model itself has it."""
+    """The sum of the model's log-probabilities of all tokens, the end token included."""
     ended: str
-    """By what: the model ("end"), a stop string ("stop"), the length asked for ("length"), or the
-    end of the model's positions ("positions")."""
+    """What ended it: the model ("end"), a stop string ("stop"), the requested length ("length"),
+    or the model's last position ("positions")."""
 
     @property
     def whole(self) -> str:
-        """The text from the beginning of its prompt."""
+        """The prompt and its continuation."""
         return self.prompt + self.text
 
-    def facts(self, sample: int) -> dict[str, Any]:
-        """The same for a program."""
+    def to_dict(self, sample: int) -> dict[str, Any]:
+        """The fields for JSON."""
         return {
             "prompt": self.prompt,
             "sample": sample,
@@ -63,30 +65,30 @@ class Continuation:
         }
 
 
-class Samples(Sample):
-    """Sampling in which text number n is sample n % MANY of prompt n // MANY."""
+class PromptSample(Sample):
+    """Sampling in which input number n is sample n % MAX_SAMPLES of prompt n // MAX_SAMPLES."""
 
-    def stream(self, number: int, lane: int) -> np.random.Generator:
-        """What that sample of that prompt draws from: the same in whatever way it is asked for."""
-        prompt, sample = divmod(number, MANY)
-        return super().stream(prompt, sample)
+    def stream(self, number: int, sample: int) -> np.random.Generator:
+        """The random generator of that sample of that prompt, in whatever batch it is drawn."""
+        prompt, sample_of_prompt = divmod(number, MAX_SAMPLES)
+        return super().stream(prompt, sample_of_prompt)
 
 
 class GenerationPipeline:
-    """Goes on where prompts end, by one set of settings."""
+    """Continues prompts with a language model, with one set of decode settings."""
 
     def __init__(
         self, model: LanguageModel, tokenizer: Tokenizer, settings: DecodeConfig, *, context: int
     ) -> None:
-        """`context` is how many tokens the model learnt to read at once."""
+        """`context` is how many tokens the model was trained to read at once."""
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        ends = position_limit([model])
-        self.positions = None if ends is None else min(ends, context)
-        """How many places for tokens there are; None where there is no end to them."""
+        limit = position_limit([model])
+        self.max_positions = None if limit is None else min(limit, context)
+        """How many positions there are; None if unlimited."""
         self._searches: dict[int, Search] = {}
-        """By hypotheses: what they captured on a GPU is of use again."""
+        """By hypotheses per prompt; reused for what they captured on a GPU."""
 
-    def write(
+    def generate(
         self,
         prompts: Sequence[str],
         *,
@@ -95,103 +97,172 @@ class GenerationPipeline:
         stop: Sequence[str] = (),
         first: int = 0,
         cut_prompt: bool = False,
-        tell: Tell | None = None,
+        on_text: OnText | None = None,
     ) -> list[list[Continuation]]:
-        """For each prompt `samples` ways to go on, or as many as a beam found, of `length` tokens.
+        """For each prompt `samples` continuations (or what a beam returns) of `length` tokens.
 
-        `first` is the number of the first prompt. With `cut_prompt`, the oldest tokens of a prompt
-        are left out where there is no room for it and `length` more, but it keeps half of all
-        positions. `tell` is told the text of each sample while it is written.
+        `first` is the number of the first prompt. With `cut_prompt`, a prompt's oldest tokens are
+        dropped if it and `length` more tokens exceed the model's positions, but half of the
+        positions are left to the prompt. `on_text` gets the text of each sample as it is generated.
         """
-        _check(length, samples, stop)
-        begun = [self._begun(prompt, length, cut_prompt) for prompt in prompts]
-        limits = [min(length, self._room(len(ids))) for ids in begun]
-        tellings = [
-            [StreamedText(self.tokenizer, ids, stop) for _ in range(samples)] for ids in begun
+        _check_arguments(length, samples, stop)
+        prompt_ids = [self._encode_prompt(prompt, length, cut_prompt) for prompt in prompts]
+        limits = [min(length, self._tokens_left(len(ids))) for ids in prompt_ids]
+        streamed = [
+            [StreamedText(self.tokenizer, ids, stop) for _ in range(samples)] for ids in prompt_ids
         ]
 
-        def hear(number: int, ids: list[int]) -> bool:
-            prompt, sample = divmod(number, MANY)
-            telling = tellings[prompt - first][sample]
-            said = telling.hear(ids)
-            if tell is not None and said:
-                tell(prompt, sample, said)
-            return telling.stopped
+        def on_tokens(number: int, ids: list[int]) -> bool:
+            prompt, sample = divmod(number, MAX_SAMPLES)
+            text = streamed[prompt - first][sample]
+            new = text.add(ids)
+            if on_text is not None and new:
+                on_text(prompt, sample, new)
+            return text.stopped
 
-        search = self._search(samples, hear if stop or tell else None)
-        written = self._written(search, begun, limits, first, samples)
-        out: list[list[Continuation]] = []
+        search = self._search(samples, on_tokens if stop or on_text else None)
+        hypotheses = self._decode(search, prompt_ids, limits, first, samples)
+        continuations: list[list[Continuation]] = []
         for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            cut = "length" if limit == length else "positions"
-            own = []
-            # A beam finds fewer than it was asked for where there are hardly as many pieces.
-            for j, (one, telling) in enumerate(zip(written[i], tellings[i], strict=False)):
-                said = telling.hear(one.ids[telling.heard :]) + telling.end()
-                if tell is not None and said:
-                    tell(first + i, j, said)
-                ended = "stop" if telling.stopped else cut if one.cut else "end"
-                own.append(Continuation(prompt, telling.text, len(one.ids), one.logprob, ended))
-            out.append(own)
-        return out
+            limited_by = "length" if limit == length else "positions"
+            of_prompt = []
+            # A beam returns fewer than it was asked for where the vocabulary is very small.
+            for j, (hypothesis, text) in enumerate(zip(hypotheses[i], streamed[i], strict=False)):
+                new = text.add(hypothesis.ids[text.tokens :]) + text.end()
+                if on_text is not None and new:
+                    on_text(first + i, j, new)
+                ended = "stop" if text.stopped else limited_by if hypothesis.cut else "end"
+                tokens, logprob = len(hypothesis.ids), hypothesis.logprob
+                of_prompt.append(Continuation(prompt, text.text, tokens, logprob, ended))
+            continuations.append(of_prompt)
+        return continuations
 
-    def _search(self, samples: int, hear: Callable[[int, list[int]], bool] | None) -> Search:
-        """Aloud only where someone listens: that is slower."""
-        told: dict[str, Any] = {
+    def _search(self, samples: int, on_tokens: OnTokens | None) -> Search:
+        """A streaming search only where there is a callback: it is slower."""
+        options: dict[str, Any] = {
             "batch_size": self.settings.batch_size,
             "specials": self.tokenizer.specials,
         }
-        lanes = 1 if self.settings.sample else samples  # every sample is a text of its own
-        how = strategy(self.settings, lanes, Samples)
-        if hear is not None and isinstance(how, IndependentStrategy):
-            return StreamingSearch([self.model], how, hear, **told)
-        if lanes not in self._searches:
-            self._searches[lanes] = Search([self.model], how, **told)
-        return self._searches[lanes]
+        beams = 1 if self.settings.sample else samples  # every sample is an input of its own
+        strategy = build_strategy(self.settings, beams, PromptSample)
+        if on_tokens is not None and isinstance(strategy, IndependentStrategy):
+            return StreamingSearch([self.model], strategy, on_tokens, **options)
+        if beams not in self._searches:
+            self._searches[beams] = Search([self.model], strategy, **options)
+        return self._searches[beams]
 
-    def _written(
-        self, search: Search, begun: list[list[int]], limits: list[int], first: int, samples: int
+    def _decode(
+        self,
+        search: Search,
+        prompt_ids: list[list[int]],
+        limits: list[int],
+        first: int,
+        samples: int,
     ) -> list[list[Hypothesis]]:
-        """The samples of every prompt."""
-        apart = samples if isinstance(search.how, Samples) else 1
-        out: list[list[Hypothesis]] = [[] for _ in begun]
-        for limit in sorted(set(limits)):  # all have the same, but where positions end
-            rows = [i for i, own in enumerate(limits) if own == limit for _ in range(apart)]
-            found = search.go_on(
-                [begun[i] for i in rows],
-                most=limit,
-                numbers=[(first + i) * MANY + n % apart for n, i in enumerate(rows)],
+        """The hypotheses of every prompt."""
+        inputs = samples if isinstance(search.strategy, PromptSample) else 1
+        hypotheses: list[list[Hypothesis]] = [[] for _ in prompt_ids]
+        for limit in sorted(set(limits)):  # one limit for all, except where positions end
+            rows = [i for i, own in enumerate(limits) if own == limit for _ in range(inputs)]
+            results = search.generate(
+                [prompt_ids[i] for i in rows],
+                max_tokens=limit,
+                numbers=[(first + i) * MAX_SAMPLES + n % inputs for n, i in enumerate(rows)],
             )
-            for i, several in zip(rows, found, strict=True):
-                out[i] += several
-        return out
+            for i, result in zip(rows, results, strict=True):
+                hypotheses[i] += result
+        return hypotheses
 
-    def _room(self, tokens: int) -> int:
+    def _tokens_left(self, tokens: int) -> int:
         """How many tokens may follow so many."""
-        return MANY if self.positions is None else max(1, self.positions - tokens)
+        return MAX_SAMPLES if self.max_positions is None else max(1, self.max_positions - tokens)
 
-    def _begun(self, prompt: str, length: int, cut: bool) -> list[int]:
-        """The ids of a prompt after the begin mark, if the model has places for them."""
+    def _encode_prompt(self, prompt: str, length: int, cut: bool) -> list[int]:
+        """The ids of a prompt after the begin token; too many of them are an error."""
         ids = [self.tokenizer.specials.bos, *self.tokenizer.encode(prompt)]
-        if self.positions is None:
+        if self.max_positions is None:
             return ids
         if cut:
-            return ids[-max(self.positions - length, self.positions // 2) :]
-        if len(ids) > self.positions:
+            return ids[-max(self.max_positions - length, self.max_positions // 2) :]
+        if len(ids) > self.max_positions:
             raise DataError(
-                f"this prompt has {len(ids) - 1} tokens, and the model has learnt positions for "
-                f"{self.positions - 1}.",
-                todo="Shorten it, or leave out its oldest tokens (--cut-prompt).",
+                f"this prompt has {len(ids) - 1} tokens, but the model has positions for "
+                f"{self.max_positions - 1}.",
+                todo="Shorten it, or drop its oldest tokens (--cut-prompt).",
             )
         return ids
 
 
-def _check(length: int, samples: int, stop: Sequence[str]) -> None:
+def _check_arguments(length: int, samples: int, stop: Sequence[str]) -> None:
     complaints = []
     if length < 1:
         complaints.append(f"length cannot be {length}: ask for 1 token or more.")
-    if not 1 <= samples < MANY:
+    if not 1 <= samples < MAX_SAMPLES:
         complaints.append(f"samples cannot be {samples}: ask for 1 or more.")
     if any(not word for word in stop):
-        complaints.append("stop cannot be empty: every text has that in it.")
+        complaints.append("stop cannot be empty: every text contains the empty string.")
     if complaints:
         raise ConfigError(complaints)
+
+
+@dataclass(frozen=True)
+class GenerationLines:
+    """The line task of `heed generate`: continues every line, `samples` times.
+
+    With `stream_to`, one sample per prompt is written there while it is generated.
+    """
+
+    pipeline: GenerationPipeline
+    length: int
+    samples: int = 1
+    stop: Sequence[str] = ()
+    cut_prompt: bool = False
+    json: bool = False
+    stream_to: BinaryIO | None = None
+
+    def run(self, lines: Sequence[str], *, first: int) -> Iterator[LineResult]:
+        """One result per prompt: its texts, one per line, or none if they were streamed."""
+        if self.stream_to is not None and self.samples == 1 and not self.json:
+            for i, prompt in enumerate(lines):
+                yield self._stream(prompt, self.stream_to, first + i)
+            return
+        for number, continuations in enumerate(self._generate(lines, first), first + 1):
+            texts = [
+                to_json(one.to_dict(sample)) if self.json else one.whole
+                for sample, one in enumerate(continuations)
+            ]
+            yield LineResult(texts, self._warning(number, continuations))
+
+    def summary(self) -> str | None:
+        """Nothing to report."""
+        return None
+
+    def _stream(self, prompt: str, out: BinaryIO, index: int) -> LineResult:
+        """Write a text while it is generated; the result is the end of its line."""
+
+        def on_text(_: int, __: int, text: str) -> None:
+            out.write(text.encode("utf-8", "replace"))
+            out.flush()
+
+        on_text(index, 0, prompt)
+        [continuations] = self._generate([prompt], index, on_text)
+        return LineResult([""], self._warning(index + 1, continuations))
+
+    def _generate(
+        self, prompts: Sequence[str], first: int, on_text: OnText | None = None
+    ) -> list[list[Continuation]]:
+        return self.pipeline.generate(
+            prompts,
+            length=self.length,
+            samples=self.samples,
+            stop=self.stop,
+            first=first,
+            cut_prompt=self.cut_prompt,
+            on_text=on_text,
+        )
+
+    def _warning(self, number: int, continuations: Sequence[Continuation]) -> str | None:
+        if all(one.ended != "positions" for one in continuations):
+            return None
+        hint = "" if self.cut_prompt else " (--cut-prompt makes room)"
+        return f"prompt {number}: ended where the model's positions end{hint}."

@@ -1,140 +1,146 @@
-"""Text through a pipe: lines as they come in, one line out for each, in constant memory."""
+"""Text in, text out: the line-by-line loop of `heed translate`, `classify` and `generate`.
+
+Lines come from arguments, a file or a pipe, in groups that are there at the same time. A task turns
+each group into results, and every result is written before the next group is read, so memory does
+not grow with the input.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
-from heed.config import DecodeConfig
 from heed.data.corpus.text_files import chunks
 from heed.errors import DataError
-from heed.files import to_json
-from heed.pipelines.translate import Translation
 
-FEW, MOST = 16, 1024
-"""Lines translated side by side: few at first, for the sake of who waits, then more and more."""
-READ = 1 << 16
+T = TypeVar("T")
+FIRST_GROUP, MAX_GROUP = 16, 1024
+"""Lines per group: few at first, so that the first results come soon, then more and more."""
+READ_BYTES = 1 << 16
 STANDARD_INPUT = 0
-SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p", "seed")
 
-Lines = Iterable[list[str]]
+LineGroups = Iterable[list[str]]
 """Lines in groups: those of a group are there at the same time."""
 
 
-def incoming(texts: Sequence[str] | None, file: Path | None) -> Lines:
-    """The lines of a file, compressed or not, or some texts, or what comes by the pipe (file -)."""
+@dataclass(frozen=True)
+class LineResult:
+    """What one input line gives: lines to write, and a warning if there is one."""
+
+    lines: Sequence[str]
+    warning: str | None = None
+
+
+class LineTask(Protocol):
+    """What a command does with a group of lines."""
+
+    def run(self, lines: Sequence[str], *, first: int) -> Iterable[LineResult]:
+        """One result per line, in order; `first` is how many lines came before this group."""
+
+    def summary(self) -> str | None:
+        """A message for the end of the input, if there is something to report."""
+
+
+def run_lines(
+    groups: LineGroups, task: LineTask, *, out: BinaryIO, warn: Callable[[str], None]
+) -> int:
+    """Run a task over all lines, and write its results and warnings; returns the line count."""
+    count = 0
+    for group in groups:
+        for result in task.run(group, first=count):
+            for line in result.lines:
+                write_line(out, line)
+            if result.warning is not None:
+                out.flush()
+                warn(result.warning)
+        count += len(group)
+        out.flush()
+    summary = task.summary()
+    if summary is not None:
+        warn(summary)
+    return count
+
+
+def open_lines(texts: Sequence[str] | None, file: Path | None) -> LineGroups:
+    """The lines of a file, compressed or not, or of given texts, or of standard input (file -)."""
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":
-        return read_lines(chunks(str(file)))
+        return group_lines(chunks(str(file)))
     if texts:
-        return [[as_text(os.fsencode(text)) for text in texts]]
-    if sys.stdin is None:  # its number may be that of another file by now
+        return [[decode_line(os.fsencode(text)) for text in texts]]
+    if sys.stdin is None:  # descriptor 0 may belong to another file by now
         raise DataError(
             "there is no text: standard input is closed.", todo="Give texts, --file or a pipe."
         )
-    return read_lines(arriving(STANDARD_INPUT))
+    return group_lines(read_pipe(STANDARD_INPUT))
 
 
-def arriving(descriptor: int) -> Iterator[bytes]:
-    """What comes in by a pipe, as soon as it is there."""
-    while data := os.read(descriptor, READ):
+def lines_or_default(groups: LineGroups, default: str) -> Iterator[list[str]]:
+    """These groups of lines, or one group with a default line if there are none."""
+    empty = True
+    for group in groups:
+        empty = False
+        yield group
+    if empty:
+        yield [default]
+
+
+def read_pipe(descriptor: int) -> Iterator[bytes]:
+    """The bytes of a pipe, as soon as they arrive."""
+    while data := os.read(descriptor, READ_BYTES):
         yield data
 
 
-def read_lines(pieces: Iterable[bytes]) -> Iterator[list[str]]:
-    """The lines of a file that comes in pieces, in groups: what is there now, but never too much.
+def group_lines(blocks: Iterable[bytes]) -> Iterator[list[str]]:
+    """The lines of a stream of bytes, in groups of those that have arrived, of bounded size.
 
-    Only a newline ends a line. What is not UTF-8 is read with replacement characters.
+    Only a newline ends a line. Bytes that are not UTF-8 become replacement characters.
     """
-    begun, most = list[bytes](), FEW
-    for data in pieces:
-        first, *others = data.split(b"\n")
-        begun.append(first)
+    partial, size = list[bytes](), FIRST_GROUP
+    for block in blocks:
+        first, *others = block.split(b"\n")
+        partial.append(first)
         if not others:
-            continue  # a long line: joined once, when its end has come
-        lines, begun = [b"".join(begun), *others[:-1]], others[-1:]
+            continue  # a long line: joined once, when its end has arrived
+        lines, partial = [b"".join(partial), *others[:-1]], others[-1:]
         while lines:
-            yield [as_text(line) for line in lines[:most]]
-            lines, most = lines[most:], min(2 * most, MOST)
-    if rest := b"".join(begun):
-        yield [as_text(rest)]
+            yield [decode_line(line) for line in lines[:size]]
+            lines, size = lines[size:], min(2 * size, MAX_GROUP)
+    if rest := b"".join(partial):
+        yield [decode_line(rest)]
 
 
-def as_text(line: bytes) -> str:
-    """A line, without a carriage return at its end or a byte order mark before it."""
+def decode_line(line: bytes) -> str:
+    """The text of a line, without a byte order mark before it or a carriage return after it."""
     return line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r")
 
 
 def write_line(out: BinaryIO, text: str) -> None:
-    """One line; what is no character, half an emoji say, is a question mark."""
+    """Write one line; a lone surrogate, half an emoji say, becomes a question mark."""
     out.write(text.encode("utf-8", "replace") + b"\n")
 
 
-class Translating(Protocol):
-    """What translates texts; `first` is the number of the first of them."""
-
-    def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]: ...
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What to show of a translation."""
-
-    scores: bool = False
-    alignments: bool = False
-    json: bool = False
-    nbest: bool = False
-    """Whether several translations were asked for, which a program gets as a list."""
-
-    def line(self, translation: Translation) -> str:
-        """One line, whatever was asked for."""
-        if self.json:
-            facts = translation.facts(nbest=self.nbest, alignments=self.alignments)
-            return to_json(facts)
-        return translation.line(scores=self.scores, alignments=self.alignments)
+def require_texts(texts: Iterable[T], *, pairs: bool = False) -> list[T]:
+    """Texts as a list; with `pairs`, a text may be a pair. Anything else is an error."""
+    checked = list(require_iterable(texts))
+    for number, text in enumerate(checked, 1):
+        parts = text if pairs and isinstance(text, tuple | list) else [text]
+        if wrong := [part for part in parts if not isinstance(part, str)]:
+            what = f"text {number} is {wrong[0]!r}, which is no string."
+            raise DataError(what, todo='Use "" for a text that is missing.')
+    return checked
 
 
-def pump(
-    lines: Lines,
-    scribe: Translating,
-    shown: Shown,
-    *,
-    out: BinaryIO,
-    say: Callable[[str], None],
-) -> None:
-    """Translate groups of lines as they come, and write each translation in a line.
-
-    What was too long to be read as one, and how many translations had to be cut, is said aside.
-    """
-    count = cut = full = 0
-    for group in lines:
-        for translation in scribe.translate(group, first=count):
-            count += 1
-            cut += translation.cut
-            full += bool(translation.choices)
-            if translation.parts > 1:
-                say(f"line {count}: {too_long(translation)}")
-            write_line(out, shown.line(translation))
-        out.flush()
-    if cut:
-        share = f"{cut:,} of {full:,} translations ({cut / full:.1%})"
-        say(f"{share} were cut at the limit on their length (max_ratio, max_extra).")
-
-
-def too_long(translation: Translation) -> str:
-    """A word to who gave a text that is longer than the model reads at once."""
-    return f"longer than this model reads at once, so translated in {translation.parts} parts."
-
-
-def chosen(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that flags name. One about sampling asks for sampling."""
-    known = DecodeConfig.keys()
-    settings = {name: flags[name] for name in known if flags.get(name) is not None}
-    if any(name in settings for name in SAMPLING):
-        settings = {"sample": True} | settings
-    return settings
+def require_iterable(texts: Iterable[T]) -> Iterable[T]:
+    """Raise an error for a single string, which would be read letter by letter."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        kind = "one string" if isinstance(texts, str) else repr(texts)
+        raise DataError(
+            f"there is {kind} where a list of texts belongs.", todo='Give a list: ["…"].'
+        )
+    return texts

@@ -1,26 +1,28 @@
-"""Text in, translations out: what stands between a line and the ids that models read and write."""
+"""The translation pipeline: texts to ids, through the search, and back to text.
+
+Shapes: n target tokens, m source tokens; N target words, M source words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from heed.config import DecodeConfig
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import alignment
-from heed.decode.beam import Beam
-from heed.decode.greedy import Greedy
-from heed.decode.sampling import Sample
 from heed.decode.search import Search
-from heed.decode.strategy import Hypothesis, Strategy
-from heed.errors import ConfigError, DataError
+from heed.decode.settings import build_strategy
+from heed.decode.strategy import Hypothesis
+from heed.files import to_json
 from heed.models import Translator
-from heed.pipelines.split_long import parts
+from heed.pipelines.line_io import LineResult
+from heed.pipelines.split_long import split_long
 
-T = TypeVar("T")
-PARTS = 1 << 20
-"""More parts than a text has: what sets the draws of one text's parts apart from the next one's."""
+MAX_PARTS = 1 << 20
+"""More parts than any text has: part p of text i has number i·MAX_PARTS + p for sampling."""
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,11 @@ class Choice:
     text: str
     score: float
     cut: bool = False
-    """Whether it was ended by the limit on its length."""
+    """Whether the length limit ended it."""
     links: alignment.Links = field(default_factory=list)
-    """(source word, target word), where asked for."""
+    """(source word, target word), if alignments were asked for."""
     weights: alignment.Floats | None = None
-    """[target words, source words], where asked for and the text was read as one."""
+    """[N, M], if alignments were asked for and the text was not split."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Translation:
     source: str
     choices: list[Choice]
     parts: int = 1
-    """In how many parts it was read; more than one where it was too long."""
+    """In how many parts it was translated; more than one if it was too long."""
 
     @property
     def text(self) -> str:
@@ -53,98 +55,44 @@ class Translation:
 
     @property
     def cut(self) -> bool:
-        """Whether the best translation was ended by the limit on its length."""
+        """Whether the length limit ended the best translation."""
         return bool(self.choices) and self.choices[0].cut
 
+    @property
+    def split_warning(self) -> str | None:
+        """Warning for a text that was split because it is longer than the model's limit."""
+        if self.parts < 2:
+            return None
+        return f"longer than this model reads at once, so translated in {self.parts} parts."
+
     def line(self, *, scores: bool = False, alignments: bool = False) -> str:
-        """All translations in one line, with tabs between; nothing for a blank text."""
+        """All translations in one line, separated by tabs; empty for a blank text."""
         columns = []
         for choice in self.choices:
             columns.append(choice.text)
             columns += [f"{choice.score:.4f}"] if scores else []
-            columns += [alignment.pharaoh(choice.links)] if alignments else []
+            columns += [alignment.pharaoh_format(choice.links)] if alignments else []
         return "\t".join(columns)
 
-    def facts(self, *, nbest: bool = False, alignments: bool = False) -> dict[str, Any]:
-        """The same for a program: the same keys for every text, a blank one, too."""
+    def to_dict(self, *, nbest: bool = False, alignments: bool = False) -> dict[str, Any]:
+        """The fields for JSON, with the same keys for every text, blank ones included."""
         best = self.choices[0] if self.choices else None
-        found: dict[str, Any] = {"source": self.source, "translation": self.text}
+        fields: dict[str, Any] = {"source": self.source, "translation": self.text}
         score = None if best is None else best.score
-        found |= {"score": score, "cut": self.cut, "parts": self.parts}
+        fields |= {"score": score, "cut": self.cut, "parts": self.parts}
         if nbest:
-            found["nbest"] = [
+            fields["nbest"] = [
                 {"translation": c.text, "score": c.score, "cut": c.cut} for c in self.choices
             ]
         if alignments:
             weights = None if best is None else best.weights
-            found["alignment"] = [list(link) for link in best.links] if best else []
-            found["weights"] = None if weights is None else weights.round(4).tolist()
-        return found
+            fields["alignment"] = [list(link) for link in best.links] if best else []
+            fields["weights"] = None if weights is None else weights.round(4).tolist()
+        return fields
 
 
-def listed(texts: Iterable[T], *, pairs: bool = False) -> list[T]:
-    """Texts as a list; with `pairs`, each may be two. What is none of that, is refused."""
-    found = list(several(texts))
-    for number, text in enumerate(found, 1):
-        parts = text if pairs and isinstance(text, tuple | list) else [text]
-        if wrong := [part for part in parts if not isinstance(part, str)]:
-            what = f"text {number} is {wrong[0]!r}, which is no string."
-            raise DataError(what, todo='A text that is not there is "".')
-    return found
-
-
-def several(texts: Iterable[T]) -> Iterable[T]:
-    """The same texts. One string alone is refused: it would be read letter by letter."""
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
-        kind = "one string" if isinstance(texts, str) else repr(texts)
-        raise DataError(f"there is {kind} where texts belong.", todo='Give a list: ["…"].')
-    return texts
-
-
-def decoding(recipe: DecodeConfig, settings: Mapping[str, Any]) -> DecodeConfig:
-    """Settings over those of a recipe. A beam asks for no draws, and draws for no beam."""
-    implied: dict[str, Any] = {}
-    if "beam" in settings:
-        implied = {"sample": False}
-    elif settings.get("sample"):
-        implied = {"beam": 1}
-    return DecodeConfig(**(recipe.model_dump() | implied | dict(settings)))
-
-
-def strategy(settings: DecodeConfig, nbest: int, drawing: type[Sample] = Sample) -> Strategy:
-    """The strategy that settings name, for so many translations of each text.
-
-    `drawing` is how to sample where they ask for that.
-    """
-    if nbest < 1:
-        raise ConfigError([f"nbest cannot be {nbest}: ask for 1 or more."])
-    if settings.sample:
-        return drawing(
-            nbest,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            seed=settings.seed,
-            length_penalty=settings.length_penalty,
-        )
-    if nbest > settings.beam:
-        raise ConfigError(
-            [f"nbest {nbest} asks for more than a beam of {settings.beam} finds: widen the beam."]
-        )
-    if settings.beam == 1 and not settings.coverage_penalty:
-        return Greedy(length_penalty=settings.length_penalty)
-    return Beam(
-        settings.beam,
-        nbest=nbest,
-        length_penalty=settings.length_penalty,
-        coverage_penalty=settings.coverage_penalty,
-        early_stop=settings.early_stop,
-    )
-
-
-class Searching(Protocol):
-    """What finds hypotheses for ids, as `Search.translate` says."""
+class TranslationSearch(Protocol):
+    """A search over ids, as `Search.translate` has it."""
 
     def translate(
         self,
@@ -157,7 +105,7 @@ class Searching(Protocol):
 
 
 class TranslationPipeline:
-    """Writes translations of texts, whatever the texts: blank, too long, in any script."""
+    """Translates texts of any kind: blank, too long, in any script."""
 
     def __init__(
         self,
@@ -165,127 +113,182 @@ class TranslationPipeline:
         tokenizer: Tokenizer,
         settings: DecodeConfig,
         *,
-        longest: int,
+        max_source: int,
         nbest: int = 1,
         alignments: bool = False,
-        search: Searching | None = None,
+        search: TranslationSearch | None = None,
         reverse: bool = False,
     ) -> None:
-        """`longest` is how many tokens of a source the models read.
+        """`max_source` is how many tokens of a source the models read.
 
-        With `reverse` they write the language that they were given to read (`data.both`).
-        `search` is who writes, where that is another than heed's own search with these models.
+        With `reverse` they translate from target to source language (`data.both`). `search`
+        replaces heed's own search with these models.
         """
         self.models, self.tokenizer, self.settings = list(models), tokenizer, settings
-        self.longest, self.alignments = max(1, longest), alignments
-        how = strategy(settings, nbest)
-        marks = tokenizer.specials
-        self.begin = marks.eos if reverse else marks.bos
-        told: dict[str, Any] = {"begin": self.begin, "specials": marks}
-        self.search: Searching = search or Search(
-            self.models, how, batch_size=settings.batch_size, **told
+        self.max_source, self.alignments = max(1, max_source), alignments
+        strategy = build_strategy(settings, nbest)
+        specials = tokenizer.specials
+        self.begin = specials.eos if reverse else specials.bos
+        self.search: TranslationSearch = search or Search(
+            self.models,
+            strategy,
+            batch_size=settings.batch_size,
+            begin=self.begin,
+            specials=specials,
         )
 
     def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]:
-        """One translation a text, in order. `first` is the number of the first of them."""
-        cuts = self._cuts(texts)
-        pieces = [(i, span) for i, spans in enumerate(cuts) for span in spans]
-        sources = [texts[i][start:stop] for i, (start, stop) in pieces]
+        """One translation per text, in order; `first` is the number of the first text."""
+        spans_of = self._split(texts)
+        parts = [(i, span) for i, spans in enumerate(spans_of) for span in spans]
+        sources = [texts[i][start:stop] for i, (start, stop) in parts]
         ids = self.tokenizer.encode_batch(sources)
-        inside = [n for spans in cuts for n in range(len(spans))]
-        written = self.search.translate(
-            [one[: self.longest] for one in ids],
+        part_numbers = [n for spans in spans_of for n in range(len(spans))]
+        hypotheses = self.search.translate(
+            [source_ids[: self.max_source] for source_ids in ids],
             max_ratio=self.settings.max_ratio,
             max_extra=self.settings.max_extra,
-            numbers=[(first + i) * PARTS + n for (i, _), n in zip(pieces, inside, strict=True)],
+            numbers=[
+                (first + i) * MAX_PARTS + n for (i, _), n in zip(parts, part_numbers, strict=True)
+            ],
         )
-        choices = iter(self._choices(sources, ids, written))
-        found = []
-        for text, spans in zip(texts, cuts, strict=True):
-            own = [next(choices) for _ in spans]
-            joined = own[0] if len(own) == 1 else _joined(text, spans, own)
-            if len(own) > 1 and not self.settings.sample:
-                joined.sort(key=lambda choice: (choice.cut, -choice.score))
-            found.append(Translation(text, joined, len(spans)))
-        return found
+        choices_of_part = iter(self._choices(sources, ids, hypotheses))
+        translations = []
+        for text, spans in zip(texts, spans_of, strict=True):
+            by_part = [next(choices_of_part) for _ in spans]
+            choices = by_part[0] if len(by_part) == 1 else _join_parts(text, spans, by_part)
+            if len(by_part) > 1 and not self.settings.sample:
+                choices.sort(key=lambda choice: (choice.cut, -choice.score))
+            translations.append(Translation(text, choices, len(spans)))
+        return translations
 
-    def _cuts(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """The parts each text is read in: none of a blank one, several of one that is too long."""
-        cuts = [[(0, len(text))] if text.strip() else [] for text in texts]
-        long = [i for i, fit in enumerate(self._fits(texts)) if not fit]
-        for i in long:
-            spans = parts(texts[i], self._fits)
-            cuts[i] = [(start, stop) for start, stop in spans if texts[i][start:stop].strip()]
-        return cuts
+    def _split(self, texts: Sequence[str]) -> list[list[Span]]:
+        """The parts of each text: none if it is blank, several if it is too long."""
+        spans_of = [[(0, len(text))] if text.strip() else [] for text in texts]
+        too_long = [i for i, fits in enumerate(self._fits(texts)) if not fits]
+        for i in too_long:
+            spans = split_long(texts[i], self._fits)
+            spans_of[i] = [(start, stop) for start, stop in spans if texts[i][start:stop].strip()]
+        return spans_of
 
     def _fits(self, texts: Sequence[str]) -> list[bool]:
-        return [len(ids) <= self.longest for ids in self.tokenizer.encode_batch(texts)]
+        return [len(ids) <= self.max_source for ids in self.tokenizer.encode_batch(texts)]
 
     def _choices(
-        self, sources: Sequence[str], ids: Sequence[list[int]], written: Sequence[list[Hypothesis]]
+        self,
+        sources: Sequence[str],
+        ids: Sequence[list[int]],
+        hypotheses: Sequence[list[Hypothesis]],
     ) -> list[list[Choice]]:
-        """From ids to text, with alignments where something asks for them."""
-        flat = [(i, one) for i, several in enumerate(written) for one in several]
-        looked = self._look(ids, flat)
-        out: list[list[Choice]] = [[] for _ in sources]
-        for number, (i, one) in enumerate(flat):
-            out[i].append(self._choice(sources[i], one, looked.get(number)))
-        return out
+        """The choices of each source: text, and alignments where they are needed."""
+        flat = [(i, hypothesis) for i, several in enumerate(hypotheses) for hypothesis in several]
+        weights = self._soft_alignments(ids, flat)
+        choices: list[list[Choice]] = [[] for _ in sources]
+        for n, (i, hypothesis) in enumerate(flat):
+            choices[i].append(self._choice(sources[i], hypothesis, weights.get(n)))
+        return choices
 
-    def _look(
-        self, ids: Sequence[list[int]], flat: Sequence[tuple[int, Hypothesis]]
+    def _soft_alignments(
+        self, ids: Sequence[list[int]], hypotheses: Sequence[tuple[int, Hypothesis]]
     ) -> dict[int, alignment.Floats]:
-        """Soft alignments of those that need one."""
-        copying, marks = self.settings.copy_unknown, self.tokenizer.specials
-        asked = [
-            number
-            for number, (_, one) in enumerate(flat)
-            if self.alignments or (copying and marks.unk in one.ids)
+        """Soft alignments [n, m] of the hypotheses that need one, by their index."""
+        copying, specials = self.settings.copy_unknown, self.tokenizer.specials
+        needed = [
+            n
+            for n, (_, hypothesis) in enumerate(hypotheses)
+            if self.alignments or (copying and specials.unk in hypothesis.ids)
         ]
-        pairs = [(ids[flat[n][0]][: self.longest], flat[n][1].ids) for n in asked]
-        found = alignment.soft_alignments(self.models, pairs, begin=self.begin, specials=marks)
-        return dict(zip(asked, found, strict=True))
+        pairs = [(ids[hypotheses[n][0]][: self.max_source], hypotheses[n][1].ids) for n in needed]
+        weights = alignment.soft_alignments(self.models, pairs, begin=self.begin, specials=specials)
+        return dict(zip(needed, weights, strict=True))
 
-    def _choice(self, source: str, one: Hypothesis, weights: alignment.Floats | None) -> Choice:
-        if weights is None:
-            text = " ".join(self.tokenizer.decode(one.ids).split())
-            return Choice(text, one.score, one.cut)
-        copied = {}
+    def _choice(
+        self, source: str, hypothesis: Hypothesis, weights_nm: alignment.Floats | None
+    ) -> Choice:
+        ids, score, cut = hypothesis.ids, hypothesis.score, hypothesis.cut
+        if weights_nm is None:
+            return Choice(" ".join(self.tokenizer.decode(ids).split()), score, cut)
+        copies = {}
         if self.settings.copy_unknown:
-            copied = alignment.copies(self.tokenizer, one.ids, weights, source)
-        text, words = alignment.spelled(self.tokenizer, one.ids, copied)
+            copies = alignment.unknown_copies(self.tokenizer, ids, weights_nm, source)
+        text, target_words = alignment.decode_words(self.tokenizer, ids, copies)
         if not self.alignments:
-            return Choice(text, one.score, one.cut)
-        read = self.tokenizer.words(source)[: weights.shape[1]]
-        shares = alignment.by_word(weights, (words, len(text.split())), (read, len(source.split())))
-        return Choice(text, one.score, one.cut, alignment.links(shares), shares)
+            return Choice(text, score, cut)
+        source_words = self.tokenizer.words(source)[: weights_nm.shape[1]]
+        weights = alignment.by_word(
+            weights_nm, (target_words, len(text.split())), (source_words, len(source.split()))
+        )
+        return Choice(text, score, cut, alignment.hard_links(weights), weights)
 
 
-def _joined(
-    text: str, spans: Sequence[tuple[int, int]], choices: Sequence[list[Choice]]
+def _join_parts(
+    text: str, spans: Sequence[Span], choices_of: Sequence[list[Choice]]
 ) -> list[Choice]:
-    """The translations of a text that was read in parts: the best of each part, and so on.
+    """The translations of a text that was split: the best of every part, the second best, ….
 
-    Scores are averaged by length in words; alignments count words of the whole text.
+    Scores are averaged by length in words; alignments count the words of the whole text.
     """
-    out, first_words = [], list(_first_words(text, [start for start, _ in spans]))
-    for several in zip(*choices, strict=False):
-        links, written = [], 0
-        for read, one in zip(first_words, several, strict=True):
-            links += [(read + source, written + target) for source, target in one.links]
-            written += len(one.text.split())
-        sizes = [1 + len(one.text.split()) for one in several]
-        score = sum(n * one.score for n, one in zip(sizes, several, strict=True)) / sum(sizes)
-        whole = " ".join(one.text for one in several if one.text)
-        out.append(Choice(whole, score, any(one.cut for one in several), links))
-    return out
+    joined, first_words = [], list(_first_words(text, [start for start, _ in spans]))
+    for parts in zip(*choices_of, strict=False):
+        links, target_words = [], 0
+        for source_words, part in zip(first_words, parts, strict=True):
+            links += [(source_words + source, target_words + t) for source, t in part.links]
+            target_words += len(part.text.split())
+        sizes = [1 + len(part.text.split()) for part in parts]
+        score = sum(n * part.score for n, part in zip(sizes, parts, strict=True)) / sum(sizes)
+        whole = " ".join(part.text for part in parts if part.text)
+        joined.append(Choice(whole, score, any(part.cut for part in parts), links))
+    return joined
 
 
 def _first_words(text: str, starts: Sequence[int]) -> Iterator[int]:
-    """The number of the word that each part begins with, which may be inside of it."""
-    number = before = 0
+    """The index of the word that each part begins with; a part may begin inside a word."""
+    index = before = 0
     for start in starts:
         inside = start > 0 and not (text[start - 1].isspace() or text[start].isspace())
-        number += len(text[before:start].split()) - inside
+        index += len(text[before:start].split()) - inside
         before = start
-        yield number
+        yield index
+
+
+class Translates(Protocol):
+    """What translates texts, as `TranslationPipeline.translate` does."""
+
+    def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]: ...
+
+
+@dataclass
+class TranslationLines:
+    """The line task of `heed translate`: translates lines, and counts those that were cut."""
+
+    pipeline: Translates
+    scores: bool = False
+    alignments: bool = False
+    json: bool = False
+    nbest: bool = False
+    """Whether several translations were asked for; JSON then has a list of them."""
+    translated: int = 0
+    cut: int = 0
+
+    def run(self, lines: Sequence[str], *, first: int) -> Iterator[LineResult]:
+        """One translation per line; a text that was split gives a warning."""
+        for number, translation in enumerate(
+            self.pipeline.translate(lines, first=first), first + 1
+        ):
+            self.translated += bool(translation.choices)
+            self.cut += translation.cut
+            warning = translation.split_warning
+            yield LineResult([self._format(translation)], warning and f"line {number}: {warning}")
+
+    def summary(self) -> str | None:
+        """How many translations the length limit cut."""
+        if not self.cut:
+            return None
+        share = f"{self.cut:,} of {self.translated:,} translations"
+        percent = f"{self.cut / self.translated:.1%}"
+        return f"{share} ({percent}) were cut at the length limit (max_ratio, max_extra)."
+
+    def _format(self, translation: Translation) -> str:
+        if self.json:
+            return to_json(translation.to_dict(nbest=self.nbest, alignments=self.alignments))
+        return translation.line(scores=self.scores, alignments=self.alignments)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.decode.alignment import by_word, cross_weights, links
+from heed.decode.alignment import by_word, cross_weights, hard_links
 from heed.metrics.corpus_bleu import Links, alignment_error
 from heed.models import Translator
 from heed.models.inference import evaluating
@@ -38,7 +38,7 @@ class CrossMap:
 
     def links(self, layer: int) -> set[tuple[int, int]]:
         """(source word, target word): where each target word looked most."""
-        return set(links(self.averaged(layer)))
+        return set(hard_links(self.averaged(layer)))
 
 
 def cross_maps(

@@ -37,6 +37,6 @@ def dev_bleu(
     max_length: int,
 ) -> float:
     """Corpus BLEU of these pairs, for `metrics.jsonl` and its curves."""
-    scribe = TranslationPipeline([model], tokenizer, greedy(settings), longest=max_length - 1)
+    scribe = TranslationPipeline([model], tokenizer, greedy(settings), max_source=max_length - 1)
     written = scribe.translate([source for source, _ in pairs])
     return bleu([one.text for one in written], [reference for _, reference in pairs]).score

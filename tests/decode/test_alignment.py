@@ -68,8 +68,8 @@ def test_words_of_many_maps_are_those_of_each(rows: list[int], columns: list[int
 def copied(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
     """A text that is written as it is read, each piece while looking at itself."""
     ids = tokenizer.encode(text)
-    return alignment.spelled(
-        tokenizer, ids, alignment.copies(tokenizer, ids, np.eye(len(ids)), text)
+    return alignment.decode_words(
+        tokenizer, ids, alignment.unknown_copies(tokenizer, ids, np.eye(len(ids)), text)
     )
 
 
@@ -120,7 +120,7 @@ def test_what_is_copied_stands_as_if_it_were_known(kind: str, text: str) -> None
     """The text, and the words its pieces belong to, are those of a tokenizer that lacks nothing."""
     lacking, complete = PAIRS[kind]
     assert (UNK in lacking.encode(text)) == ("Zorglub" in text)
-    assert copied(lacking, text) == alignment.spelled(complete, complete.encode(text))
+    assert copied(lacking, text) == alignment.decode_words(complete, complete.encode(text))
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -135,7 +135,7 @@ def test_a_piece_of_a_word_stands_for_the_word(text: str) -> None:
     """For its letters, that is: the full stop after them is a piece that is written anyway."""
     tokenizer = sentencepiece("catकी.")
     pieces = tokenizer.pieces(text)
-    copied = alignment.copies(tokenizer, [UNK] * len(pieces), np.eye(len(pieces)), text)
+    copied = alignment.unknown_copies(tokenizer, [UNK] * len(pieces), np.eye(len(pieces)), text)
     found = [copied[place].strip() for place in range(len(pieces))]
     assert {*found} == {*re.findall(r"[^. ]+|[.]", text)}
     assert all(piece.strip("▁") in unit for piece, unit in zip(pieces, found, strict=True))
@@ -148,8 +148,8 @@ def test_bytes_that_are_copied_are_text(text: str, kind: str) -> None:
     pieces = tokenizer.encode(text)
     for place in range(len(pieces)):
         weights = np.eye(len(pieces))[[place]]
-        found = alignment.spelled(
-            tokenizer, [UNK], alignment.copies(tokenizer, [UNK], weights, text)
+        found = alignment.decode_words(
+            tokenizer, [UNK], alignment.unknown_copies(tokenizer, [UNK], weights, text)
         )
         assert found[0] in text
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from decode import plain
+from decode import ending_models
 from hypothesis import given
 from hypothesis import strategies as st
 from support import texts
 
-from heed.decode.batch_plan import seated
+from heed.decode.batch_plan import compact_order
 from heed.decode.beam import Beam
-from heed.decode.cpu_threads import each
+from heed.decode.cpu_threads import map_batches
 from heed.decode.greedy import Greedy
 from heed.decode.sampling import Sample
 from heed.decode.search import Search
@@ -33,10 +33,10 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize("variant", ["rope-concat", "t5-concat", "lstm"])
-def test_a_crew_writes_the_same(variant: str, how: Strategy, threads: int) -> None:
-    search = Search([plain.ending_translator(variant)], how, batch_size=2)
+def test_a_crew_writes_the_same(variant: str, strategy: Strategy, threads: int) -> None:
+    search = Search([ending_models.ending_translator(variant)], strategy, batch_size=2)
     together = search.translate(SOURCES)
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
@@ -49,13 +49,13 @@ def test_a_crew_writes_the_same(variant: str, how: Strategy, threads: int) -> No
 
 def test_every_text_is_heard_by_its_own_number(threads: int) -> None:
     """However many batches there are, and though some texts are ended early."""
-    models, heard = [plain.ending_translator("rope-concat")], dict[int, list[int]]()
+    models, heard = [ending_models.ending_translator("rope-concat")], dict[int, list[int]]()
 
-    def hear(number: int, tokens: list[int]) -> bool:
+    def on_tokens(number: int, tokens: list[int]) -> bool:
         heard.setdefault(number, []).extend(tokens)
         return len(heard[number]) >= 3
 
-    aloud = StreamingSearch(models, Greedy(), hear, batch_size=2).translate(SOURCES)
+    aloud = StreamingSearch(models, Greedy(), on_tokens, batch_size=2).translate(SOURCES)
     silent = Search(models, Greedy(), batch_size=2).translate(SOURCES)
     for number, ((said,), (whole,)) in enumerate(zip(aloud, silent, strict=True)):
         assert said.ids == whole.ids[: len(said.ids)]
@@ -64,15 +64,17 @@ def test_every_text_is_heard_by_its_own_number(threads: int) -> None:
 
 
 def test_a_crew_answers_in_order_and_may_fail(threads: int) -> None:
-    assert list(each(lambda n: n * n, range(20), crew=True)) == [n * n for n in range(20)]
+    assert list(map_batches(lambda n: n * n, range(20), parallel=True)) == [
+        n * n for n in range(20)
+    ]
     with pytest.raises(ZeroDivisionError):
-        list(each(lambda n: 1 // n, [3, 2, 1, 0], crew=True))
+        list(map_batches(lambda n: 1 // n, [3, 2, 1, 0], parallel=True))
     assert torch.get_num_threads() == threads
 
 
 @given(st.sets(st.integers(0, 40)))
 def test_who_need_not_change_seats_stays(rows: set[int]) -> None:
-    found = seated(sorted(rows))
+    found = compact_order(sorted(rows))
     assert sorted(found) == sorted(rows)
     for seat, row in enumerate(found):
         assert seat == row or (row >= len(rows) and seat not in rows)

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from decode import plain
+from decode import ending_models
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support import texts
 
 from heed.data.tokenizers.tokenizer import BOS
 from heed.decode.greedy import Greedy
-from heed.decode.sampling import Sample, drawn
+from heed.decode.sampling import Sample, sample_index
 from heed.decode.search import Search
 
 SOURCES = [ids.tolist() for ids in texts([4, 1, 7, 3])]
@@ -23,9 +23,9 @@ logits_of = st.lists(
 )
 
 
-def by_token(how: Sample, logits: list[float]) -> list[float]:
+def by_token(strategy: Sample, logits: list[float]) -> list[float]:
     """How likely each token is to be drawn."""
-    shares, tokens = how.shares(torch.tensor(logits))
+    shares, tokens = strategy.candidates(torch.tensor(logits))
     out = torch.zeros(len(logits))
     out[torch.arange(len(logits)) if tokens is None else tokens] = shares
     return out.tolist()
@@ -77,7 +77,7 @@ def test_temperature_divides_logits(logits: list[float], temperature: float) -> 
 
 @given(logits=logits_of, temperature=st.floats(0.0, exclude_min=True, allow_infinity=False))
 def test_no_temperature_is_too_small_or_too_large(logits: list[float], temperature: float) -> None:
-    """Shares are shares, and what must not be written has none."""
+    """Shares are shares, and what must not be generated has none."""
     shares = by_token(Sample(temperature=temperature), [*logits, -math.inf])
     assert sum(shares) == pytest.approx(1.0, abs=1e-5)
     assert shares[-1] == 0.0
@@ -114,15 +114,15 @@ def test_a_grid_of_draws_gives_each_its_share(logits: list[float]) -> None:
     """Draws spread evenly over 0 … 1 choose every candidate as often as its share says."""
     shares, grid = torch.tensor(softmax(logits)), 1000
     draws = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
-    chosen = drawn(shares.expand(1, grid, -1), draws[None])
+    chosen = sample_index(shares.expand(1, grid, -1), draws[None])
     counts = torch.bincount(chosen[0], minlength=len(logits))
     assert (counts - grid * shares).abs().max() <= 1.0 + 1e-3
 
 
 @given(logits=logits_of, draw=st.sampled_from([0.0, 0.5, 1.0 - 2**-53]))
 def test_what_has_no_share_is_never_drawn(logits: list[float], draw: float) -> None:
-    shares, tokens = Sample(top_p=0.5).shares(torch.tensor([[logits]]))
-    place = drawn(shares, torch.tensor([[draw]], dtype=torch.float64))
+    shares, tokens = Sample(top_p=0.5).candidates(torch.tensor([[logits]]))
+    place = sample_index(shares, torch.tensor([[draw]], dtype=torch.float64))
     assert tokens is not None
     assert float(shares[0, 0, int(place)]) > 0
 
@@ -132,7 +132,7 @@ def test_what_has_no_share_is_never_drawn(logits: list[float], draw: float) -> N
 
 @pytest.mark.parametrize("variant", ["rope-concat", "lstm"])
 def test_samples_come_again(variant: str) -> None:
-    model = plain.ending_translator(variant)
+    model = ending_models.ending_translator(variant)
     first = Search([model], Sample(3, seed=7)).translate(SOURCES)
     assert Search([model], Sample(3, seed=7)).translate(SOURCES) == first
     assert Search([model], Sample(3, seed=8)).translate(SOURCES) != first
@@ -144,7 +144,7 @@ def test_samples_come_again(variant: str) -> None:
 @given(count=st.integers(1, 5), batch=st.integers(1, 4), number=st.integers(0, 9))
 def test_a_sample_is_its_own(count: int, batch: int, number: int) -> None:
     """Sample j of text i is the same however many are drawn, and beside whatever texts."""
-    model = plain.ending_translator("rope-concat")
+    model = ending_models.ending_translator("rope-concat")
     numbers = range(number, number + len(SOURCES))
     many = Search([model], Sample(count, seed=3), batch_size=batch).translate(
         SOURCES, numbers=numbers
@@ -161,13 +161,13 @@ def test_a_sample_is_its_own(count: int, batch: int, number: int) -> None:
 @example(one=(1 << 32, 0), other=(0, 1))  # a large number would run into the next word
 def test_no_two_samples_share_their_draws(one: tuple[int, int], other: tuple[int, int]) -> None:
     assume(one != other)
-    how = Sample(seed=3)
-    assert not np.array_equal(how.stream(*one).random(4), how.stream(*other).random(4))
+    strategy = Sample(seed=3)
+    assert not np.array_equal(strategy.stream(*one).random(4), strategy.stream(*other).random(4))
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-40, 5e-324])
 def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
-    model = plain.ending_translator("rope-concat")
+    model = ending_models.ending_translator("rope-concat")
     cold = Search([model], Sample(2, temperature=temperature)).translate(SOURCES)
     for several, (best,) in zip(cold, Search([model], Greedy()).translate(SOURCES), strict=True):
         assert all(one.ids == best.ids for one in several)
@@ -175,19 +175,19 @@ def test_next_to_no_temperature_is_greedy(temperature: float) -> None:
 
 def test_scores_of_samples_are_the_models_own() -> None:
     """Not those of the sharpened or filtered shares they were drawn from."""
-    model = plain.ending_translator("rope-concat")
-    how = Sample(2, temperature=0.5, top_k=3)
-    for source, several in zip(SOURCES, Search([model], how).translate(SOURCES), strict=True):
+    model = ending_models.ending_translator("rope-concat")
+    strategy = Sample(2, temperature=0.5, top_k=3)
+    for source, several in zip(SOURCES, Search([model], strategy).translate(SOURCES), strict=True):
         for one in several:
-            logprob = plain.fresh_logprob(model, source, one.ids, one.cut)
+            logprob = ending_models.fresh_logprob(model, source, one.ids, one.cut)
             assert abs(one.logprob - logprob) <= 1e-4
 
 
 def test_a_language_model_samples_after_its_prompt() -> None:
-    model = plain.ending_language_model("alibi-concat")
+    model = ending_models.ending_language_model("alibi-concat")
     prompts = [[BOS, *ids.tolist()] for ids in texts([3, 0, 6], seed=1)]
-    found = Search([model], Sample(4, seed=1)).go_on(prompts, most=9)
+    found = Search([model], Sample(4, seed=1)).generate(prompts, max_tokens=9)
     for i, (prompt, several) in enumerate(zip(prompts, found, strict=True)):
-        (alone,) = Search([model], Sample(4, seed=1)).go_on([prompt], most=9, numbers=[i])
+        (alone,) = Search([model], Sample(4, seed=1)).generate([prompt], max_tokens=9, numbers=[i])
         assert [one.ids for one in alone] == [one.ids for one in several]
         assert all(len(one.ids) <= 9 for one in several)

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from decode import plain
+from decode import ending_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FEW, new_translator, texts
 
 from heed.data.tokenizers.tokenizer import BOS, EOS
-from heed.decode.batch_plan import Sizes, rung
+from heed.decode import plain
+from heed.decode.batch_plan import StateSizes, bucket_size
 from heed.decode.beam import Beam, coverage
 from heed.decode.greedy import Greedy
 from heed.decode.sampling import Sample
@@ -42,39 +43,40 @@ def limit(source: list[int]) -> int:
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("variant", FEW)
 def test_greedy_is_the_plain_loop(variant: str, size: int) -> None:
-    model = plain.ending_translator(variant)
+    model = ending_models.ending_translator(variant)
     found = written(Search([model], Greedy(), batch_size=size))
     for source, (one,) in zip(SOURCES, found, strict=True):
-        ids, logprob = plain.greedy(plain.translating(model, source), limit(source))
-        assert one.ids == ids
-        assert abs(one.logprob - logprob) <= 1e-4
+        expected = plain.greedy_search(plain.translation_logprobs(model, source), limit(source))
+        assert (one.ids, one.cut) == (expected.ids, expected.cut)
+        assert abs(one.logprob - expected.logprob) <= 1e-4
+        assert abs(one.score - expected.score) <= 1e-4
 
 
 @pytest.mark.parametrize(
     ("width", "settings"),
-    [(2, {}), (3, {"penalty": 0.6}), (2, {"penalty": 0.0, "early_stop": True})],
+    [(2, {}), (3, {"length_penalty": 0.6}), (2, {"length_penalty": 0.0, "early_stop": True})],
 )
 @pytest.mark.parametrize("variant", SOME)
 def test_beam_is_the_plain_search(variant: str, width: int, settings: dict[str, Any]) -> None:
-    model = plain.ending_translator(variant)
-    penalty, early = settings.get("penalty", 1.0), settings.get("early_stop", False)
-    how = Beam(width, nbest=width, length_penalty=penalty, early_stop=early)
-    found = written(Search([model], how, batch_size=5), SOURCES[:4])
+    model = ending_models.ending_translator(variant)
+    strategy = Beam(width, nbest=width, **settings)
+    found = written(Search([model], strategy, batch_size=5), SOURCES[:4])
     for source, several in zip(SOURCES, found, strict=False):
-        following = plain.translating(model, source)
-        expected = plain.beam(following, width, limit(source), **settings)
-        assert [one.ids for one in several] == [ids for _, ids in expected]
-        for one, (score, _) in zip(several, expected, strict=True):
-            assert abs(one.score - score) <= 1e-4
+        next_logprobs = plain.translation_logprobs(model, source)
+        expected = plain.beam_search(next_logprobs, width, limit(source), **settings)
+        assert [(one.ids, one.cut) for one in several] == [(one.ids, one.cut) for one in expected]
+        for one, other in zip(several, expected, strict=True):
+            assert abs(one.score - other.score) <= 1e-4
+            assert abs(one.logprob - other.logprob) <= 1e-4
 
 
 @pytest.mark.parametrize(("penalty", "early"), [(0.0, True), (0.6, False), (2.0, False)])
 @pytest.mark.parametrize("variant", SOME)
 def test_a_beam_of_one_is_greedy(variant: str, penalty: float, early: bool) -> None:
-    model = plain.ending_translator(variant)
+    model = ending_models.ending_translator(variant)
     greedy = written(Search([model], Greedy(length_penalty=penalty)))
-    how = Beam(1, length_penalty=penalty, early_stop=early)
-    beam = written(Search([model], how))
+    strategy = Beam(1, length_penalty=penalty, early_stop=early)
+    beam = written(Search([model], strategy))
     for (one,), (other,) in zip(greedy, beam, strict=True):
         assert one == other
 
@@ -83,15 +85,15 @@ def test_a_beam_of_one_is_greedy(variant: str, penalty: float, early: bool) -> N
 @pytest.mark.parametrize("few", [False, True])
 def test_scores_are_those_of_a_fresh_pass(variant: str, few: bool) -> None:
     """Sorted, and by the ids returned: so also where captured steps need few sizes of boards."""
-    model = plain.ending_translator(variant)
+    model = ending_models.ending_translator(variant)
     search = Search([model], Beam(4, nbest=4, length_penalty=0.7), batch_size=5)
-    search.sizes = Sizes(few=few)
+    search.sizes = StateSizes(bucketed=few)
     for source, several in zip(SOURCES, written(search), strict=True):
         order = [(one.cut, -one.score) for one in several]
         assert order == sorted(order)
         assert len({(*one.ids, one.cut) for one in several}) == len(several)
         for one in several:
-            logprob = plain.fresh_logprob(model, source, one.ids, one.cut)
+            logprob = ending_models.fresh_logprob(model, source, one.ids, one.cut)
             length = len(one.ids) + (not one.cut)
             assert abs(one.logprob - logprob) <= 1e-4
             assert abs(one.score - logprob / length**0.7) <= 1e-4
@@ -100,9 +102,9 @@ def test_scores_are_those_of_a_fresh_pass(variant: str, few: bool) -> None:
 @pytest.mark.parametrize("variant", ["rope-concat", "shaw-values", "lstm"])
 def test_coverage_is_that_of_a_fresh_pass(variant: str) -> None:
     """Wu et al. 2016: what no target token looked at, counts against a translation."""
-    model = plain.ending_translator(variant)
-    how = Beam(3, nbest=3, coverage_penalty=0.4)
-    for source, several in zip(SOURCES, written(Search([model], how)), strict=True):
+    model = ending_models.ending_translator(variant)
+    strategy = Beam(3, nbest=3, coverage_penalty=0.4)
+    for source, several in zip(SOURCES, written(Search([model], strategy)), strict=True):
         read = torch.tensor([[*source, EOS]])
         for one in several:
             said = [*one.ids] if one.cut else [*one.ids, EOS]
@@ -117,18 +119,18 @@ def test_coverage_is_that_of_a_fresh_pass(variant: str) -> None:
 # ------------------------------------------------------------------------------ alone or in a batch
 
 
-@pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize("variant", SOME)
 @settings(max_examples=4)
 @given(sizes=lengths, batch=st.integers(1, 7), seed=st.integers(0, 50))
 def test_a_text_does_not_know_its_neighbours(
-    variant: str, how: Strategy, sizes: list[int], batch: int, seed: int
+    variant: str, strategy: Strategy, sizes: list[int], batch: int, seed: int
 ) -> None:
     """Its score is the same to 1e-4, and where its words are not, the two were tied within that."""
-    model = plain.ending_translator(variant)
+    model = ending_models.ending_translator(variant)
     sources = [ids.tolist() for ids in texts(sizes, seed=seed)]
-    together = Search([model], how, batch_size=batch).translate(sources, max_extra=3)
-    alone = Search([model], how)
+    together = Search([model], strategy, batch_size=batch).translate(sources, max_extra=3)
+    alone = Search([model], strategy)
     for number, (source, several) in enumerate(zip(sources, together, strict=True)):
         (own,) = alone.translate([source], max_extra=3, numbers=[number])
         assert len(own) == len(several)
@@ -144,9 +146,9 @@ def test_a_text_does_not_know_its_neighbours(
 @given(ratio=st.floats(0.1, 3.0), extra=st.integers(0, 40), width=st.integers(1, 3))
 def test_no_output_is_longer_than_allowed(ratio: float, extra: int, width: int) -> None:
     """And `cut` is said of those that the model would have gone on with."""
-    model = plain.ending_translator("rope-concat")
-    how = Beam(width, nbest=width) if width > 1 else Greedy()
-    found = Search([model], how, batch_size=3).translate(
+    model = ending_models.ending_translator("rope-concat")
+    strategy = Beam(width, nbest=width) if width > 1 else Greedy()
+    found = Search([model], strategy, batch_size=3).translate(
         SOURCES[:4], max_ratio=ratio, max_extra=extra
     )
     for source, several in zip(SOURCES, found, strict=False):
@@ -164,7 +166,7 @@ def test_a_beam_gives_as_many_as_it_is_wide(
     coverage_penalty: float, extra: int, width: int, early: bool
 ) -> None:
     """No two alike; what was cut stands behind what ended, which it does not change."""
-    model = plain.ending_translator("rope-concat")
+    model = ending_models.ending_translator("rope-concat")
     told: dict[str, Any] = {"coverage_penalty": coverage_penalty, "early_stop": early}
     all_of_them = Search([model], Beam(width, nbest=width, **told))
     found, first = (
@@ -186,12 +188,12 @@ def test_a_learned_table_is_not_left() -> None:
 
 @given(length=st.integers(1, 5000))
 def test_sizes_are_few_and_fit(length: int) -> None:
-    few = Sizes(few=True)
-    assert length <= few.length(length) <= max(8, 2 * length)
-    assert few.length(few.length(length)) == few.length(length)
-    assert few.room(length) > length
-    assert length <= few.seats(length) <= max(8, 2 * length)
-    assert len({rung(n) for n in range(1, length + 1)}) <= 2 * length.bit_length()
+    sizes = StateSizes(bucketed=True)
+    assert length <= sizes.padded_length(length) <= max(8, 2 * length)
+    assert sizes.padded_length(sizes.padded_length(length)) == sizes.padded_length(length)
+    assert sizes.capacity(length) > length
+    assert length <= sizes.slots(length) <= max(8, 2 * length)
+    assert len({bucket_size(n) for n in range(1, length + 1)}) <= 2 * length.bit_length()
 
 
 # ---------------------------------------------------------------------------------------- ensembles
@@ -206,28 +208,28 @@ def other(model: Translator) -> Translator:
 
 def test_an_ensemble_of_one_is_the_model() -> None:
     """Twice the same model says the same, too, but for rounding."""
-    model = plain.ending_translator("rope-concat")
-    how = Beam(3, nbest=3)
-    one = written(Search([model], how))
-    assert written(Search([model], how)) == one
-    for several, twice in zip(one, written(Search([model, model], how)), strict=True):
+    model = ending_models.ending_translator("rope-concat")
+    strategy = Beam(3, nbest=3)
+    one = written(Search([model], strategy))
+    assert written(Search([model], strategy)) == one
+    for several, twice in zip(one, written(Search([model, model], strategy)), strict=True):
         assert [x.ids for x in several] == [x.ids for x in twice]
         assert all(abs(x.score - y.score) <= 1e-4 for x, y in zip(several, twice, strict=True))
 
 
 @pytest.mark.parametrize("variant", ["rope-concat", "lstm"])
 def test_an_ensemble_says_the_mean_of_probabilities(variant: str) -> None:
-    model = plain.ending_translator(variant)
+    model = ending_models.ending_translator(variant)
     models = [model, other(model)]
     for source, (one,) in zip(SOURCES, written(Search(models, Greedy())), strict=True):
-        parts = [plain.translating(member, source) for member in models]
+        parts = [plain.translation_logprobs(member, source) for member in models]
 
-        def mean(written: list[int], parts: list[plain.Next] = parts) -> torch.Tensor:
+        def mean(written: list[int], parts: list[plain.NextLogprobs] = parts) -> torch.Tensor:
             return torch.stack([part(written).exp() for part in parts]).mean(dim=0).log()
 
-        ids, logprob = plain.greedy(mean, limit(source))
-        assert one.ids == ids
-        assert abs(one.logprob - logprob) <= 1e-4
+        expected = plain.greedy_search(mean, limit(source))
+        assert one.ids == expected.ids
+        assert abs(one.logprob - expected.logprob) <= 1e-4
 
 
 # ---------------------------------------------------------------------------------- language models
@@ -237,14 +239,14 @@ def test_an_ensemble_says_the_mean_of_probabilities(variant: str) -> None:
 @pytest.mark.parametrize("few", [False, True])
 def test_a_language_model_goes_on(variant: str, few: bool) -> None:
     """Prompts of different lengths, side by side."""
-    model = plain.ending_language_model(variant)
+    model = ending_models.ending_language_model(variant)
     prompts = [[BOS, *ids.tolist()] for ids in texts([4, 0, 7, 1], seed=3)]
     search = Search([model], Greedy())
-    search.sizes = Sizes(few=few)
-    for prompt, (one,) in zip(prompts, search.go_on(prompts, most=20), strict=True):
-        ids, logprob = plain.greedy(plain.continuing(model, prompt), 20)
-        assert one.ids == ids
-        assert abs(one.logprob - logprob) <= 1e-4
+    search.sizes = StateSizes(bucketed=few)
+    for prompt, (one,) in zip(prompts, search.generate(prompts, max_tokens=20), strict=True):
+        expected = plain.greedy_search(plain.continuation_logprobs(model, prompt), 20)
+        assert one.ids == expected.ids
+        assert abs(one.logprob - expected.logprob) <= 1e-4
 
 
 def test_a_model_is_left_as_it_was() -> None:
@@ -257,6 +259,6 @@ def test_a_model_is_left_as_it_was() -> None:
 
 
 def test_nothing_to_do_is_no_trouble() -> None:
-    search = Search([plain.ending_translator("rope-concat")], Beam(2))
+    search = Search([ending_models.ending_translator("rope-concat")], Beam(2))
     assert search.translate([]) == []
     assert len(search.translate([[]])) == 1

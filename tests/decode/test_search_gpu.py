@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from decode import plain
+from decode import ending_models
 from support import FEW, texts
 
 from heed.decode.beam import Beam
@@ -30,11 +30,13 @@ STRATEGIES: list[Strategy] = [
     Sample(3, seed=5, top_p=0.9),
 ]
 CAPTURED = [name for name in FEW if not name.startswith("lstm")]
-by_name = pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+by_name = pytest.mark.parametrize(
+    "strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__
+)
 
 
 def on_gpu(variant: str) -> Translator:
-    return deepcopy(plain.ending_translator(variant)).to("cuda")
+    return deepcopy(ending_models.ending_translator(variant)).to("cuda")
 
 
 def same(
@@ -52,11 +54,11 @@ def same(
 
 @by_name
 @pytest.mark.parametrize("variant", CAPTURED)
-def test_captured_is_eager(variant: str, how: Strategy) -> None:
+def test_captured_is_eager(variant: str, strategy: Strategy) -> None:
     """The first call captures, the second replays what was captured, on other boards' remains."""
     model = on_gpu(variant)
-    eager = Search([model], how, batch_size=8, capture=False).translate(SOURCES)
-    search = Search([model], how, batch_size=8, capture=True)
+    eager = Search([model], strategy, batch_size=8, capture=False).translate(SOURCES)
+    search = Search([model], strategy, batch_size=8, capture=True)
     for _ in range(2):
         found = search.translate(SOURCES)
         assert search.capture, "capturing failed and the search went on without"
@@ -65,27 +67,27 @@ def test_captured_is_eager(variant: str, how: Strategy) -> None:
 
 @by_name
 @pytest.mark.parametrize("variant", FEW)
-def test_the_gpu_says_what_the_cpu_says(variant: str, how: Strategy) -> None:
+def test_the_gpu_says_what_the_cpu_says(variant: str, strategy: Strategy) -> None:
     """By whatever kernels attention takes there."""
-    expected = Search([plain.ending_translator(variant)], how).translate(SOURCES)
-    same(Search([on_gpu(variant)], how).translate(SOURCES), expected, tolerance=1e-3)
+    expected = Search([ending_models.ending_translator(variant)], strategy).translate(SOURCES)
+    same(Search([on_gpu(variant)], strategy).translate(SOURCES), expected, tolerance=1e-3)
 
 
 def test_language_models_are_captured_too() -> None:
-    model = plain.ending_language_model("rope-concat")
+    model = ending_models.ending_language_model("rope-concat")
     prompts = [[2, *source] for source in SOURCES]
-    expected = Search([model], Sample(3)).go_on(prompts, most=20)
+    expected = Search([model], Sample(3)).generate(prompts, max_tokens=20)
     search = Search([deepcopy(model).to("cuda")], Sample(3))
-    same(search.go_on(prompts, most=20), expected, tolerance=1e-3)
+    same(search.generate(prompts, max_tokens=20), expected, tolerance=1e-3)
     assert search.capture
 
 
 def test_graphs_are_kept_from_call_to_call() -> None:
     search = Search([on_gpu("rope-concat")], Beam(3), batch_size=8)
     search.translate(SOURCES)
-    boards = dict(search._boards)
+    boards = dict(search._captured)
     search.translate(SOURCES)
-    assert search._boards == boards
+    assert search._captured == boards
 
 
 def test_weights_that_change_are_read_anew() -> None:

@@ -1,6 +1,6 @@
 """Boards of few sizes that are kept and written over again say what fresh ones say.
 
-That is how a GPU's captured steps go. Here the steps run as they are, so a CPU shows it, too.
+That is strategy a GPU's captured steps go. Here the steps run as they are, so a CPU shows it, too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from decode import plain
+from decode import ending_models
 from hypothesis import given
 from hypothesis import strategies as st
 from support import texts
 
 from heed.decode import batch_plan
-from heed.decode.batch_plan import GROUP, Sizes, batches, groups
+from heed.decode.batch_plan import MIN_GROUP, StateSizes, plan_batches, plan_groups
 from heed.decode.beam import Beam
 from heed.decode.cuda_graph import Step
 from heed.decode.greedy import Greedy
@@ -36,7 +36,9 @@ STRATEGIES: list[Strategy] = [
     Beam(2, coverage_penalty=0.3, early_stop=True),
     Sample(3, seed=5, top_p=0.9),
 ]
-by_name = pytest.mark.parametrize("how", STRATEGIES, ids=lambda how: type(how).__name__)
+by_name = pytest.mark.parametrize(
+    "strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__
+)
 
 
 class Keeping(Search):
@@ -44,25 +46,25 @@ class Keeping(Search):
 
     def __init__(self, *told: Any, **more: Any) -> None:
         super().__init__(*told, **more, capture=False)
-        self.capture, self.sizes = True, Sizes(few=True)
+        self.capture, self.sizes = True, StateSizes(bucketed=True)
 
-    def _captured(self, board: DecodeState) -> Step:
-        step = partial(self._step, board)
+    def _capture_step(self, state: DecodeState) -> Step:
+        step = partial(self._step, state)
         for _ in range(3):  # as capturing does
             step()
         return step
 
-    def _make_room(self) -> None:
+    def _evict_captured(self) -> None:
         """There is enough."""
 
 
 @by_name
 @pytest.mark.parametrize("variant", SOME)
-def test_kept_boards_write_the_same(variant: str, how: Strategy) -> None:
+def test_kept_boards_write_the_same(variant: str, strategy: Strategy) -> None:
     """The first time on boards that are new, then on boards that hold what others left."""
-    model = plain.ending_translator(variant)
-    expected = Search([model], how, batch_size=8).translate(SOURCES, max_ratio=1.5)
-    search = Keeping([model], how, batch_size=8)
+    model = ending_models.ending_translator(variant)
+    expected = Search([model], strategy, batch_size=8).translate(SOURCES, max_ratio=1.5)
+    search = Keeping([model], strategy, batch_size=8)
     for sources in (SOURCES, SOURCES[::-1], SOURCES[3:]):
         numbers = [SOURCES.index(source) for source in sources]
         found = search.translate(sources, max_ratio=1.5, numbers=numbers)
@@ -76,12 +78,12 @@ def test_kept_boards_write_the_same(variant: str, how: Strategy) -> None:
 @pytest.mark.parametrize("variant", ["learned-concat", "rope-concat"])
 def test_positions_end_where_a_table_does(variant: str) -> None:
     """Seats that others left, and texts that are finished, do not count on beyond the table."""
-    model = plain.ending_language_model(variant)
+    model = ending_models.ending_language_model(variant)
     search = Keeping([model], Greedy(), batch_size=8)
     for length in (30, 25, 30):
         prompts = [[2, *ids.tolist()] for ids in texts([length, 3, 10, 10, 10])]
-        expected = Search([model], Greedy(), batch_size=1).go_on(prompts, most=40)
-        for several, others in zip(search.go_on(prompts, most=40), expected, strict=True):
+        expected = Search([model], Greedy(), batch_size=1).generate(prompts, max_tokens=40)
+        for several, others in zip(search.generate(prompts, max_tokens=40), expected, strict=True):
             assert [one.ids for one in several] == [one.ids for one in others]
 
 
@@ -95,7 +97,7 @@ def test_a_batch_costs_no_more_than_it_may(
 ) -> None:
     """Unless one text alone does; and every text is in one batch."""
     lengths, costs = [n for n, _ in told], [cost for _, cost in told]
-    chosen = list(batches(lengths, size, costs=costs, most=most))
+    chosen = list(plan_batches(lengths, size, costs=costs, max_cost=most))
     assert sorted(i for rows in chosen for i in rows) == list(range(len(lengths)))
     for rows in chosen:
         assert len(rows) <= size
@@ -105,10 +107,10 @@ def test_a_batch_costs_no_more_than_it_may(
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=400), st.integers(0, 40))
 def test_groups_hold_all_texts_and_what_they_have(lengths: list[int], more: int) -> None:
     lengths = sorted(lengths, reverse=True)
-    found = groups(lengths, lengths[0] + more)
+    found = plan_groups(lengths, lengths[0] + more)
     assert found[0][1] == lengths[0] + more
     assert sum(count for count, _ in found) == len(lengths)
-    assert all(count >= GROUP for count, _ in found[:-1])
+    assert all(count >= MIN_GROUP for count, _ in found[:-1])
     first = 0
     for count, room in found:
         assert max(lengths[first : first + count]) <= room
@@ -119,15 +121,15 @@ def test_groups_hold_all_texts_and_what_they_have(lengths: list[int], more: int)
 @by_name
 @pytest.mark.parametrize("variant", SOME)
 def test_sources_read_apart_are_translated_the_same(
-    variant: str, how: Strategy, monkeypatch: pytest.MonkeyPatch
+    variant: str, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In groups of two and more; nobody is on a board with padding that others brought."""
-    model = plain.ending_translator(variant)
-    expected = Search([model], how).translate(SOURCES, max_ratio=1.5)
-    monkeypatch.setattr(batch_plan, "GROUP", 2)
-    assert len(groups(sorted(LENGTHS, reverse=True), 40)) > 2
+    model = ending_models.ending_translator(variant)
+    expected = Search([model], strategy).translate(SOURCES, max_ratio=1.5)
+    monkeypatch.setattr(batch_plan, "MIN_GROUP", 2)
+    assert len(plan_groups(sorted(LENGTHS, reverse=True), 40)) > 2
     for several, others in zip(
-        Search([model], how).translate(SOURCES, max_ratio=1.5), expected, strict=True
+        Search([model], strategy).translate(SOURCES, max_ratio=1.5), expected, strict=True
     ):
         assert [one.ids for one in several] == [one.ids for one in others]
         scores, theirs = (torch.tensor([one.score for one in x]) for x in (several, others))
@@ -136,7 +138,7 @@ def test_sources_read_apart_are_translated_the_same(
 
 def test_a_search_that_nobody_keeps_is_gone_at_once() -> None:
     """Else its graphs would wait for the garbage, and be destroyed while others are captured."""
-    search = Search([plain.ending_translator("rope-concat")], Greedy())
+    search = Search([ending_models.ending_translator("rope-concat")], Greedy())
     search.translate(SOURCES[:2])
     gone = weakref.ref(search)
     gc.disable()

@@ -21,15 +21,15 @@ from heed import Translator as Mt
 from heed.config import DecodeConfig
 from heed.data.tokenizers.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
 from heed.decode.search import Search
+from heed.decode.settings import build_strategy
 from heed.decode.strategy import Hypothesis
 from heed.errors import ConfigError, HeedError
 from heed.export import export
 from heed.models import Translator, build, huggingface
-from heed.pipelines.translate import strategy
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `serve` is not installed")
 
-from heed.decode.ctranslate2_engine import Served, names_of  # noqa: E402
+from heed.decode.ctranslate2_engine import CTranslate2Engine, token_names  # noqa: E402
 from heed.models import ctranslate2_layout as layout  # noqa: E402
 
 HELD: dict[str, dict[str, Any]] = {
@@ -144,12 +144,14 @@ def sources(count: int, seed: int = 0) -> list[list[int]]:
     ]
 
 
-def both(model: Translator, served: Served, texts: list[list[int]], **told: Any) -> list[Any]:
+def both(
+    model: Translator, served: CTranslate2Engine, texts: list[list[int]], **told: Any
+) -> list[Any]:
     """What heed finds, and what CTranslate2 does."""
     nbest = told.pop("nbest", 1)
     decode = DecodeConfig(**told)
     limits: dict[str, Any] = {"max_ratio": decode.max_ratio, "max_extra": decode.max_extra}
-    searches = (Search([model], strategy(decode, nbest)), served.search(decode, nbest))
+    searches = (Search([model], build_strategy(decode, nbest)), served.search(decode, nbest))
     return [search.translate(texts, **limits) for search in searches]
 
 
@@ -173,15 +175,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_same_hypotheses(variant: str, cache: Path) -> None:
     """A token at a time, with keys and values kept, for every kind of model."""
     model = talkative(**HELD[variant])
-    served = Served(model, TOKENIZER, device="cpu")
+    served = CTranslate2Engine(model, TOKENIZER, device="cpu")
     assert_same(*both(model, served, sources(12)))
     assert_same(*both(model, served, sources(6), beam=3, nbest=3, early_stop=True))
 
 
 @pytest.fixture(scope="module")
-def talker(cache: Path) -> tuple[Translator, Served]:
+def talker(cache: Path) -> tuple[Translator, CTranslate2Engine]:
     model = talkative()
-    return model, Served(model, TOKENIZER, device="cpu")
+    return model, CTranslate2Engine(model, TOKENIZER, device="cpu")
 
 
 @settings(max_examples=20)
@@ -195,7 +197,7 @@ def talker(cache: Path) -> tuple[Translator, Served]:
     seed=st.integers(0, 99),
 )
 def test_whatever_the_settings(
-    talker: tuple[Translator, Served],
+    talker: tuple[Translator, CTranslate2Engine],
     beam: int,
     data: st.DataObject,
     penalty: float,
@@ -211,7 +213,7 @@ def test_whatever_the_settings(
     assert_same(*both(*talker, sources(10, seed), **told))
 
 
-def test_who_waits_finds_no_worse(talker: tuple[Translator, Served]) -> None:
+def test_who_waits_finds_no_worse(talker: tuple[Translator, CTranslate2Engine]) -> None:
     """Without `early_stop` CTranslate2 has no rule like ours, but it looks at more, as we do."""
     _, stopping = both(*talker, sources(40), beam=4, early_stop=True)
     _, waiting = both(*talker, sources(40), beam=4)
@@ -321,7 +323,7 @@ def test_a_model_is_converted_once_wherever_it_lies(
     mt = Mt.load(moved, device="cpu")
     with torch.no_grad():
         next(mt.model.parameters())[0, 0] += 1
-    Served(mt.model, mt.tokenizer, device="cpu")
+    CTranslate2Engine(mt.model, mt.tokenizer, device="cpu")
     assert len(list(kept.iterdir())) == 2
 
 
@@ -330,7 +332,7 @@ def test_nothing_is_written_of_what_it_lacks(
 ) -> None:
     monkeypatch.setenv("HEED_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"model\.qk_norm"):
-        Served(talkative(qk_norm=True), TOKENIZER, device="cpu")
+        CTranslate2Engine(talkative(qk_norm=True), TOKENIZER, device="cpu")
     assert not list(tmp_path.iterdir())
 
 
@@ -393,7 +395,7 @@ def test_every_piece_has_a_name_of_its_own(kind: str) -> None:
     tokenizer = Tokenizer.train(["a cat <pad> sees\n\ta dog"] * 3, kind=kind)
     model = build("translate", tiny(), vocab=tokenizer.vocab_size + 2)
     assert isinstance(model, Translator)
-    named = names_of(model, tokenizer)
+    named = token_names(model, tokenizer)
     assert len({*named}) == tokenizer.vocab_size + 2
     assert tuple(named[: len(SPECIALS)]) == SPECIALS
 

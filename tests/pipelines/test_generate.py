@@ -60,9 +60,9 @@ def pieces_of(case: tuple[tuple[str, str], list[int], int]) -> tuple[Tokenizer, 
 @given(case=drawn)
 def test_what_is_spelt_is_what_is_decoded(case: tuple[tuple[str, str], list[int], int]) -> None:
     own, ids, prompt = pieces_of(case)
-    speller, before = IncrementalDetokenizer(own, ids[:prompt]), own.decode(ids[:prompt])
-    said = [speller.add([i]) for i in ids[prompt:]]
-    whole = before + "".join(said) + speller.end()
+    detokenizer, before = IncrementalDetokenizer(own, ids[:prompt]), own.decode(ids[:prompt])
+    said = [detokenizer.add([i]) for i in ids[prompt:]]
+    whole = before + "".join(said) + detokenizer.end()
     if not before.endswith("\ufffd"):  # a prompt is text, so it ends with a whole character
         assert whole == own.decode(ids)
 
@@ -70,9 +70,9 @@ def test_what_is_spelt_is_what_is_decoded(case: tuple[tuple[str, str], list[int]
 @given(text=st.text(max_size=30), kind=st.sampled_from(["byte", "bpe", "unigram"]))
 def test_no_half_character_is_ever_said(text: str, kind: str) -> None:
     own = tokenizer(kind)
-    speller = IncrementalDetokenizer(own)
-    said = [speller.add([i]) for i in own.encode(text)]
-    assert "".join(said) + speller.end() == text
+    detokenizer = IncrementalDetokenizer(own)
+    said = [detokenizer.add([i]) for i in own.encode(text)]
+    assert "".join(said) + detokenizer.end() == text
 
 
 @given(
@@ -84,14 +84,14 @@ def test_a_text_ends_where_a_stop_string_begins(
 ) -> None:
     own, ids, _ = pieces_of(case)
     ids = [i for i in ids if i >= len(SPECIALS)]
-    telling = StreamedText(own, [], stop)
-    said = "".join(telling.hear([i]) for i in ids) + telling.end()
+    text = StreamedText(own, [], stop)
+    said = "".join(text.add([i]) for i in ids) + text.end()
     whole = own.decode(ids)
     found = [at for at in map(whole.find, stop) if at >= 0]
-    assert said == telling.text == whole[: min(found, default=len(whole))]
-    assert telling.stopped == bool(found)
+    assert said == text.text == whole[: min(found, default=len(whole))]
+    assert text.stopped == bool(found)
     if not found:
-        assert telling.heard == len(ids)
+        assert text.tokens == len(ids)
 
 
 def texts(found: list[list[Continuation]]) -> list[list[str]]:
@@ -104,12 +104,12 @@ PROMPTS = ["", "The cat", "née 😀"]
 @pytest.mark.parametrize("position", ["alibi", "rope", "learned"])
 def test_a_sample_is_the_same_alone_and_among_others(position: str) -> None:
     own = author(position)
-    found = own.write(PROMPTS, length=9, samples=4)
-    assert texts(found) == texts(own.write(PROMPTS, length=9, samples=4))
+    found = own.generate(PROMPTS, length=9, samples=4)
+    assert texts(found) == texts(own.generate(PROMPTS, length=9, samples=4))
     for i, prompt in enumerate(PROMPTS):
-        alone = own.write([prompt], length=9, samples=2, first=i)
+        alone = own.generate([prompt], length=9, samples=2, first=i)
         assert texts(alone)[0] == texts(found)[i][:2]
-        longer = own.write([prompt], length=12, samples=2, first=i)
+        longer = own.generate([prompt], length=12, samples=2, first=i)
         assert all(b.whole.startswith(a.whole[:-1]) for a, b in zip(*alone, *longer, strict=True))
     assert len({text for several in texts(found) for text in several}) > len(PROMPTS)
 
@@ -119,12 +119,12 @@ def test_what_is_told_is_what_is_returned(settings: dict[str, object]) -> None:
     own, samples = author(**settings), 1 if settings.get("sample") is False else 3
     told: dict[tuple[int, int], str] = {}
 
-    def tell(prompt: int, sample: int, text: str) -> None:
+    def on_text(prompt: int, sample: int, text: str) -> None:
         assert text
         told[prompt, sample] = told.get((prompt, sample), "") + text
 
-    found = own.write(PROMPTS, length=15, samples=samples, first=7, tell=tell)
-    silent = own.write(PROMPTS, length=15, samples=samples, first=7)
+    found = own.generate(PROMPTS, length=15, samples=samples, first=7, on_text=on_text)
+    silent = own.generate(PROMPTS, length=15, samples=samples, first=7)
     assert found == silent
     for i, several in enumerate(found):
         for j, one in enumerate(several):
@@ -133,9 +133,9 @@ def test_what_is_told_is_what_is_returned(settings: dict[str, object]) -> None:
 
 def test_stop_strings_end_a_text_early() -> None:
     own = author()
-    free = own.write(["The"] * 3, length=40, samples=3)
+    free = own.generate(["The"] * 3, length=40, samples=3)
     letter = next(c for one in free[0] for c in one.text[5:] if c.isascii())
-    found = own.write(["The"] * 3, length=40, samples=3, stop=[letter, "never there"])
+    found = own.generate(["The"] * 3, length=40, samples=3, stop=[letter, "never there"])
     stopped = 0
     for before, after in zip(chain(*free), chain(*found), strict=True):
         assert after.text == before.text.partition(letter)[0]
@@ -149,9 +149,9 @@ def test_stop_strings_end_a_text_early() -> None:
 def test_no_token_is_written_after_a_stop_string(stop: str) -> None:
     """A text that stops has the tokens, and the probability, that it has where it is cut there."""
     own, samples = author(kind="char"), 60
-    by_length = [own.write([""], length=n, samples=samples)[0] for n in range(1, 7)]
+    by_length = [own.generate([""], length=n, samples=samples)[0] for n in range(1, 7)]
     alone = by_length[0][0].text  # stops the first sample at its first token
-    found = own.write([""], length=6, samples=samples, stop=[stop, alone])[0]
+    found = own.generate([""], length=6, samples=samples, stop=[stop, alone])[0]
     for sample, one in enumerate(found):
         free = [several[sample] for several in by_length]
         ends = [cut for cut in free if stop in cut.text or alone in cut.text]
@@ -163,16 +163,16 @@ def test_no_token_is_written_after_a_stop_string(stop: str) -> None:
 
 def test_what_ended_a_text_is_told() -> None:
     endless = author()
-    for one in endless.write([""], length=3, samples=20)[0]:
+    for one in endless.generate([""], length=3, samples=20)[0]:
         assert one.ended == ("length" if one.tokens == 3 else "end")
         assert one.logprob < 0
 
 
 def test_beams_write_too() -> None:
     own = author(sample=False, beam=3)
-    assert len(own.write(PROMPTS, length=5, samples=2)[0]) == 2
+    assert len(own.generate(PROMPTS, length=5, samples=2)[0]) == 2
     with pytest.raises(ConfigError, match="widen the beam"):
-        own.write(PROMPTS, length=5, samples=4)
+        own.generate(PROMPTS, length=5, samples=4)
 
 
 def test_a_beam_that_ends_early_says_as_many_as_were_asked_for() -> None:
@@ -183,26 +183,26 @@ def test_a_beam_that_ends_early_says_as_many_as_were_asked_for() -> None:
         model.embedding.table.weight[end] *= 20
     eager = GenerationPipeline(model, own.tokenizer, own.settings, context=20)
     for n in (1, 2, 3, 5):
-        assert {len(found) for found in eager.write(PROMPTS, length=n, samples=4)} == {4}
+        assert {len(found) for found in eager.generate(PROMPTS, length=n, samples=4)} == {4}
 
 
 def test_learned_positions_end() -> None:
     own, long = author("learned"), "abc " * 6
-    with pytest.raises(DataError, match="24 tokens, and the model has learnt positions for 19"):
-        own.write([long], length=4)
-    (fitted,) = own.write([long], length=4, samples=2, cut_prompt=True)
-    (newest,) = own.write([long[-15:]], length=4, samples=2)
+    with pytest.raises(DataError, match="24 tokens, but the model has positions for 19"):
+        own.generate([long], length=4)
+    (fitted,) = own.generate([long], length=4, samples=2, cut_prompt=True)
+    (newest,) = own.generate([long[-15:]], length=4, samples=2)
     assert all(one.whole.startswith(long) for one in fitted)
     assert {one.ended for one in fitted} <= {"length", "end"}
     assert [one.tokens for one in newest] == [4, 4]
-    (near,) = own.write([long[:15]], length=10, samples=8)
+    (near,) = own.generate([long[:15]], length=10, samples=8)
     assert {one.ended for one in near} <= {"positions", "end"}
     assert max(one.tokens for one in near) == 4
     short = "abcde"
-    (asked_much,) = own.write([short], length=500, cut_prompt=True)
-    (alone,) = own.write([short], length=500)
+    (asked_much,) = own.generate([short], length=500, cut_prompt=True)
+    (alone,) = own.generate([short], length=500)
     assert asked_much == alone  # a prompt that is short enough is not cut
-    author("rope").write([long * 3], length=4)  # without a table there is no such end
+    author("rope").generate([long * 3], length=4)  # without a table there is no such end
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_learned_positions_end() -> None:
 )
 def test_what_makes_no_sense_is_a_sentence(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"{said} cannot be"):
-        author().write([""], **({"length": 3} | asked))
+        author().generate([""], **({"length": 3} | asked))

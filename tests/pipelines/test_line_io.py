@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heed.decode.settings import decode_flags
 from heed.errors import DataError
 from heed.pipelines import line_io
-from heed.pipelines.translate import Choice, Translation
+from heed.pipelines.translate import Choice, Translation, TranslationLines
 
 wild = st.binary(max_size=40) | st.sampled_from(
     [
@@ -45,7 +46,7 @@ def through(data: bytes) -> list[list[str]]:
 
     writer = threading.Thread(target=feed)
     writer.start()
-    groups = list(line_io.read_lines(line_io.arriving(read)))
+    groups = list(line_io.group_lines(line_io.read_pipe(read)))
     writer.join()
     os.close(read)
     return groups
@@ -58,12 +59,12 @@ def test_only_a_newline_ends_a_line(lines: list[bytes], ends: bool) -> None:
         data = data[:-1]
     found = [line for group in through(data) for line in group]
     assert len(found) == len(lines)
-    assert found == [line_io.as_text(line) for line in lines]
+    assert found == [line_io.decode_line(line) for line in lines]
     assert not any("\n" in line for line in found)
 
 
 def test_a_line_may_be_longer_than_what_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_io, "READ", 3)
+    monkeypatch.setattr(line_io, "READ_BYTES", 3)
     lines = ["a" * length for length in (0, 1, 2, 3, 4, 6, 50, 0, 7)]
     found = [line for group in through("\n".join(lines).encode()) for line in group]
     assert found == lines
@@ -72,14 +73,14 @@ def test_a_line_may_be_longer_than_what_is_read_at_once(monkeypatch: pytest.Monk
 def test_groups_begin_small_and_stay_bounded() -> None:
     sizes = [len(group) for group in through(b"x\n" * 20000)]
     assert sum(sizes) == 20000
-    assert sizes[0] <= line_io.FEW
-    assert max(sizes) <= line_io.MOST
+    assert sizes[0] <= line_io.FIRST_GROUP
+    assert max(sizes) <= line_io.MAX_GROUP
 
 
 def test_a_line_is_there_as_soon_as_it_is_written() -> None:
     """The writer waits for an answer before it says the next: nobody may wait for more."""
     read, write = os.pipe()
-    lines = line_io.read_lines(line_io.arriving(read))
+    lines = line_io.group_lines(line_io.read_pipe(read))
     for number in range(3):
         os.write(write, f"line {number}\n".encode())
         assert next(lines) == [f"line {number}"]
@@ -89,7 +90,7 @@ def test_a_line_is_there_as_soon_as_it_is_written() -> None:
 
 
 class Echo:
-    """Stands where a scribe would, and says what it was told."""
+    """A translation pipeline that answers with the text in capitals."""
 
     def __init__(self) -> None:
         self.firsts: list[int] = []
@@ -104,41 +105,41 @@ class Echo:
         ]
 
 
-def pumped(groups: list[list[str]], shown: line_io.Shown) -> tuple[list[str], list[str], Echo]:
-    out, said, echo = io.BytesIO(), list[str](), Echo()
-    line_io.pump(groups, echo, shown, out=out, say=said.append)
-    return out.getvalue().decode().split("\n")[:-1], said, echo
+def run_echo(groups: list[list[str]], **shown: bool) -> tuple[list[str], list[str], Echo]:
+    out, warnings, echo = io.BytesIO(), list[str](), Echo()
+    line_io.run_lines(groups, TranslationLines(echo, **shown), out=out, warn=warnings.append)
+    return out.getvalue().decode().split("\n")[:-1], warnings, echo
 
 
 def test_one_line_out_for_each_line_in() -> None:
     groups = [["a", "", " "], ["b, c"], ["cut"]]
-    out, said, echo = pumped(groups, line_io.Shown())
+    out, warnings, echo = run_echo(groups)
     assert out == ["A", "", "", "B, C", "CUT"]
     assert echo.firsts == [0, 3, 4]
-    assert said[0].startswith("line 4: longer")
-    assert "1 of 3 translations (33.3%) were cut" in said[1]
-    objects = [json.loads(line) for line in pumped(groups, line_io.Shown(json=True))[0]]
+    assert warnings[0].startswith("line 4: longer")
+    assert "1 of 3 translations (33.3%) were cut" in warnings[1]
+    objects = [json.loads(line) for line in run_echo(groups, json=True)[0]]
     assert [one["source"] for one in objects] == [line for group in groups for line in group]
 
 
-def flat(lines: line_io.Lines) -> list[str]:
+def flat(lines: line_io.LineGroups) -> list[str]:
     return [line for group in lines for line in group]
 
 
 def test_texts_a_file_or_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    assert flat(line_io.incoming(None, path)) == ["one", "two"]
-    assert flat(line_io.incoming(["a\udcffb"], None)) == [
+    assert flat(line_io.open_lines(None, path)) == ["one", "two"]
+    assert flat(line_io.open_lines(["a\udcffb"], None)) == [
         "a\ufffdb"
     ]  # an argument that was no UTF-8
     with pytest.raises(DataError, match="give one of them"):
-        line_io.incoming(["a"], path)
+        line_io.open_lines(["a"], path)
     with pytest.raises(DataError, match="no such file"):
-        flat(line_io.incoming(None, tmp_path / "none"))
+        flat(line_io.open_lines(None, tmp_path / "none"))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(DataError, match="standard input is closed"):
-        line_io.incoming(None, None)
+        line_io.open_lines(None, None)
 
 
 @given(lines=st.lists(wild.filter(lambda line: b"\n" not in line), max_size=30))
@@ -147,7 +148,7 @@ def test_a_compressed_file_has_the_lines_that_it_was_made_of(lines: list[bytes])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lines"
         path.write_bytes(gzip.compress(data))
-        assert flat(line_io.incoming(None, path)) == flat(line_io.read_lines([data]))
+        assert flat(line_io.open_lines(None, path)) == flat(line_io.group_lines([data]))
 
 
 def test_a_large_compressed_file_is_read_in_pieces(tmp_path: Path) -> None:
@@ -155,14 +156,14 @@ def test_a_large_compressed_file_is_read_in_pieces(tmp_path: Path) -> None:
     path, line, count = tmp_path / "lines.gz", b"word " * 200 + b"\n", 20_000
     path.write_bytes(gzip.compress(count * line))
     tracemalloc.start()
-    assert sum(map(len, line_io.incoming(None, path))) == count
+    assert sum(map(len, line_io.open_lines(None, path))) == count
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < count * len(line) / 4
 
 
 def test_a_flag_about_sampling_asks_for_it() -> None:
-    assert line_io.chosen({"beam": 4, "top_k": None, "device": "cpu"}) == {"beam": 4}
+    assert decode_flags({"beam": 4, "top_k": None, "device": "cpu"}) == {"beam": 4}
     for flag in ({"top_k": 5}, {"temperature": 0.5}, {"seed": 3}):
-        assert line_io.chosen(flag) == {"sample": True} | flag
-    assert line_io.chosen({"beam": 4, "sample": True})["beam"] == 4
+        assert decode_flags(flag) == {"sample": True} | flag
+    assert decode_flags({"beam": 4, "sample": True})["beam"] == 4

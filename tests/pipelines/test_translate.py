@@ -17,17 +17,12 @@ from support import new_translator
 from heed.config import DecodeConfig
 from heed.data.tokenizers.tokenizer import UNK, Tokenizer
 from heed.decode import alignment
+from heed.decode.settings import build_strategy, merge_decode_config
 from heed.errors import ConfigError, DataError, RunError
 from heed.models import Translator, build
-from heed.pipelines.split_long import SENTENCE, parts
-from heed.pipelines.translate import (
-    Translation,
-    TranslationPipeline,
-    decoding,
-    listed,
-    several,
-    strategy,
-)
+from heed.pipelines.line_io import require_iterable, require_texts
+from heed.pipelines.split_long import SENTENCE_END, split_long
+from heed.pipelines.translate import Translation, TranslationPipeline
 
 LINES = ["the old cat sees a dog", "a dog sees the cat .", "un chat voit le chien !"]
 WILD = [
@@ -53,7 +48,7 @@ def scribe(kind: str = "bpe", longest: int = 20, **settings: Any) -> Translation
     told = DecodeConfig(**({"max_ratio": 0.5, "max_extra": 4} | settings))
     assert isinstance(nbest, int)
     return TranslationPipeline(
-        [model.eval()], tokenizer, told, longest=longest, nbest=nbest, alignments=bool(aligned)
+        [model.eval()], tokenizer, told, max_source=longest, nbest=nbest, alignments=bool(aligned)
     )
 
 
@@ -72,9 +67,9 @@ def test_what_is_told_goes_over_the_recipe(recipe: dict[str, Any], told: dict[st
     before = DecodeConfig(**recipe)
     if told.get("sample") and told.get("beam", 1) > 1:
         with pytest.raises(ConfigError, match="two ways"):
-            decoding(before, told)
+            merge_decode_config(before, told)
         return
-    after = decoding(before, told).model_dump()
+    after = merge_decode_config(before, told).model_dump()
     assert after | told == after
     ways = {"sample", "beam"}
     if not ways & told.keys():
@@ -121,14 +116,14 @@ def test_a_translation_does_not_know_its_neighbours() -> None:
 @given(text=st.text(alphabet="ab ,.!?。\n", max_size=80), longest=st.integers(1, 12))
 def test_parts_are_the_whole(text: str, longest: int) -> None:
     """End to end, none too long, and cut where words end wherever that is possible."""
-    spans = parts(text, lambda some: [len(one) <= longest for one in some])
+    spans = split_long(text, lambda some: [len(one) <= longest for one in some])
     assert "".join(text[start:stop] for start, stop in spans) == text
     assert all(stop - start <= longest for start, stop in spans)
 
 
 def test_sentences_stay_whole() -> None:
     text = "One is short. Is two? Three, which is long, has a clause! 四。五。"
-    spans = parts(text, lambda some: [len(one) <= 25 for one in some])
+    spans = split_long(text, lambda some: [len(one) <= 25 for one in some])
     said = [text[start:stop].strip() for start, stop in spans]
     assert said == [
         "One is short.",
@@ -153,7 +148,7 @@ def test_a_run_of_any_sign_is_read_once(run: str) -> None:
     signal.alarm(60)
     try:
         for text in (run * 100_000 + "a", "." + run * 100_000 + "a"):
-            spans = parts(text, lambda some: [len(one) <= 1000 for one in some])
+            spans = split_long(text, lambda some: [len(one) <= 1000 for one in some])
             assert spans[0][0] == 0
             assert spans[-1][1] == len(text)
     finally:
@@ -164,7 +159,9 @@ def test_a_run_of_any_sign_is_read_once(run: str) -> None:
 @given(text=st.text(alphabet="a.!?…\"') \n。", max_size=30))
 def test_a_sentence_ends_after_its_signs_and_space(text: str) -> None:
     naive = re.compile(r"[.!?…؟।]+[\"'”’»)\]]*\s+|[。！？]+")
-    assert [m.span() for m in SENTENCE.finditer(text)] == [m.span() for m in naive.finditer(text)]
+    assert [m.span() for m in SENTENCE_END.finditer(text)] == [
+        m.span() for m in naive.finditer(text)
+    ]
 
 
 def test_a_long_text_is_read_in_parts_and_none_is_lost() -> None:
@@ -197,7 +194,7 @@ def test_alignments_are_of_words() -> None:
 @given(text=anything)
 def test_ids_spell_the_words_they_belong_to(text: str) -> None:
     ids = BPE.tokenizer.encode(text)
-    spelt, words = alignment.spelled(BPE.tokenizer, ids)
+    spelt, words = alignment.decode_words(BPE.tokenizer, ids)
     assert spelt.split() == BPE.tokenizer.decode(ids).split()
     assert len(words) == len(ids)
     assert words == sorted(words)
@@ -210,13 +207,13 @@ def test_unknown_words_are_copied() -> None:
     ids = [*tokenizer.encode("le"), UNK, *tokenizer.encode("voit"), UNK]
     source = "the Zorglub sees Zara"
     weights = np.eye(4)[[0, 1, 2, 3]]
-    copied = alignment.copies(tokenizer, ids, weights, source)
-    assert alignment.spelled(tokenizer, ids, copied) == ("le Zorglub voit Zara", [0, 1, 2, 3])
-    assert alignment.spelled(tokenizer, ids)[0] == "le voit"
+    copied = alignment.unknown_copies(tokenizer, ids, weights, source)
+    assert alignment.decode_words(tokenizer, ids, copied) == ("le Zorglub voit Zara", [0, 1, 2, 3])
+    assert alignment.decode_words(tokenizer, ids)[0] == "le voit"
     letters = Tokenizer.train(LINES, kind="char")
     spelt = [letters.encode("c")[0], UNK, letters.encode("t")[0]]
-    copied = alignment.copies(letters, spelt, np.eye(3), "xöz")
-    assert alignment.spelled(letters, spelt, copied)[0] == "cöt"
+    copied = alignment.unknown_copies(letters, spelt, np.eye(3), "xöz")
+    assert alignment.decode_words(letters, spelt, copied)[0] == "cöt"
 
 
 def test_unknown_words_are_copied_when_asked() -> None:
@@ -250,7 +247,7 @@ def test_weights_that_are_no_numbers_are_a_sentence(how: dict[str, Any], texts: 
 def test_settings_that_make_no_sense_are_refused() -> None:
     for beam, nbest in ((2, 3), (1, 0)):
         with pytest.raises(ConfigError, match="nbest"):
-            strategy(DecodeConfig(beam=beam), nbest)
+            build_strategy(DecodeConfig(beam=beam), nbest)
     with pytest.raises(ConfigError, match="two ways"):
         DecodeConfig(sample=True, beam=2)
 
@@ -273,11 +270,11 @@ def test_a_program_gets_the_same_keys_for_every_text(
     keys = ["source", "translation", "score", "cut", "parts"]
     keys += ["nbest"] * nbest + ["alignment", "weights"] * alignments
     for one in SEVERAL.translate(lines):
-        facts = one.facts(nbest=nbest, alignments=alignments)
-        assert list(facts) == keys
-        assert (facts["score"] is None) == (not one.source.strip())
+        fields = one.to_dict(nbest=nbest, alignments=alignments)
+        assert list(fields) == keys
+        assert (fields["score"] is None) == (not one.source.strip())
         if nbest:
-            assert len(facts["nbest"]) == (3 if one.source.strip() else 0)
+            assert len(fields["nbest"]) == (3 if one.source.strip() else 0)
 
 
 SEVERAL = scribe(nbest=3, beam=3, alignments=True)
@@ -285,11 +282,11 @@ SEVERAL = scribe(nbest=3, beam=3, alignments=True)
 
 @given(text=st.text(), pairs=st.booleans())
 def test_one_string_is_no_list_of_texts(text: str, pairs: bool) -> None:
-    for take in (several, partial(listed, pairs=pairs)):
+    for take in (require_iterable, partial(require_texts, pairs=pairs)):
         with pytest.raises(DataError, match="Give a list"):
             take(text)
-    assert listed([text]) == [text]
-    assert listed(iter([(text, text)]), pairs=True) == [(text, text)]
+    assert require_texts([text]) == [text]
+    assert require_texts(iter([(text, text)]), pairs=True) == [(text, text)]
 
 
 @given(
@@ -299,4 +296,4 @@ def test_one_string_is_no_list_of_texts(text: str, pairs: bool) -> None:
 def test_what_is_no_text_is_named_by_its_place(before: list[str], wrong: object) -> None:
     for pairs in (True, False):
         with pytest.raises(DataError, match=f"text {len(before) + 1} is .* no string"):
-            listed([*before, wrong], pairs=pairs)
+            require_texts([*before, wrong], pairs=pairs)

@@ -357,7 +357,7 @@ def test_batches_of_every_shape_find_their_kernels(
 def test_prompts_of_every_length_are_decoded_by_known_kernels(
     model: dict[str, Any], task: str, beam: int, longest: int, prompts: list[tuple[int, int]]
 ) -> None:
-    from heed.decode.batch_plan import rung
+    from heed.decode.batch_plan import bucket_size
     from heed.train.precompile import dry_launch
 
     config = recipe(
@@ -372,7 +372,7 @@ def test_prompts_of_every_length_are_decoded_by_known_kernels(
         with dry_launch.fake_gpu(90, hook):
             made = dry_launch.build_model(config, 777)
             for size, length in prompts:
-                dry_launch.decode_step(made, config.decode, size, rung(min(length, longest)))
+                dry_launch.decode_step(made, config.decode, size, bucket_size(min(length, longest)))
 
     needed = launched(decode)
     found = launched(lambda hook: dry_launch.launch_decoding(config, 90, hook))

@@ -27,13 +27,13 @@ from triton.runtime.driver import driver
 
 from heed.config import DecodeConfig, Recipe
 from heed.data.batching.batch import Batch
-from heed.decode.batch_plan import rung
+from heed.decode.batch_plan import bucket_size
 from heed.decode.model_step import Prompt
 from heed.decode.search import Search
+from heed.decode.settings import build_strategy
 from heed.models import Classifier, Model, Translator, build
 from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
-from heed.pipelines.translate import strategy
 from heed.train.dev_bleu import greedy
 from heed.train.objective import Objective, loss
 from heed.train.prepare.run_tokenizer import CHARACTERS_A_PIECE, FEWEST_PIECES, MOST_PIECES
@@ -81,7 +81,7 @@ def launch_decoding(recipe: Recipe, capability: int, hook: Hook) -> None:
         for vocab in vocab_sizes(recipe):
             model = build_model(recipe, vocab)
             for config in configs:
-                for length in (*PROMPT_LENGTHS, rung(recipe.data.max_length)):
+                for length in (*PROMPT_LENGTHS, bucket_size(recipe.data.max_length)):
                     with _ignore_errors():
                         decode_step(model, config, BATCH_SIZE, length)
 
@@ -170,7 +170,7 @@ def decode_step(model: Model, config: DecodeConfig, size: int, length: int) -> N
         prompt = Prompt(ids[:, :1], None, ids, ids.bool())
     else:
         prompt = Prompt(ids, ids.bool())
-    Search([model], strategy(config, 1)).try_out(prompt)
+    Search([model], build_strategy(config, 1)).dry_step(prompt)
 
 
 # -------------------------------------------------------------------------------------- fake GPU

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from decode import plain
+from decode import ending_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import VARIANTS, new_translator, texts
@@ -97,11 +97,11 @@ def test_packed_weights_are_those_of_now() -> None:
 
 @pytest.mark.parametrize("how", [Greedy(), Beam(3, nbest=3)], ids=["greedy", "beam"])
 def test_a_search_writes_the_same(how: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = Search([plain.ending_translator("post")], how, batch_size=3)
+    search = Search([ending_models.ending_translator("post")], how, batch_size=3)
     sources = [ids.tolist() for ids in texts([5, 1, 8, 3, 2, 6])]
     found = {}
     for least in (0, 10**9):
-        monkeypatch.setattr(searching, "PACK", least)
+        monkeypatch.setattr(searching, "PACK_FROM", least)
         found[least] = search.translate(sources, max_extra=3)
     for several, others in zip(*found.values(), strict=True):
         for one, other in zip(several, others, strict=True):
