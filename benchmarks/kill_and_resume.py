@@ -29,7 +29,7 @@ def recipe() -> Recipe:
     """Small, with everything that has a state: dropout, a random merge, a mean of the weights."""
     return Recipe.of(
         {
-            "data": {"world": 2000, "world_test": 100, "max_length": 48},
+            "data": {"synthetic": 2000, "synthetic_test": 100, "max_length": 48},
             "tokenizer": {"kind": "bpe", "vocab_size": 800},
             "model": {"layers": 1, "width": 64, "heads": 4, "merge": "shuffle"},
             "train": {

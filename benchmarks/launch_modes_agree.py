@@ -27,7 +27,7 @@ import torch
 from common import keep, table
 from rich.console import Console
 
-from heed.config import Recipe, changed
+from heed.config import Recipe, apply_overrides
 from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.execution.choose import obstacle
@@ -38,12 +38,12 @@ TOLERANCE = {"update": 0.02, "stretch": 0.05}
 """Largest difference of two losses, as a share of the loss, that counts as the same curve."""
 TASKS: dict[str, dict[str, Any]] = {
     "translate": {
-        "data": {"world": 4000, "world_test": 100, "max_length": 64},
+        "data": {"synthetic": 4000, "synthetic_test": 100, "max_length": 64},
         "tokenizer": {"kind": "bpe", "vocab_size": 1000},
         "train": {"batch_tokens": 1024, "lr": 2e-3},
     },
     "generate": {
-        "data": {"world": 2000, "world_test": 100, "max_length": 64, "unit": "document"},
+        "data": {"synthetic": 2000, "synthetic_test": 100, "max_length": 64, "unit": "document"},
         "tokenizer": {"kind": "word"},
         "train": {"batch_tokens": 1024, "lr": 2e-3},
     },
@@ -89,13 +89,14 @@ def recipe(task: str, speed: str, *, dropout: float, steps: int, deterministic: 
     """A small recipe whose every loss is written down."""
     tables = {"task": task, "model": {**MODEL, "dropout": dropout}, **TASKS[task]}
     settings = {
-        "speed": speed,
+        "execution": speed,
         "steps": steps,
         "deterministic": str(deterministic).lower(),
         "log_every": 1,
         "evaluate_every": steps,
     }
-    return Recipe.of(changed(tables, [f"train.{key}={value}" for key, value in settings.items()]))
+    overrides = [f"train.{key}={value}" for key, value in settings.items()]
+    return Recipe.of(apply_overrides(tables, overrides))
 
 
 def outcome(recipe: Recipe, device: str) -> Outcome:

@@ -124,7 +124,7 @@ def captured(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], objec
         position=config.position,
     )
     batch = setting.batch(device)
-    recipe = setting.recipe([f"train.speed={'graphs' if device.type == 'cuda' else 'eager'}"])
+    recipe = setting.recipe([f"train.execution={'graphs' if device.type == 'cuda' else 'eager'}"])
     bf16 = wants_bf16(recipe.train.precision, device)
     update = trainee(setting, recipe, batch, device=device, bf16=bf16).update
     return lambda: update([batch])

@@ -63,7 +63,7 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
     from heed.runs.run import Run
     from heed.train.precompile.start import CompileProcess, stamp_path
     from heed.train.prepare import setup
-    from heed.train.prepare.setup import choose_device, refuse_nonsense
+    from heed.train.prepare.setup import choose_device, validate_recipe
     from heed.train.run import build_loop
     from heed.train.validate import evaluate
 
@@ -81,7 +81,7 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
         for stage, places in stages.items():
             for place, name in places:
                 stack.enter_context(startup._wrapped(place, name, stage))
-        refuse_nonsense(recipe)
+        validate_recipe(recipe)
         run = Run.create(folder, recipe)
         parts = setup.prepare(recipe, run, device=device, say=said.append)
         compiled = _listen()

@@ -110,7 +110,7 @@ class Bench:
         """heed, launched in this way; with the setting's own activation unless another is named."""
 
         def make(setting: Setting) -> Update:
-            changes = [f"train.speed={speed}", f"train.precision={precision}"]
+            changes = [f"train.execution={speed}", f"train.precision={precision}"]
             if activation is not None:
                 changes.append(f"model.activation={activation}")
             recipe = setting.recipe(changes)

@@ -64,7 +64,7 @@ class Translator:
     ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
         self.models, self.served = [model, *others], served
-        self.both = recipe.data.both
+        self.both = recipe.data.bidirectional
         """Whether the models translate either way."""
         self.longest = recipe.data.max_length
         """Tokens of a text that all of the models read."""
@@ -102,7 +102,7 @@ class Translator:
             engine, model, tokenizer, max_source=recipe.data.max_length, **told
         )
         found = cls(model, tokenizer, recipe, others=more, served=served)
-        found.both = all(data.both for data in trained_on)
+        found.both = all(data.bidirectional for data in trained_on)
         found.longest = min(data.max_length for data in trained_on)
         return found
 
@@ -129,7 +129,7 @@ class Translator:
         """One translation a text, in order; what is blank stays empty.
 
         `settings` are keys of a recipe's `[decode]`: beam=5, length_penalty=0.6. With
-        `reverse=True` a run that was trained with `data.both` translates the other way.
+        `reverse=True` a run that was trained with `data.bidirectional` translates the other way.
         """
         found = self.translations(require_texts(texts), **settings)
         long = [i for i, one in enumerate(found) if one.parts > 1]
@@ -160,7 +160,7 @@ class Translator:
     ) -> TranslationPipeline:
         """What translates by these settings, kept for the next time."""
         if reverse and not self.both:
-            what = "was not trained with data.both = true, so it does not translate in reverse."
+            what = "was not trained with data.bidirectional = true and translates one way only."
             raise ConfigError([f"This run {what}"])
         if reverse and self.served is not None:
             raise ConfigError(["Only heed's own engine translates in reverse: leave --engine out."])

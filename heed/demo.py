@@ -72,7 +72,7 @@ def demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = N
 def _story(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
     """What a trained run is worth, as facts and figures."""
     translator = Translator.load(run.folder, device="cpu")
-    test = list(synthetic.sentences("test", recipe.data.world_test, seed=recipe.seed))
+    test = list(synthetic.sentences("test", recipe.data.synthetic_test, seed=recipe.seed))
     console.print(f"Translating {len(test):,} sentences of combinations it never saw…")
     hypotheses = translator.translate(s.english for s in test)
     references = [s.french for s in test]
@@ -180,7 +180,8 @@ def _introduce(recipe: Recipe, console: Console) -> None:
     m = recipe.model
     console.print(
         f"[bold]heed demo[/]: a Transformer learns English to French from nothing.\n"
-        f"{recipe.data.world:,} generated pairs · {m.layers}+{m.layers} layers, width {m.width}, "
+        f"{recipe.data.synthetic:,} generated pairs · {m.layers}+{m.layers} layers, "
+        f"width {m.width}, "
         f"{m.heads} heads, position [cyan]{m.position}[/] · the test holds combinations of words "
         "that training never showed.",
         highlight=False,

@@ -139,7 +139,7 @@ def _resumed_is_unbroken() -> Check:
     """The real command, killed with SIGKILL once it has saved, and resumed."""
     recipe = Recipe.of(
         {
-            "data": {"world": 300, "world_test": 50, "max_length": 48},
+            "data": {"synthetic": 300, "synthetic_test": 50, "max_length": 48},
             "tokenizer": {"kind": "word"},
             "model": {"layers": 1, "width": 32, "heads": 2},
             "train": {"steps": 60, "batch_size": 16, "checkpoint_every": 5, "evaluate_every": 20},
@@ -165,7 +165,7 @@ def _two_ranks_are_one() -> Check:
     """The real command on two processes: the losses of every update, and the dev set's."""
     recipe = Recipe.of(
         {
-            "data": {"world": 300, "world_test": 50, "max_length": 48},
+            "data": {"synthetic": 300, "synthetic_test": 50, "max_length": 48},
             "tokenizer": {"kind": "word"},
             "model": {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0},
             "train": {"steps": 10, "batch_size": 15, "accumulate": 2, "log_every": 1}

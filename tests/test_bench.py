@@ -39,7 +39,7 @@ from heed.errors import ConfigError, HeedError
 from heed.models import Model, Translator
 
 CPU = torch.device("cpu")
-TINY = ["data.world=300", "data.world_test=20", "train.batch_tokens=512", "model.width=32"]
+TINY = ["data.synthetic=300", "data.synthetic_test=20", "train.batch_tokens=512", "model.width=32"]
 SPEEDY = Setting("tiny", "translate", 1, 2, 16, 40, 3, 7)
 
 
@@ -156,7 +156,7 @@ def test_a_standard_batch_is_real_through_and_through(setting: Setting) -> None:
 
 def test_a_standard_shape_learns() -> None:
     batch = SPEEDY.batch(CPU)
-    recipe = SPEEDY.recipe(["train.speed=eager", "train.lr=0.01"])
+    recipe = SPEEDY.recipe(["train.execution=eager", "train.lr=0.01"])
     found = trainee(SPEEDY, recipe, batch, device=CPU, bf16=False)
     before = [p.detach().clone() for p in found.model.parameters()]
     found.update([batch])
@@ -166,7 +166,7 @@ def test_a_standard_shape_learns() -> None:
 
 def test_a_standard_shape_s_figures_hang_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LARGE, "cpu", 256)
-    found = measure(SPEEDY, ["train.speed=eager"], device=CPU, rounds=2)
+    found = measure(SPEEDY, ["train.execution=eager"], device=CPU, rounds=2)
     assert found.tokens_per_second == pytest.approx(found.updates_per_second * SPEEDY.tokens)
     assert 2 * found.target_tokens_per_second == pytest.approx(found.tokens_per_second)
     assert found.share_of_peak == pytest.approx(found.tflops / found.peak_tflops)
@@ -222,7 +222,7 @@ def run_bench(name: str | None, *changes: str, **options: Any) -> tuple[dict[str
 @pytest.mark.parametrize("name", ["demo-translate", "demo-generate", "demo-classify"])
 def test_a_recipe_s_figures_hang_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LARGE, "cpu", 256)
-    found, shown = run_bench(name, *TINY, "train.speed=eager", updates=4)
+    found, shown = run_bench(name, *TINY, "train.execution=eager", updates=4)
     for pace in (found["real"], found["fixed"]):
         assert pace["updates"] == 4
         assert pace["real_tokens_per_second"] <= pace["padded_tokens_per_second"]

@@ -177,7 +177,12 @@ def test_colours_tell_right_from_wrong() -> None:
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("demo-")])
 @pytest.mark.parametrize("family", ["transformer", "lstm"])
 def test_every_demo_recipe_trains(name: str, family: str, tmp_path: Path) -> None:
-    changes = ["train.steps=3", "data.world=400", "data.world_test=40", f"model.family={family}"]
+    changes = [
+        "train.steps=3",
+        "data.synthetic=400",
+        "data.synthetic_test=40",
+        f"model.family={family}",
+    ]
     flags = [part for change in changes for part in ("--set", change)]
     answer = heed("train", name, *flags, "--run", str(tmp_path / "run"))
     assert answer.returncode == 0, answer.stderr

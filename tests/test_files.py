@@ -52,7 +52,7 @@ def recipe(home: Path) -> Recipe:
             "data": {"train": [str(home / "a.en"), str(home / "a.fr")]},
             "tokenizer": {"kind": "word"},
             "model": SMALL,
-            "train": {"steps": 3, "batch_size": 16, "average": 2, "evaluate_every": 1},
+            "train": {"steps": 3, "batch_size": 16, "average_checkpoints": 2, "evaluate_every": 1},
         }
     )
 

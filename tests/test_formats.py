@@ -24,7 +24,7 @@ def trained(folder: Path, position: str) -> Run:
     recipe = Recipe.of(
         {
             "task": "generate",
-            "data": {"world": 40, "world_test": 10},
+            "data": {"synthetic": 40, "synthetic_test": 10},
             "tokenizer": {"kind": "char"},
             "model": {
                 "layers": 1,

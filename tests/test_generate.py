@@ -343,7 +343,7 @@ def test_a_prompt_longer_than_learned_positions(place: Path) -> None:
 
 # -------------------------------------------------------------------------- training on a stream
 
-STREAM = {"unit": "file", "blocks": "random", "max_length": 8}
+STREAM = {"unit": "file", "windows": "random", "max_length": 8}
 
 
 def test_a_stream_resumes_to_the_same_bits(place: Path) -> None:
@@ -357,11 +357,11 @@ def test_a_stream_resumes_to_the_same_bits(place: Path) -> None:
 
 
 def test_from_python(place: Path) -> None:
-    told: dict[str, Any] = {"kind": "char", "unit": "file", "blocks": "random", "max_length": 8}
+    told: dict[str, Any] = {"kind": "char", "unit": "file", "windows": "random", "max_length": 8}
     model = LanguageModel.train(
         train=[place / "train.txt"], run=place / "python", device="cpu", steps=2, **SMALL, **told
     )
-    assert model.recipe.data.blocks == "random"
+    assert model.recipe.data.windows == "random"
     assert model.generate(length=3)[0][0]
 
 
@@ -405,10 +405,10 @@ def test_the_folder_of_the_data_is_that_of_the_tokenizers_text(place: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data": {"pack": True, "blocks": "random"}}, "two ways to fill a row"),
+        ({"data": {"pack": True, "windows": "random"}}, "two ways to fill a row"),
         ({"tokenizer": {"split": "treebank"}}, "is for kind 'word'"),
         ({"tokenizer": {"kind": "word", "split": "treebnak"}}, "Did you mean 'treebank'"),
-        ({"data": {"blocks": "often"}}, "blocks cannot be 'often'"),
+        ({"data": {"windows": "often"}}, "windows cannot be 'often'"),
     ],
 )
 def test_keys_that_make_no_sense(place: Path, changes: dict[str, Any], said: str) -> None:
@@ -417,8 +417,8 @@ def test_keys_that_make_no_sense(place: Path, changes: dict[str, Any], said: str
 
 
 def test_blocks_are_for_language_models(place: Path) -> None:
-    told = tables(place, task="classify", data={"blocks": "random"})
-    with pytest.raises(ConfigError, match="blocks is for language models"):
+    told = tables(place, task="classify", data={"windows": "random"})
+    with pytest.raises(ConfigError, match="windows is for causal language models"):
         train_run.start(Recipe.of(told), place / "no", device="cpu", console=Console(quiet=True))
 
 

@@ -33,7 +33,7 @@ losses = st.lists(st.floats(0.1, 12), min_size=1, max_size=8)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_system_is_a_recipe_that_can_be_read_and_built(name: str) -> None:
     recipe = Recipe.read(find(SYSTEMS[name].recipe), SYSTEMS[name].changes)
-    assert recipe.model.leak(recipe.task) is None
+    assert recipe.model.find_leak(recipe.task) is None
 
 
 def test_every_run_is_wanted_once() -> None:
@@ -47,7 +47,7 @@ def test_every_run_is_wanted_once() -> None:
 
 @pytest.mark.parametrize("over", ["token", "sequence", "batch"])
 def test_a_model_is_read_in_another_way_and_put_back(over: str) -> None:
-    changes: Changes = {"merge": "reweight", "over": over, "leaky": True}
+    changes: Changes = {"merge": "reweight", "reweight_over": over, "leaky": True}
     model = new_language_model(**changes)
     only = new_language_model(**changes, merge_when="training")
     plain = new_language_model()

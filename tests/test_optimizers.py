@@ -107,7 +107,10 @@ def test_too_high_a_rate_is_a_result_and_other_errors_are_not(tmp_path: Path) ->
     """By the last words of a command that fails, not by those of one before it."""
     soon = time.monotonic() + 100
     plan = Plan(tmp_path, tmp_path, [], "cpu", jobs=1, deadline=soon, stop=soon)
-    run, changes = Run(tmp_path / "one"), ("train.lr=1e30", "data.world=50", "train.skip_limit=1")
+    run, changes = (
+        Run(tmp_path / "one"),
+        ("train.lr=1e30", "data.synthetic=50", "train.max_skipped_steps=1"),
+    )
     assert learnt(plan, run, "demo-generate", *settings(changes)) == DIVERGED
     shutil.rmtree(run.folder)  # its log stays
     with pytest.raises(FailedError, match="train ended with"):

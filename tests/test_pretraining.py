@@ -95,7 +95,7 @@ def test_the_recipes_can_be_told_so() -> None:
     for trial in TRIALS:
         read = Recipe.read(find(TUNE), ["init={}", *SHAPE, *TUNING, *trial.changes])
         assert (read.train.lr, read.model.dropout) == (trial.rate, trial.dropout)
-        assert read.init.run is None
+        assert read.init.from_model is None
         assert read.model.width == reads.model.width
 
 
@@ -122,7 +122,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Jo
 def test_both_ways_are_one_model_with_one_tokenizer(job: Callable[[float], Job]) -> None:
     """By the recipes that the commands are told, with fewer updates."""
     told, quiet = job(60), Console(quiet=True)
-    few = ["train.steps=2", "train.warmup=0", "train.best=dev/loss"]
+    few = ["train.steps=2", "train.warmup=0", "train.best_metric=dev/loss"]
     more = f"tokenizer.text={json.dumps([str(told.data / 'train.tsv')])}"
     files = [str(told.text)], [str(told.data / "dev.tsv")]
     changes = [*SHAPE, *READING, *TINY, *few, more]

@@ -16,8 +16,8 @@ from heed.train import resolve
 from heed.train import run as train_run
 
 SMALL = ["model.layers=1", "model.width=24", "model.heads=2", "train.steps=2", "train.warmup=0"]
-SMALL += ["tokenizer.vocab_size=300", "train.average=1", "train.evaluate_bleu=false"]
-SMALL += ["train.best=dev/loss"]
+SMALL += ["tokenizer.vocab_size=300", "train.average_checkpoints=1", "train.evaluate_bleu=false"]
+SMALL += ["train.best_metric=dev/loss"]
 
 
 @pytest.mark.parametrize("name", names())
@@ -75,7 +75,7 @@ def test_files_of_ones_own_leave_no_file_of_the_recipe(name: str, pairs: Path) -
     recipe, _ = resolve.recipe(name, None, own, None, told, None)
     data = recipe.data
     assert (data.train, data.dev, data.test, data.sets) == (own, [], [], {})
-    assert data.world is None
+    assert data.synthetic is None
     assert not recipe.tokenizer.text
 
 
@@ -93,7 +93,7 @@ def test_files_of_ones_own_replace_a_generated_world(name: str, pairs: Path) -> 
         [str(pairs / f"{split}.{side}") for side in ("en", "fr")] for split in ("train", "dev")
     )
     recipe, _ = resolve.recipe(name, None, own, dev, None, None)
-    assert (recipe.data.train, recipe.data.dev, recipe.data.world) == (own, dev, None)
+    assert (recipe.data.train, recipe.data.dev, recipe.data.synthetic) == (own, dev, None)
     for train in (own, None):
         with pytest.raises(ConfigError, match=r"--data is for .* makes its own text"):
             resolve.recipe(name, None, train, None, None, None, pairs)

@@ -94,7 +94,7 @@ TASKS = (
         (
             *ALIKE,
             "tokenizer.vocab_size=1000",
-            "data.blocks=random",
+            "data.windows=random",
             "data.max_length=64",
             "train.batch_size=16",
             "train.steps=600",

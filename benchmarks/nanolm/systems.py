@@ -36,7 +36,7 @@ def _merge(merge: str, when: str, *more: str, prefix: str = "", label: str = "")
 
 
 def _reweight(over: str, when: str, *more: str, prefix: str = "") -> System:
-    told = (f"model.over={over}", f"model.leaky={str(over != 'token').lower()}", *more)
+    told = (f"model.reweight_over={over}", f"model.leaky={str(over != 'token').lower()}", *more)
     return _merge("reweight", when, *told, prefix=prefix, label=f"reweight over a {over}")
 
 

@@ -13,11 +13,11 @@ SHORT = 20
 """Words a side may have in the text of the group `lengths`.
 
 They are 65% of the TED pairs, and 99.3% of them have at most 40 tokens a side in 4,000 pieces (none
-more than 55); of the longer ones 28%. `data.drop` leaves out pairs by their words, and sentences
-are tested by their words as well.
+more than 55); of the longer ones 28%. `data.drop_pattern` leaves out pairs by their words, and
+sentences are tested by their words as well.
 """
 LONGER = rf"^<|^\s*(\S+\s+){{{SHORT}}}\S"
-"""What `data.drop` finds in longer texts, and in markup."""
+"""What `data.drop_pattern` finds in longer texts, and in markup."""
 NORMS_FIRST = "model.norm_place=pre"
 
 
@@ -67,7 +67,7 @@ GROUPS: dict[str, list[System]] = {
         System("lstm-transformer", "ted-en-fr/lstm-transformer", label="Transformer"),
     ],
     "positions": [_position("position", name) for name in POSITIONS],
-    "lengths": [_position("length", name, f"data.drop={LONGER}") for name in POSITIONS],
+    "lengths": [_position("length", name, f"data.drop_pattern={LONGER}") for name in POSITIONS],
 }
 """In the order in which they are trained."""
 SYSTEMS = list(dict.fromkeys(system for group in GROUPS.values() for system in group))

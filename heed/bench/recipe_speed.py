@@ -38,7 +38,7 @@ from heed.runs.run import Run
 from heed.train import precompile
 from heed.train.loop import Loop
 from heed.train.prepare.init_from import settled
-from heed.train.prepare.setup import TrainingSetup, choose_device, prepare, refuse_nonsense
+from heed.train.prepare.setup import TrainingSetup, choose_device, prepare, validate_recipe
 from heed.train.run import build_loop, memory_guard
 
 Say = Callable[[str], None]
@@ -114,7 +114,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, memory_guard(recipe):
         with startup.watching():
             recipe, origin = settled(recipe)
-            refuse_nonsense(recipe, origin)
+            validate_recipe(recipe, origin)
             run = Run.create(Path(folder) / "bench", recipe)
             parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
             precompile.stop_compiling()

@@ -11,7 +11,7 @@ import torch
 from heed.bench.flops import operations
 from heed.bench.peers import peer_of, peer_step
 from heed.bench.timing import Product, Work, side_by_side
-from heed.config import Recipe, changed
+from heed.config import Recipe, apply_overrides
 from heed.data.batching.bucketed import Batch
 from heed.data.batching.length_buckets import Shape
 from heed.data.tokenizers.tokenizer import MASK
@@ -73,8 +73,9 @@ class Setting:
             "activation": "gelu_tanh" if self.task == "generate" else "gelu",
             "tie_embeddings": self.source_vocab is None,
         }
-        train = {"schedule": "constant", "lr": 1e-4, "speed": "auto"}
-        return Recipe.of(changed({"task": self.task, "model": model, "train": train}, changes))
+        train = {"schedule": "constant", "lr": 1e-4, "execution": "auto"}
+        tables = {"task": self.task, "model": model, "train": train}
+        return Recipe.of(apply_overrides(tables, changes))
 
     def model(self, recipe: Recipe, device: torch.device) -> Model:
         """Its model, freshly drawn."""
@@ -245,8 +246,8 @@ def measure(
 def launched(said: Sequence[str], recipe: Recipe) -> str:
     """How updates are launched and why, of what was said; there may have been no question."""
     why = " ".join(line for line in said if line.startswith("Speed"))
-    if not why and recipe.train.speed != "auto":
-        why = f"Speed: {recipe.train.speed}, as asked for."
+    if not why and recipe.train.execution != "auto":
+        why = f"Speed: {recipe.train.execution}, as asked for."
     return why or "Speed: one kernel at a time."
 
 

@@ -48,7 +48,8 @@ def translate(
     ] = "float32",
     engine: Annotated[str, typer.Option(help="Who writes: heed or ctranslate2.")] = "heed",
     reverse: Annotated[
-        bool, typer.Option("--reverse", help="The other way round, of a run with data.both.")
+        bool,
+        typer.Option("--reverse", help="The other way round, of a run with data.bidirectional."),
     ] = False,
 ) -> None:
     """Translate sentences, a file or a pipe, one line out for each line in.

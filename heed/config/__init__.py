@@ -1,21 +1,24 @@
-"""Recipes: one TOML file that says everything about a run. Typed, strict, and free of torch.
+"""Recipes: one TOML file that describes a whole run. Typed, strict, free of torch.
 
 A recipe has the sections `data`, `tokenizer`, `model`, `init`, `train`, `decode`. Every key has a
-default, the text below a key is its help, an unknown key is an error that names the nearest known
-one, and all complaints about a recipe come at once.
+default, and the docstring below a key is its help. An unknown key is an error that names the
+nearest known one, and all errors of a recipe are reported at once.
 """
 
 from heed.config.base import Section
+from heed.config.data import DataConfig, TokenizerConfig
+from heed.config.decode import DecodeConfig
 from heed.config.model import ModelConfig
-from heed.config.recipe import SECTIONS, TASKS, Recipe, blamed, changed, read_tables
-from heed.config.registry import MERGES, POSITIONS, register
-from heed.config.sections import (
-    DataConfig,
-    DecodeConfig,
-    InitConfig,
-    TokenizerConfig,
-    TrainConfig,
+from heed.config.recipe import (
+    SECTIONS,
+    TASKS,
+    Recipe,
+    apply_overrides,
+    error_location,
+    read_tables,
 )
+from heed.config.registry import MERGES, POSITIONS, register
+from heed.config.train import InitConfig, TrainConfig
 
 __all__ = [
     "MERGES",
@@ -30,8 +33,8 @@ __all__ = [
     "Section",
     "TokenizerConfig",
     "TrainConfig",
-    "blamed",
-    "changed",
+    "apply_overrides",
+    "error_location",
     "read_tables",
     "register",
 ]

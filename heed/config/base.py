@@ -1,8 +1,8 @@
-"""One table of a recipe: strict, typed, and with every complaint at once."""
+"""A section of a recipe: strict, typed, reporting every error at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,11 +12,13 @@ from heed.errors import ConfigError, nearest
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-Rule = Callable[[Any], str | None]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Check = Callable[[Any], str | None]
+"""A check of several keys of one section: the error message, or None."""
 
 
 class Section(BaseModel):
-    """One table of a recipe. Building one raises `ConfigError` with every complaint about it."""
+    """One section of a recipe. The constructor raises `ConfigError` with every error in it."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -25,11 +27,11 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    checks: ClassVar[tuple[Check, ...]] = ()
 
     @classmethod
     def keys(cls) -> list[str]:
-        """The keys of this table, as a recipe writes them."""
+        """The keys of this section, as a recipe spells them."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     if not TYPE_CHECKING:  # a type checker reads the constructor off the fields
@@ -41,28 +43,35 @@ class Section(BaseModel):
             except ValidationError as error:
                 for item in error.errors():
                     bad.add(str(item["loc"][0]))
-                    complaints.append(_sentence(item, type(self).keys()))
-            # Rules that join several keys still speak when some other key is wrong.
+                    complaints.append(_message(item, type(self).keys()))
+            # Checks of several keys run even if some other key is invalid.
             fields = type(self).model_fields
-            known = {key: f.get_default(call_default_factory=True) for key, f in fields.items()}
-            known |= values
-            sound = SimpleNamespace(**{key: known[key] for key in known.keys() - bad})
-            complaints.extend(_broken(self.rules, sound))
+            merged = {key: f.get_default(call_default_factory=True) for key, f in fields.items()}
+            merged |= values
+            valid = SimpleNamespace(**{key: merged[key] for key in merged.keys() - bad})
+            complaints.extend(_failed_checks(self.checks, valid))
             if complaints:
                 raise ConfigError(complaints)
 
 
-def _broken(rules: tuple[Rule, ...], values: SimpleNamespace) -> Iterator[str]:
-    for rule in rules:
+def _failed_checks(checks: tuple[Check, ...], values: SimpleNamespace) -> Iterator[str]:
+    for check in checks:
         try:
-            complaint = rule(values)
-        except AttributeError:  # the rule reads a key that is itself wrong, and already named
+            complaint = check(values)
+        except AttributeError:  # the check reads a key that is itself invalid and reported already
             continue
         if complaint:
             yield complaint
 
 
-def _sentence(item: Any, known: list[str]) -> str:
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> str | None:
+    """The error of a name that is not among the known ones; None where it is."""
+    if name in known:
+        return None
+    return f"There is no {kind} {name!r}; choose one of {', '.join(known)}.{nearest(name, known)}"
+
+
+def _message(item: Any, known: list[str]) -> str:
     key, value = ".".join(str(part) for part in item["loc"]), item["input"]
     if item["type"] == "extra_forbidden":
         return f"There is no key {key!r}.{nearest(key, known)}"

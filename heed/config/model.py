@@ -1,4 +1,4 @@
-"""The shape of a model."""
+"""The section `model`: the architecture."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from heed.config.base import Count, Rule, Section, Share
+from heed.config.base import Check, Count, Section, Share
 from heed.config.registry import MERGES, POSITIONS
 
 
-def _known_position(m: Any) -> str | None:
+def _check_position(m: Any) -> str | None:
     return POSITIONS.complaint(m.position)
 
 
-def _known_merge(m: Any) -> str | None:
+def _check_merge(m: Any) -> str | None:
     return MERGES.complaint(m.merge)
 
 
-def _heads_divide_width(m: Any) -> str | None:
+def _check_heads(m: Any) -> str | None:
     if m.family == "lstm" or m.head_width is not None or m.width % m.heads == 0:
         return None
     return f"width {m.width} does not divide by heads {m.heads}: change one, or set head_width."
 
 
-def _groups_divide_heads(m: Any) -> str | None:
+def _check_kv_heads(m: Any) -> str | None:
     if m.kv_heads is None or m.heads % m.kv_heads == 0:
         return None
-    return f"heads {m.heads} does not divide by kv_heads {m.kv_heads}: query heads share in groups."
+    return f"heads {m.heads} does not divide by kv_heads {m.kv_heads}: groups must be equal."
 
 
-def _recurrent_merge(m: Any) -> str | None:
+def _check_lstm_merge(m: Any) -> str | None:
     if m.family != "lstm" or m.merge == "concat":
         return None
     return f"merge {m.merge!r} needs heads, and family 'lstm' has none: use merge = 'concat'."
 
 
-def _runs_at_all(m: Any) -> str | None:
-    asked = [key for key in ("ngram_contrast", "word_ngrams") if getattr(m, key)]
-    if not asked or m.ngrams > 1:
+def _check_ngrams(m: Any) -> str | None:
+    used = [key for key in ("ngram_log_count_ratio", "word_ngrams") if getattr(m, key)]
+    if not used or m.ngrams > 1:
         return None
-    return f"{asked[0]} is for runs of tokens, and there are none: set ngrams to 2 or more."
+    return f"{used[0]} needs n-gram features, and there are none: set ngrams to 2 or more."
 
 
-def _over_what(m: Any) -> str | None:
-    if m.over == "token" or m.merge == "reweight":
+def _check_reweight_over(m: Any) -> str | None:
+    if m.reweight_over == "token" or m.merge == "reweight":
         return None
-    return f"over = {m.over!r} belongs to merge 'reweight', not to {m.merge!r}."
+    return f"reweight_over = {m.reweight_over!r} belongs to merge 'reweight', not to {m.merge!r}."
 
 
-def _embedding_width(m: Any) -> str | None:
+def _check_embedding_width(m: Any) -> str | None:
     if m.embedding_width in (None, m.width):
         return None
     if m.family != "lstm":
-        return "embedding_width belongs to family 'lstm': a Transformer's is its width."
+        return "embedding_width belongs to family 'lstm': a Transformer's embedding has its width."
     if m.tie_embeddings:
         return (
             f"embedding_width {m.embedding_width} is not width {m.width}, so input and output "
@@ -62,148 +62,149 @@ def _embedding_width(m: Any) -> str | None:
     return None
 
 
-def _recurrent_norm(m: Any) -> str | None:
+def _check_lstm_norm(m: Any) -> str | None:
     if m.family != "lstm" or not m.embedding_norm:
         return None
     return "embedding_norm belongs to family 'transformer': an LSTM has no norms."
 
 
-def _learned_offset(m: Any) -> str | None:
+def _check_position_offset(m: Any) -> str | None:
     if not m.position_offset or m.position == "learned":
         return None
     return f"position_offset belongs to position 'learned', not to {m.position!r}."
 
 
 class ModelConfig(Section):
-    """The shape of a model. One key swaps any part."""
+    """The architecture. One key swaps any part."""
 
     family: Literal["transformer", "lstm"] = "transformer"
-    """What stands between the embedding and the head."""
+    """The stack between the embedding and the head."""
     layers: Count = 4
-    """Blocks in the stack (in each stack, for translation)."""
+    """Layers of the stack (of encoder and decoder each, for translation)."""
     decoder_layers: Count | None = None
-    """Blocks in a translator's decoder, where it is not `layers`."""
+    """Layers of a translator's decoder; unset, `layers`."""
     width: Count = 256
-    """Size of a token's vector between blocks."""
+    """Model width (d_model): the size of a token's vector between layers."""
     heads: Count = 4
-    """Query heads."""
+    """Attention heads."""
     kv_heads: Count | None = None
-    """Key and value heads, shared by groups of query heads (grouped-query attention)."""
+    """Key and value heads of grouped-query attention; unset, as many as `heads`."""
     head_width: Count | None = None
-    """Size of one head; unset, width / heads."""
+    """Size of one attention head; unset, width / heads."""
     feed_forward: Count | None = None
-    """Hidden size of a feed-forward; unset, four times the width."""
+    """Hidden size of the feed-forward; unset, four times the width."""
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"] = "gelu"
-    """What the feed-forward does between its matrices; `swiglu` and `geglu` add a gate."""
+    """Activation of the feed-forward; `swiglu` and `geglu` are gated."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     norm_place: Literal["pre", "post"] = "pre"
-    """Normalise before each sublayer, or after its residual sum as the 2017 paper does."""
+    """Pre-norm (before each sublayer), or post-norm (after the residual sum, as in 2017)."""
     norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
-    """Added to the variance under the root."""
+    """Epsilon of the norms."""
     bias: bool = True
-    """Whether linear maps and norms have biases."""
+    """Whether linear layers and norms have biases."""
     qk_norm: bool = False
-    """RMS-normalise each query and key head, so that their product cannot blow up."""
+    """RMS-normalize each query and key head, which bounds attention scores."""
     scale: Annotated[float, Field(gt=0.0)] | None = None
-    """What multiplies the scores; unset, 1 / sqrt(head_width)."""
+    """Factor on attention scores; unset, 1 / sqrt(head_width)."""
 
     position: str = Field(
         default="rope", description=f"Position encoding: {', '.join(POSITIONS.names())}."
     )
     cross_position: bool = False
-    """Whether cross-attention, too, uses the relative part of the position encoding."""
+    """Whether cross-attention also uses the relative part of the position encoding."""
     max_positions: Count = 1024
-    """How many positions `learned` has; no other encoding has a limit."""
+    """Rows of the `learned` position table; no other encoding has a limit."""
     position_offset: Annotated[int, Field(ge=0)] = 0
-    """Rows of the `learned` table before that of the first token (RoBERTa has 2)."""
+    """Rows of the `learned` table before the first token's (RoBERTa has 2)."""
     sinusoids: Literal["paired", "halves"] = "paired"
-    """Where `sinusoidal` puts each cosine: after its sine, or all after all sines (Marian)."""
+    """Layout of `sinusoidal`: sine and cosine interleaved, or all sines first (Marian)."""
     rope_base: Annotated[float, Field(gt=1.0)] = 10000.0
-    """Base of the rotation wavelengths."""
+    """RoPE's base (theta)."""
     shaw_clip: Count = 16
-    """Distance beyond which `shaw` no longer tells positions apart."""
+    """Distance at which `shaw` clips relative positions."""
     shaw_values: bool = False
-    """Shaw's value term as well as its key term; runs on the plain path only."""
+    """Shaw's value term as well as the key term; runs on the plain attention path only."""
     t5_buckets: Count = 32
-    """How many distances `t5` tells apart."""
+    """Relative-position buckets of `t5`."""
     t5_distance: Count = 128
-    """Distance beyond which all share the last bucket."""
+    """Distance from which on `t5` uses its last bucket."""
     position_scale: Annotated[float, Field(gt=0.0)] | None = None
-    """What multiplies the tables of `learned` and `t5`; unset, what multiplies tokens, and 16."""
+    """Factor on the tables of `learned` and `t5`; unset, embedding_scale and 16."""
 
     merge: str = Field(default="concat", description=f"Head merge: {', '.join(MERGES.names())}.")
     merge_when: Literal["always", "training"] = "always"
-    """Whether the merge acts always, or in training only (then `concat` otherwise)."""
-    over: Literal["token", "sequence", "batch"] = "token"
-    """What the norm of `reweight` runs over."""
+    """Apply the merge always, or in training only (`concat` at inference)."""
+    reweight_over: Literal["token", "sequence", "batch"] = "token"
+    """What the norm of merge `reweight` is taken over."""
     leaky: bool = False
-    """Let a causal model use an `over` that lets it see the future or its neighbours."""
+    """Allow a causal model a `reweight_over` that leaks future tokens or other sequences."""
 
     tie_embeddings: bool = True
-    """One table for tokens in and tokens out."""
+    """Tie the input embedding and the output projection."""
     embedding_scale: Annotated[float, Field(gt=0.0)] | None = None
-    """What multiplies a token's vector; unset, width^0.75, or √width beside sinusoids."""
+    """Factor on token embeddings; unset, width^0.75, or sqrt(width) with `sinusoidal`."""
     embedding_norm: bool = False
-    """Normalise what enters the first block, order included, as BERT does."""
+    """Normalize the sum of the embeddings before the first layer, as BERT does."""
     token_types: Annotated[int, Field(ge=0)] = 0
-    """Kinds of tokens (BERT tells two sentences apart), each with a learned vector; 0 is none."""
-    head_map: bool = False
-    """A map, the activation and a norm before the map to the vocabulary, as BERT has."""
-    head_bias: bool = False
-    """Whether the map to the vocabulary has a bias."""
-    head_scale: Annotated[float, Field(gt=0.0)] | None = None
-    """What multiplies vectors before they are mapped to the vocabulary (T5); unset, nothing."""
+    """Token types with a learned embedding each (BERT's segment embeddings); 0 is none."""
+    lm_head_transform: bool = False
+    """Linear layer, activation and norm before the output projection, as in BERT's LM head."""
+    lm_head_bias: bool = False
+    """Whether the output projection to the vocabulary has a bias."""
+    lm_head_scale: Annotated[float, Field(gt=0.0)] | None = None
+    """Factor on vectors before the output projection (T5); unset, 1."""
     dropout: Share = 0.1
-    """On the embedding and on every residual branch."""
+    """Dropout on the embedding and on every residual branch."""
     attention_dropout: Share = 0.0
-    """On attention weights."""
+    """Dropout on attention weights."""
     feed_forward_dropout: Share = 0.0
-    """Inside the feed-forward, after its activation."""
+    """Dropout inside the feed-forward, after its activation."""
 
     pooling: Literal["mean", "first", "max", "attention"] = "mean"
-    """How a classifier makes one vector of a sentence."""
+    """How a classifier pools token vectors into one."""
     pooler: bool = False
-    """A map and a tanh after pooling, as BERT has."""
+    """Linear layer and tanh after pooling, as in BERT."""
     classifier_hidden: Count | None = None
-    """Hidden size between pooling and classes; unset, none."""
+    """Hidden size of the classifier head; unset, no hidden layer."""
     classifier_activation: Literal["relu", "tanh"] = "relu"
-    """What follows the map to that hidden size."""
+    """Activation of that hidden layer."""
     ngrams: Count = 1
-    """Up to how many tokens side by side a classifier has a vector for, beside what its stack says
-    (docs/classification.md); 1 is no such vectors."""
+    """Longest n-gram, in tokens, with a hashed feature vector, added to a classifier's pooled one
+    (docs/classification.md); 1 turns n-gram features off."""
     ngram_buckets: Count = 200_000
-    """How many vectors those runs of tokens share."""
+    """Hash buckets of the n-gram features."""
     ngram_dropout: Share = 0.5
-    """Share of a text's runs that are left out in training, others every time."""
-    ngram_contrast: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weigh each run by how unlike its counts are in the classes of the training text, this much
-    added to each (Wang and Manning 2012); 1 is usual, 0 weighs all alike."""
+    """Dropout of whole n-grams in training."""
+    ngram_log_count_ratio: Annotated[float, Field(ge=0.0)] = 0.0
+    """Log-count-ratio weighting of n-grams by their counts in each class (Wang and Manning 2012),
+    with this much added to each count; 1 is usual, 0 is off."""
     word_ngrams: Annotated[int, Field(ge=0)] = 0
-    """Beside runs of tokens that are characters or bytes: up to how many words side by side have a
-    vector, too; 0 is none."""
+    """Longest word n-gram with a feature vector, for tokens that are characters or bytes; 0 is
+    none."""
     embedding_width: Count | None = None
-    """Size of the LSTM's token vectors; unset, its width."""
+    """Embedding size of the LSTM; unset, its width."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        _known_position,
-        _known_merge,
-        _heads_divide_width,
-        _groups_divide_heads,
-        _recurrent_merge,
-        _over_what,
-        _embedding_width,
-        _recurrent_norm,
-        _learned_offset,
-        _runs_at_all,
+    checks: ClassVar[tuple[Check, ...]] = (
+        _check_position,
+        _check_merge,
+        _check_heads,
+        _check_kv_heads,
+        _check_lstm_merge,
+        _check_reweight_over,
+        _check_embedding_width,
+        _check_lstm_norm,
+        _check_position_offset,
+        _check_ngrams,
     )
 
-    def leak(self, task: str) -> str | None:
-        """Why this model, as a causal one, must be told `leaky = true`; None where it need not."""
-        if task == "classify" or self.over == "token" or self.leaky:
+    def find_leak(self, task: str) -> str | None:
+        """Why this model, if causal, needs `leaky = true`; None where it does not leak."""
+        if task == "classify" or self.reweight_over == "token" or self.leaky:
             return None
-        seen = {"sequence": "its own future", "batch": "its neighbours in the batch"}[self.over]
+        seen = {"sequence": "future tokens", "batch": "other sequences of the batch"}
         return (
-            f"merge 'reweight' over a {self.over} lets a causal model see {seen}: "
-            "use over = 'token', or set leaky = true to study the leak."
+            f"merge 'reweight' over a {self.reweight_over} lets a causal model see "
+            f"{seen[self.reweight_over]}: use reweight_over = 'token', or set leaky = true to "
+            "study the leak."
         )

@@ -1,4 +1,4 @@
-"""A whole recipe: read from TOML, changed from the command line, written back with every key."""
+"""A whole recipe: read from TOML, overridden by the command line, written with every key."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from heed.config.base import Section
+from heed.config.data import DataConfig, TokenizerConfig
+from heed.config.decode import DecodeConfig
 from heed.config.model import ModelConfig
-from heed.config.sections import (
-    DataConfig,
-    DecodeConfig,
-    InitConfig,
-    TokenizerConfig,
-    TrainConfig,
-)
+from heed.config.train import InitConfig, TrainConfig
 from heed.errors import ConfigError, nearest
 
 TASKS = ("translate", "classify", "generate")
@@ -47,10 +43,10 @@ class Recipe:
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], *, where: str | None = None) -> Recipe:
-        """A recipe from tables as TOML gives them; `ConfigError` with every complaint about it."""
+        """Build a recipe from TOML tables; raises `ConfigError` with every error in it."""
         known = ["task", "seed", *SECTIONS]
         complaints = [
-            f"There is no section or key {key!r}.{_within(key) or nearest(key, known)}"
+            f"There is no section or key {key!r}.{_suggest_section(key) or nearest(key, known)}"
             for key in tables
             if key not in known
         ]
@@ -71,31 +67,32 @@ class Recipe:
                 parts[name] = kind(**values)
             except ConfigError as error:
                 complaints += [f"[{name}] {complaint}" for complaint in error.complaints]
-        leak = parts["model"].leak(task) if "model" in parts else None
+        leak = parts["model"].find_leak(task) if "model" in parts else None
         complaints += [f"[model] {leak}"] if leak else []
         if complaints:
             raise ConfigError(complaints, where=where)
         return cls(task=task, seed=seed, **parts)
 
     @classmethod
-    def read(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
-        """The recipe in a TOML file, with `section.key=value` changes."""
-        return cls.of(changed(read_tables(path), changes), where=blamed(path, changes))
+    def read(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
+        """Read a recipe from a TOML file and apply `section.key=value` overrides."""
+        tables = apply_overrides(read_tables(path), overrides)
+        return cls.of(tables, where=error_location(path, overrides))
 
     def tables(self) -> dict[str, Any]:
-        """Every key with its value, as `of` takes them; what is unset is left out.
+        """Every key with its value, as `of` takes them, without unset keys.
 
-        So are defaults that the model to begin from has yet to decide.
+        With `init.from`, defaults of [model] and [tokenizer] are left out: that model decides them.
         """
         top: dict[str, Any] = {"task": self.task, "seed": self.seed}
         for name in SECTIONS:
-            open_yet = self.init.run is not None and name in ("model", "tokenizer")
-            values = getattr(self, name).model_dump(by_alias=True, exclude_unset=open_yet)
+            from_model = self.init.from_model is not None and name in ("model", "tokenizer")
+            values = getattr(self, name).model_dump(by_alias=True, exclude_unset=from_model)
             top[name] = {key: value for key, value in values.items() if value not in (None, {})}
         return top
 
     def toml(self) -> str:
-        """The same as a TOML file."""
+        """The recipe as the text of a TOML file."""
         tables = self.tables()
         lines = [f"{key} = {toml_value(tables.pop(key))}" for key in ("task", "seed")]
         for name, values in tables.items():
@@ -107,47 +104,47 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
 
-def _within(key: str) -> str:
-    """' Did you mean ...?' for a key whose section was left out."""
+def _suggest_section(key: str) -> str:
+    """The hint ' Did you mean section.key?' for a key without its section."""
     known = {name: kind.keys() for name, kind in SECTIONS.items()}
     whole = [f"{name}.{key}" for name, keys in known.items() if key in keys]
     return f" Did you mean {' or '.join(whole)}?" if whole else ""
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """Read the tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"This is not TOML: {error}."], where=str(path)) from None
 
 
-def changed(tables: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Tables with `section.key=value` applied; values are TOML, or else plain words."""
-    fresh = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tables.items()}
-    for change in changes:
-        key, equals, text = change.partition("=")
+def apply_overrides(tables: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply `section.key=value` overrides to tables; a value is TOML, or else a plain string."""
+    result = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tables.items()}
+    for override in overrides:
+        key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise ConfigError([f"{change!r} is not a change: write section.key=value."])
+            raise ConfigError([f"{override!r} is not an override: write section.key=value."])
         try:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
         section, dot, name = key.strip().partition(".")
         if not dot:
-            fresh[section] = value
-        elif isinstance(fresh.setdefault(section, {}), dict):
-            fresh[section][name] = value
-    return fresh
+            result[section] = value
+        elif isinstance(result.setdefault(section, {}), dict):
+            result[section][name] = value
+    return result
 
 
-def blamed(path: Path, changes: Sequence[str]) -> str:
-    """What a complaint is about: a file, which may be right but for what it is changed to."""
-    return f"{path}, changed by {', '.join(changes)}" if changes else str(path)
+def error_location(path: Path, overrides: Sequence[str]) -> str:
+    """Where an error is: the file, and the overrides, which may be what is wrong."""
+    return f"{path}, changed by {', '.join(overrides)}" if overrides else str(path)
 
 
 def toml_value(value: Any) -> str:
-    """A plain value as TOML writes it."""
+    """Format a plain value as TOML."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, Mapping):

@@ -101,13 +101,15 @@ class Job:
 def training_text(run: Run, recipe: Recipe) -> Train:
     """What the run learnt from, if it is still there and still the same."""
     data = recipe.data
-    if data.world is None and not data.train:  # it was not trained here
+    if data.synthetic is None and not data.train:  # it was not trained here
         return Train(None, "this run names no training text.")
     try:
-        if data.world is not None:
+        if data.synthetic is not None:
             corpus = open_corpora(recipe)["train"]
         else:
-            corpus = open_corpus(data.train, task=recipe.task, unit=data.unit, drop=data.drop)
+            corpus = open_corpus(
+                data.train, task=recipe.task, unit=data.unit, drop=data.drop_pattern
+            )
             corpus = corpus if data.dev else with_dev(corpus)["train"]
         now = corpus.fingerprint()
     except DataError as error:
@@ -159,7 +161,7 @@ def _resolved(file: str) -> Path:
 def _own_sets(recipe: Recipe) -> dict[str, Sequence[str]]:
     """The files of each set that the recipe names."""
     data, named = recipe.data, dict[str, Sequence[str]](recipe.data.sets)
-    if data.world is not None:
+    if data.synthetic is not None:
         return named | world_files(recipe)
     given = {"train": data.train, "dev": data.dev, "test": data.test}
     return named | {name: files for name, files in given.items() if files}

@@ -105,7 +105,7 @@ def export(run: Path, folder: Path) -> None:
     """Write a run as a folder that `from_pretrained` reads."""
     source = Run.open(run)
     recipe, weights = source.recipe(), read_weights(source.require_weights())
-    causal = recipe.train.objective == "next"
+    causal = recipe.train.objective == "causal"
     model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(run))
     if (run / SOURCE_FILES).exists():
         model.source_files = json.loads((run / SOURCE_FILES).read_text(encoding="utf-8"))

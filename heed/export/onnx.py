@@ -80,9 +80,9 @@ def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:
     active = config.merge_when == "always"
     if active and config.merge == "shuffle":
         unsupported.append("model.merge = 'shuffle': a graph has no random numbers.")
-    if active and causal and config.over != "token":
+    if active and causal and config.reweight_over != "token":
         unsupported.append(
-            f"model.over = {config.over!r}: a step with a cache sees no {config.over}."
+            f"model.reweight_over = {config.reweight_over!r}: a step with a cache sees one token."
         )
     return unsupported
 

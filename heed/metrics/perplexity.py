@@ -149,7 +149,7 @@ def _losses(
     """
     device = next(model.parameters()).device
     asked_bn = (targets_bn != IGNORED).to(device)
-    mask = None if model.config.over == "token" else real_bn.to(device)
+    mask = None if model.config.reweight_over == "token" else real_bn.to(device)
     x_rw = model.states(ids_bn.to(device), mask=mask).x_bnw[asked_bn]
     targets_r = targets_bn.to(device)[asked_bn]
     rows = max(1, LOGITS // model.head.weight.shape[0])

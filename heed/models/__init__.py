@@ -108,5 +108,5 @@ def _complaints(task: str, config: ModelConfig, vocab: int, classes: int | None)
         complaints.append(f"ngrams are what a classifier reads: task {task!r} has none.")
     if config.family == "transformer":
         complaints += filter(None, [POSITIONS[config.position].complaint(config)])
-        complaints += filter(None, [config.leak(task)])
+        complaints += filter(None, [config.find_leak(task)])
     return complaints

@@ -70,8 +70,10 @@ def find_unsupported(config: ModelConfig) -> list[str]:
         unsupported.append(
             "model.qk_norm: CTranslate2 normalizes all cross-attention heads as one."
         )
-    if config.head_map:
-        unsupported.append("model.head_map: CTranslate2 has a single linear layer as its LM head.")
+    if config.lm_head_transform:
+        unsupported.append(
+            "model.lm_head_transform: CTranslate2 has a single linear layer as its LM head."
+        )
     if config.merge_when == "always" and config.merge not in ("concat", "shift"):
         unsupported.append(f"model.merge = {config.merge!r}: CTranslate2 concatenates heads.")
     return unsupported

@@ -51,17 +51,18 @@ def build_embedding(config: ModelConfig, vocab: int) -> TokenEmbedding:
 class VocabularyHead(nn.Module):
     """Vectors to logits over a vocabulary, by a map of its own or the embedding's table.
 
-    With `head_map`, another map, the activation and a norm come first (Devlin et al. 2019).
+    With `lm_head_transform`, another linear layer, the activation and a norm come first (Devlin et
+    al. 2019).
     """
 
     def __init__(self, config: ModelConfig, vocab: int, embedding: TokenEmbedding) -> None:
         super().__init__()
-        self.scale, self.activation = config.head_scale, ACTIVATIONS[config.activation]
+        self.scale, self.activation = config.lm_head_scale, ACTIVATIONS[config.activation]
         self.map, self.norm = None, None
-        if config.head_map:
+        if config.lm_head_transform:
             self.map = nn.Linear(config.width, config.width, bias=config.bias)
             self.norm = build_norm(config)
-        self.bias = nn.Parameter(torch.zeros(vocab)) if config.head_bias else None
+        self.bias = nn.Parameter(torch.zeros(vocab)) if config.lm_head_bias else None
         self.own = None if config.tie_embeddings else nn.Linear(config.width, vocab, bias=False)
         # A list hides the shared table from state_dict, where it already stands once.
         self._shared = [embedding.table]

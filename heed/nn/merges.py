@@ -75,7 +75,7 @@ class Reweight(Merge):
     @classmethod
     def from_config(cls, config: ModelConfig) -> Self:
         """The merge as a config describes it."""
-        return cls(over=config.over, training_only=config.merge_when == "training")
+        return cls(over=config.reweight_over, training_only=config.merge_when == "training")
 
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
         measured = heads_bhnd.float()

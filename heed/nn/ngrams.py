@@ -47,7 +47,7 @@ class NgramFeatures(nn.Module):
         self.lengths, self.word_lengths = config.ngrams, config.word_ngrams
         self.table = Table(config.ngram_buckets, config.width, std=0.0)
         self.dropout = Dropout(config.ngram_dropout)
-        weights = torch.ones(config.ngram_buckets) if config.ngram_contrast else None
+        weights = torch.ones(config.ngram_buckets) if config.ngram_log_count_ratio else None
         self.register_buffer("weight_r", weights)
         self.register_buffer("between_v", torch.zeros(vocab) if config.word_ngrams else None)
         powers = [pow(WORD_BASE, place + 1, PRIME) for place in range(LONGEST_WORD)]

@@ -121,8 +121,8 @@ class TranslationPipeline:
     ) -> None:
         """`max_source` is how many tokens of a source the models read.
 
-        With `reverse` they translate from target to source language (`data.both`). `search`
-        replaces heed's own search with these models.
+        With `reverse` they translate from target to source language (`data.bidirectional`).
+        `search` replaces heed's own search with these models.
         """
         self.models, self.tokenizer, self.settings = list(models), tokenizer, settings
         self.max_source, self.alignments = max(1, max_source), alignments

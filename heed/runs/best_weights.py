@@ -1,4 +1,4 @@
-"""Which weights a run keeps: the evaluation that chose them, by the metric of `train.best`."""
+"""Which weights a run keeps: the evaluation that chose them, by `train.best_metric`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def score_key(value: float, metric: str) -> tuple[bool, float]:
 def chosen_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] | None:
     """The line of `metrics.jsonl` whose weights the run keeps; None before any evaluation.
 
-    It is the first that is best by `best` (the recipe's `train.best`), or the evaluation of the
-    averaged weights where that was better.
+    It is the first that is best by `best` (the recipe's `train.best_metric`), or the evaluation of
+    the averaged weights where that was better.
     """
     split, _, metric = best.partition("/")
     scored = [line for line in lines if split in line]
@@ -36,15 +36,15 @@ def chosen_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] 
 
 def describe_weights(run: Run, recipe: Recipe) -> dict[str, Any] | None:
     """Which weights `model.safetensors` holds: their kind, step, epoch and deciding score."""
-    split, _, metric = recipe.train.best.partition("/")
-    line = chosen_evaluation(run.metrics(), recipe.train.best)
+    split, _, metric = recipe.train.best_metric.partition("/")
+    line = chosen_evaluation(run.metrics(), recipe.train.best_metric)
     if line is None:
         return None
-    average = f"the mean of the last {recipe.train.average} weights"
+    average = f"the mean of the last {recipe.train.average_checkpoints} weights"
     return {
         "weights": average if line["event"] == "average" else "the best weights",
         "step": line["step"],
         "epoch": line["epoch"],
-        "metric": recipe.train.best,
+        "metric": recipe.train.best_metric,
         "value": line[split][metric],
     }

@@ -29,7 +29,7 @@ def _describe(run: Run) -> dict[str, Any]:
     entry |= {"finished": run.finished, "dev": None, "broken": None}
     try:
         recipe, lines = run.recipe(), run.metrics()
-        evaluation = chosen_evaluation(lines, recipe.train.best)
+        evaluation = chosen_evaluation(lines, recipe.train.best_metric)
         model = f"{recipe.model.family} {recipe.model.layers}x{recipe.model.width}"
         return entry | {
             "task": recipe.task,

@@ -172,7 +172,9 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
         recipe,
         data=data.model_copy(update=files | {"sets": sets}),
         tokenizer=tokenizer.model_copy(update={"text": absolute(tokenizer.text)}),
-        init=init if init.run is None else init.model_copy(update={"run": absolute([init.run])[0]}),
+        init=init
+        if init.from_model is None
+        else init.model_copy(update={"from_model": absolute([init.from_model])[0]}),
     )
 
 

@@ -85,7 +85,8 @@ class Loop:
             checkpoint.write_tensors(path, {f"{i}.ids": b.ids for i, b in enumerate(batches)})
         texts = [row for batch in batches for row in batch.rows]
         raise HeedError(
-            f"the loss was not finite in {self.settings.skip_limit + 1} updates in a row, the last "
+            f"the loss was not finite in {self.settings.max_skipped_steps + 1} steps in a row, "
+            "the last "
             f"at step {failed_at + 1}, over texts {', '.join(map(str, texts[:8]))}…",
             where=str(self.run.folder),
             todo=f"Lower train.lr, or set train.clip. The batch is kept in {path.name}.",

@@ -86,7 +86,7 @@ def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
     Batches are padded on the right: under a causal mask no real token sees padding, so the
     decoder's own mask need not name it, and the fastest kernel serves.
     """
-    across = model.config.over != "token"  # Then a merge has to be told what is padding.
+    across = model.config.reweight_over != "token"  # Then a merge has to be told what is padding.
     if isinstance(model, Translator):
         return model.states(
             batch.source,

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from heed.config.checks import find_unknown_metric
 from heed.errors import ConfigError
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
@@ -20,7 +21,6 @@ from heed.train.dev_bleu import dev_bleu
 from heed.train.loader import Feed
 from heed.train.prepare.setup import TrainingSetup
 from heed.train.progress import View
-from heed.train.sense import unknown_best
 from heed.train.state import EPOCH, RECENT, State
 from heed.train.trackers import Tracker, flat, open_trackers
 from heed.train.validate import evaluate
@@ -33,7 +33,7 @@ class Ledger:
         self.parts, self.state, self.run, self.feed = parts, state, run, feed
         self.settings, self.world = parts.recipe.train, state.world
         self.trackers: list[Tracker] = []
-        complaints = list(unknown_best(self.settings.best, parts.sets, parts.pairs))
+        complaints = list(find_unknown_metric(self.settings.best_metric, parts.sets, parts.pairs))
         if complaints:
             raise ConfigError(complaints)
 
@@ -63,12 +63,12 @@ class Ledger:
         view.evaluated(state.step, self.feed.epoch(state.step - 1) + 1, seen, sets)
         better = self._better(sets)
         state.worse = 0 if better else state.worse + 1
-        weights = state.weights() if better or self.settings.average > 1 else {}
+        weights = state.weights() if better or self.settings.average_checkpoints > 1 else {}
         if not self.world.first:
             return
         if better:
             checkpoint.keep_weights(self.run.checkpoints, BEST, state.step, weights)
-        if self.settings.average > 1:
+        if self.settings.average_checkpoints > 1:
             checkpoint.keep_weights(self.run.checkpoints, checkpoint.RECENT, state.step, weights)
         self._prune()
 
@@ -97,7 +97,7 @@ class Ledger:
     def _better(self, sets: dict[str, dict[str, float]]) -> bool:
         """Whether these scores are the best yet; if so they are from now on."""
         state = self.state
-        name, _, metric = self.settings.best.partition("/")
+        name, _, metric = self.settings.best_metric.partition("/")
         value, best = sets[name][metric], state.best
         better = best is None or score_key(value, metric) > score_key(best, metric)
         if better:
@@ -110,8 +110,10 @@ class Ledger:
         Asked of the first rank alone.
         """
         best = read_weights(self.run.best_path)
-        if self.settings.average > 1:
-            mean = checkpoint.mean_of_recent(self.run.checkpoints, self.settings.average)
+        if self.settings.average_checkpoints > 1:
+            mean = checkpoint.mean_of_recent(
+                self.run.checkpoints, self.settings.average_checkpoints
+            )
             with self.state.from_weights(mean) as model:
                 sets = self._scores(model)
             better = self._better(sets)
@@ -130,7 +132,9 @@ class Ledger:
 
     def _prune(self) -> None:
         settings = self.settings
-        checkpoint.prune(self.run.checkpoints, settings.keep, average=settings.average)
+        checkpoint.prune(
+            self.run.checkpoints, settings.keep_checkpoints, average=settings.average_checkpoints
+        )
 
     def _line(self, event: str, values: dict[str, Any], view: View) -> None:
         """Append a line of metrics; what hangs on the clock stands under `time`."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from heed.config import Recipe, blamed, changed, read_tables
+from heed.config import Recipe, apply_overrides, error_location, read_tables
 from heed.data.batching.bucketed import Batches
 from heed.data.batching.packing import PackedBatches
 from heed.data.corpus import infer_task
@@ -24,7 +24,7 @@ from heed.train import precompile
 from heed.train.distributed.ranks import among_several, one_voice
 from heed.train.optimizers.build import rates
 from heed.train.prepare.init_from import settled
-from heed.train.prepare.setup import choose_device, prepare, refuse_nonsense
+from heed.train.prepare.setup import choose_device, prepare, validate_recipe
 from heed.train.run import build_loop
 
 SMALL = 2**21
@@ -59,7 +59,7 @@ def recipe(
     asked = [*(changes or ()), *([f"train.precision={precision}"] if precision else [])]
     if name is not None:
         path = find(name)
-        tables, where = read_tables(path), blamed(path, asked)
+        tables, where = read_tables(path), error_location(path, asked)
     elif train:
         tables = _sensible(train, begins="init.from" in _keys(changes))
     data = dict(tables.get("data", {}))
@@ -73,15 +73,15 @@ def recipe(
         if pieces := tables.get("tokenizer"):
             tables["tokenizer"] = {key: v for key, v in pieces.items() if key != "text"}
     if train:
-        data.pop("world", None)
+        data.pop("synthetic", None)
         data |= {"train": list(train), "dev": list(dev or ())}
     elif dev:
         data |= {"dev": list(dev)}
     if task or (train and "task" not in tables):
         tables["task"] = task or infer_task(list(train or ()))
     tables |= {"data": data, "train": _without_rivals(tables.get("train", {}), _keys(changes))}
-    resolved = Recipe.of(changed(tables, asked), where=where)
-    if resolved.train.evaluate_test and not resolved.data.test and resolved.data.world is None:
+    resolved = Recipe.of(apply_overrides(tables, asked), where=where)
+    if resolved.train.evaluate_test and not resolved.data.test and resolved.data.synthetic is None:
         raise ConfigError([NO_TEST])
     if name is not None and folder is None and not train:
         _refuse_absent(name, data.get("train", ()), resolved.data.train)
@@ -124,7 +124,11 @@ def _refuse_of_no_use(tables: dict[str, Any]) -> None:
     """A folder for a recipe that names no files: nothing would be read from there."""
     data, pieces = tables.get("data", {}), tables.get("tokenizer", {})
     if not (pieces.get("text") or any(data.get(k) for k in ("train", "dev", "test", "sets"))):
-        why = "this one makes its own text (data.world)" if "world" in data else "here are none"
+        why = (
+            "this one makes its own text (data.synthetic)"
+            if "synthetic" in data
+            else "here are none"
+        )
         todo = "name files with --train, or leave --data out."
         raise ConfigError([f"--data is for the files that a recipe names; {why}: {todo}"])
 
@@ -153,7 +157,7 @@ def free_folder(name: str) -> Path:
 def farewell(folder: Path, recipe: Recipe) -> str:
     """Where the model is, and what to type next."""
     name = shlex.quote(str(folder))
-    written = recipe.task == "generate" and recipe.train.objective == "next"
+    written = recipe.task == "generate" and recipe.train.objective == "causal"
     using = {
         "translate": f'heed translate {name} "…"',
         "classify": f'heed classify {name} "…"',
@@ -183,7 +187,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
 
     chosen = choose_device(device)
     recipe, origin = settled(recipe)
-    refuse_nonsense(recipe, origin)
+    validate_recipe(recipe, origin)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
         parts = prepare(recipe, run, device=chosen, say=say, origin=origin)

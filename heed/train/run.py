@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from heed import plot
 from heed.config import Recipe
+from heed.config.checks import find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_TOKENS
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
@@ -23,7 +24,7 @@ from heed.models.weights import read_weights, refuse_misfit
 from heed.nn.lora import merged
 from heed.runs.run import Run
 from heed.train import checkpoint
-from heed.train.distributed.ranks import World, joined, refuse
+from heed.train.distributed.ranks import World, joined
 from heed.train.distributed.sharding import Twin, spread
 from heed.train.execution.choose import Ahead, build_step
 from heed.train.loader import Feed
@@ -32,7 +33,7 @@ from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, build_optimizer, settings_of
 from heed.train.optimizers.schedules import schedule
 from heed.train.prepare.init_from import Origin, settled
-from heed.train.prepare.setup import Say, TrainingSetup, choose_device, prepare, refuse_nonsense
+from heed.train.prepare.setup import Say, TrainingSetup, choose_device, prepare, validate_recipe
 from heed.train.progress import View
 from heed.train.state import State, under
 
@@ -51,8 +52,8 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         chosen = world.join(choose_device(device))
         with world.in_turn():
             recipe, origin = settled(recipe)
-        refuse_nonsense(recipe, origin)
-        refuse(recipe, world, begun=False)
+        validate_recipe(recipe, origin)
+        refuse_rank_conflicts(recipe, world, resumed=False)
         run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
         try:
             _train(run, recipe, chosen, world, console, origin)
@@ -75,13 +76,20 @@ def resume(folder: Path, *, device: str = "auto", console: Console) -> Run:
     """Go on with a run from its newest whole checkpoint; say so where it is finished."""
     with joined() as world:
         chosen, run = world.join(choose_device(device)), Run.open(folder)
-        refuse(run.recipe(), world, begun=True)
+        refuse_rank_conflicts(run.recipe(), world, resumed=True)
         if world.once(lambda: run.finished):
             finished = f"{folder}: this run is finished; nothing to do."
             world.voice(console).print(finished, highlight=False)
         else:
             _train(run, run.recipe(), chosen, world, console)
     return run
+
+
+def refuse_rank_conflicts(recipe: Recipe, world: World, *, resumed: bool) -> None:
+    """Refuse what several ranks cannot do, before anything is written."""
+    complaints = find_rank_conflicts(recipe, resumed=resumed) if world.several else []
+    if complaints:
+        raise ConfigError(complaints)
 
 
 def _train(
@@ -278,7 +286,7 @@ def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recip
     """The model a run chose, its tokenizer and its recipe; of an unfinished run, the best yet."""
     run, chosen = Run.open(folder), choose_device(device)
     recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
-    weights, causal = read_weights(_best(run, recipe)), recipe.train.objective == "next"
+    weights, causal = read_weights(_best(run, recipe)), recipe.train.objective == "causal"
     model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(folder))
     return model.to(chosen).eval(), tokenizer, recipe
 

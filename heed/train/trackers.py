@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
+from heed.config.checks import missing_tracker
 from heed.errors import ConfigError
 from heed.runs.run import Run
 
@@ -81,11 +81,6 @@ TRACKERS: dict[str, type[TensorBoard | WandB | MLflow]] = {
 }
 
 
-def complaints(names: Sequence[str]) -> Iterator[str]:
-    """Which of these are not installed, a sentence each."""
-    return (_missing(name) for name in names if find_spec(name) is None)
-
-
 @contextmanager
 def open_trackers(names: Sequence[str], run: Run) -> Iterator[list[Tracker]]:
     """The trackers a recipe asks for, closed at the end."""
@@ -108,8 +103,4 @@ def _module(package: str, name: str | None = None) -> Any:
     try:
         return import_module(name or package)
     except ImportError:
-        raise ConfigError([_missing(package)]) from None
-
-
-def _missing(package: str) -> str:
-    return f"[train] track asks for {package}, which is not installed: pip install {package}."
+        raise ConfigError([missing_tracker(package)]) from None

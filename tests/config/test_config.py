@@ -75,7 +75,7 @@ def test_an_unknown_position_names_the_nearest(word: str, meant: str) -> None:
         ("norm_place", "prenorm", "pre"),
         ("activation", "swish_glu", "swiglu"),
         ("pooling", "men", "mean"),
-        ("over", "tokens", "token"),
+        ("reweight_over", "tokens", "token"),
     ],
 )
 def test_an_unknown_choice_names_the_nearest(key: str, word: str, meant: str) -> None:
@@ -126,7 +126,7 @@ def test_a_set_has_a_name_of_its_own(name: str) -> None:
         ({"heads": 6, "width": 24, "kv_heads": 4}, ("heads 6", "kv_heads 4")),
         ({"heads": 2, "kv_heads": 4}, ("heads 2", "kv_heads 4")),
         ({"family": "lstm", "merge": "shuffle"}, ("'shuffle'", "'lstm'", "'concat'")),
-        ({"merge": "shift", "over": "sequence"}, ("'sequence'", "'reweight'", "'shift'")),
+        ({"merge": "shift", "reweight_over": "sequence"}, ("'sequence'", "'reweight'", "'shift'")),
         ({"embedding_width": 8}, ("embedding_width", "'lstm'")),
         ({"family": "lstm", "embedding_width": 8}, ("embedding_width 8", "tie_embeddings")),
     ],
@@ -146,7 +146,7 @@ def test_keys_that_do_not_go_together_are_named(
         {"family": "lstm", "width": 30, "heads": 4},
         {"family": "lstm", "embedding_width": 8, "tie_embeddings": False},
         {"embedding_width": 256},
-        {"merge": "reweight", "over": "batch"},
+        {"merge": "reweight", "reweight_over": "batch"},
         {"heads": 8, "kv_heads": 2},
         {"dropout": 0},
     ],
@@ -168,7 +168,9 @@ def test_all_complaints_come_at_once() -> None:
 
 
 def test_rules_that_join_keys_speak_beside_wrong_values() -> None:
-    said = complaints(width=30, heads=4, layers=0, position="rop", merge="shift", over="batch")
+    said = complaints(
+        width=30, heads=4, layers=0, position="rop", merge="shift", reweight_over="batch"
+    )
     assert len(said) == 4
 
 
@@ -233,19 +235,19 @@ def test_nothing_but_a_config_error_is_ever_raised(values: dict[str, Any]) -> No
 @pytest.mark.parametrize("over", ["sequence", "batch"])
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_a_leak_is_told_for_causal_tasks(task: str, over: str) -> None:
-    changes: dict[str, Any] = {"merge": "reweight", "over": over}
+    changes: dict[str, Any] = {"merge": "reweight", "reweight_over": over}
     config = ModelConfig(**changes)
-    told = config.leak(task)
+    told = config.find_leak(task)
     assert told is not None
     assert over in told
     assert "leaky = true" in told
-    assert config.leak("classify") is None
-    assert ModelConfig(**changes, leaky=True).leak(task) is None
+    assert config.find_leak("classify") is None
+    assert ModelConfig(**changes, leaky=True).find_leak(task) is None
 
 
 @pytest.mark.parametrize("task", ["generate", "translate", "classify"])
 def test_a_token_leaks_nothing(task: str) -> None:
-    assert ModelConfig(merge="reweight").leak(task) is None
+    assert ModelConfig(merge="reweight").find_leak(task) is None
 
 
 def test_recipes_are_read_without_torch() -> None:
@@ -258,5 +260,5 @@ def test_recipes_are_read_without_torch() -> None:
 
 
 def test_a_pattern_must_be_one() -> None:
-    with pytest.raises(ConfigError, match="drop is no regular expression"):
-        Recipe.of({"task": "translate", "data": {"drop": "(("}})
+    with pytest.raises(ConfigError, match="drop_pattern is not a regular expression"):
+        Recipe.of({"task": "translate", "data": {"drop_pattern": "(("}})

@@ -18,7 +18,7 @@ from heed.data.tokenizers import bpe_dropout
 from heed.data.tokenizers.bpe_dropout import Cutter, Merges, join
 from heed.data.tokenizers.tokenizer import KINDS, Tokenizer
 from heed.errors import ConfigError, DataError
-from heed.train.prepare.setup import refuse_nonsense
+from heed.train.prepare.setup import validate_recipe
 
 LINES = [
     "The old captain doesn't watch (again!) the lighthouse, 1234 times.",
@@ -286,8 +286,8 @@ def test_only_bpe_has_merges_to_drop(kind: str) -> None:
         Cutter(Tokenizer.train(LINES, kind=kind, vocab_size=size), 0.1)
 
 
-@pytest.mark.parametrize("key", [{"pack": True}, {"blocks": "random"}])
+@pytest.mark.parametrize("key", [{"pack": True}, {"windows": "random"}])
 def test_packed_rows_have_no_dropout(key: dict[str, object]) -> None:
-    tables = {"task": "generate", "data": {"world": 9, **key}, "tokenizer": {"dropout": 0.1}}
+    tables = {"task": "generate", "data": {"synthetic": 9, **key}, "tokenizer": {"dropout": 0.1}}
     with pytest.raises(ConfigError, match="do not go together"):
-        refuse_nonsense(Recipe.of(tables))
+        validate_recipe(Recipe.of(tables))

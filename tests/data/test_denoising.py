@@ -19,7 +19,7 @@ from heed.data.corpus import open_corpus
 from heed.data.token_store import DRAWS, Store, open_store
 from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
 from heed.errors import ConfigError
-from heed.train.prepare.setup import refuse_nonsense
+from heed.train.prepare.setup import validate_recipe
 
 WORDS = [f"w{i}" for i in range(30)]
 TEXTS = 120
@@ -183,6 +183,6 @@ def test_in_order_nothing_is_to_be_restored(store: Store) -> None:
 
 @pytest.mark.parametrize("task", ["classify", "generate"])
 def test_only_a_translation_has_two_sides(task: str) -> None:
-    tables = {"task": task, "data": {"world": 9, "denoise": 0.5}}
+    tables = {"task": task, "data": {"synthetic": 9, "denoise": 0.5}}
     with pytest.raises(ConfigError, match="denoise is for task 'translate'"):
-        refuse_nonsense(Recipe.of(tables))
+        validate_recipe(Recipe.of(tables))

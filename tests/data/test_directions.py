@@ -15,7 +15,7 @@ from heed.data.token_store import Store, open_store
 from heed.data.tokenizers.special_tokens import Specials
 from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
 from heed.errors import ConfigError, DataError
-from heed.train.prepare.setup import refuse_nonsense
+from heed.train.prepare.setup import validate_recipe
 
 WORDS = [f"w{i}" for i in range(30)]
 TEXTS = 150
@@ -113,4 +113,4 @@ def test_one_mark_for_begin_and_end_cannot_tell_languages_apart() -> None:
 )
 def test_both_is_for_one_translator_with_one_table(tables: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        refuse_nonsense(Recipe.of({"data": {"world": 9, "both": True}, **tables}))
+        validate_recipe(Recipe.of({"data": {"synthetic": 9, "bidirectional": True}, **tables}))

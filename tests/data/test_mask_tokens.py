@@ -12,7 +12,7 @@ from heed.data.corpus import open_corpus
 from heed.data.token_store import Store, open_store
 from heed.data.tokenizers.tokenizer import EOS, MASK, PAD, Tokenizer
 from heed.errors import ConfigError
-from heed.train.prepare.setup import refuse_nonsense
+from heed.train.prepare.setup import validate_recipe
 
 WORDS = [f"w{i}" for i in range(30)]
 
@@ -86,6 +86,6 @@ def test_evaluation_shows_everything(store: Store) -> None:
 
 @pytest.mark.parametrize("task", ["classify", "generate"])
 def test_only_a_translation_has_a_source(task: str) -> None:
-    tables = {"task": task, "data": {"world": 9}, "train": {"hide_source": 0.1}}
-    with pytest.raises(ConfigError, match="hide_source is for task 'translate'"):
-        refuse_nonsense(Recipe.of(tables))
+    tables = {"task": task, "data": {"synthetic": 9}, "train": {"source_token_dropout": 0.1}}
+    with pytest.raises(ConfigError, match="source_token_dropout is for task 'translate'"):
+        validate_recipe(Recipe.of(tables))

@@ -252,7 +252,7 @@ def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> Non
     assert marks.mask is None
     pairs = to_translate(sources, texts, 40, 40)
     asking: dict[str, Callable[[], Batch]] = {
-        "train.hide_source": lambda: hidden(pairs, 0.5, random, marks),
+        "train.source_token_dropout": lambda: hidden(pairs, 0.5, random, marks),
         "train.token_dropout": lambda: hidden(to_classify(texts, 40, None), 0.5, random, marks),
         "data.denoise": lambda: spoiled(pairs, random, marks),
         "train.objective = 'masked'": lambda: to_unmask(

@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.fr").write_text("\n".join(line.upper() for line in lines))
     recipe = Recipe.of(
         {
-            "data": {"train": [str(folder / "a.en"), str(folder / "a.fr")], "both": True},
+            "data": {"train": [str(folder / "a.en"), str(folder / "a.fr")], "bidirectional": True},
             "tokenizer": {"kind": "word"},
             "model": SMALL,
             "train": {"steps": 250, "batch_size": 32, "lr": 1e-2, "warmup": 20, "log_every": 100},
@@ -80,7 +80,7 @@ def test_the_command_translates_either_way(run: Path) -> None:
 def test_a_run_of_one_direction_refuses(run: Path) -> None:
     translator = Translator.load(run, device="cpu")
     translator.both = False
-    with pytest.raises(ConfigError, match=r"data\.both = true"):
+    with pytest.raises(ConfigError, match=r"data\.bidirectional = true"):
         translator.translate(["A"], reverse=True)
     assert translator.translate(["a b"]) == ["A B"]
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 def test_the_real_commands(tmp_path: Path) -> None:
     """A few steps of the shipped recipe, then its own test set, for a program and for a person."""
-    small = ["train.steps=8", "data.world=300", "data.world_test=30", "train.log_every=4"]
+    small = ["train.steps=8", "data.synthetic=300", "data.synthetic_test=30", "train.log_every=4"]
     changes = [part for change in small for part in ("--set", change)]
     folder, table = str(tmp_path / "run"), tmp_path / "out.tsv"
     made = heed("train", "demo-translate", *changes, "--device", "cpu", "--run", folder)
@@ -164,7 +164,7 @@ def test_a_dev_set_that_was_set_aside_is_found_again(text: Path) -> None:
 
 
 def test_the_mean_of_weights_is_named(text: Path) -> None:
-    run = Run(trained(text, "classify", "run-mean", train={"average": 2, "lr": 0.05}))
+    run = Run(trained(text, "classify", "run-mean", train={"average_checkpoints": 2, "lr": 0.05}))
     lines = run.metrics()
     found = describe_weights(run, run.recipe())
     assert found is not None

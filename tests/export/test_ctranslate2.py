@@ -48,7 +48,7 @@ HELD: dict[str, dict[str, Any]] = {
     "shift": {"merge": "shift", "head_width": 6, "kv_heads": 2},
     "only-training": {"merge": "reweight", "merge_when": "training"},
     "idle-cross": {"position": "sinusoidal", "cross_position": True},
-    "bordered": {"embedding_norm": True, "head_bias": True, "head_scale": 0.4},
+    "bordered": {"embedding_norm": True, "lm_head_bias": True, "lm_head_scale": 0.4},
     "scaled": {"embedding_scale": 3.0, "sinusoids": "halves", "position": "sinusoidal"},
     "late": {"position": "learned", "position_offset": 2},
 }
@@ -57,7 +57,7 @@ LACKING: dict[str, dict[str, Any]] = {
     "model.qk_norm": {"qk_norm": True},
     "model.merge": {"merge": "reweight"},
     "model.cross_position": {"cross_position": True},
-    "model.head_map": {"head_map": True},
+    "model.lm_head_transform": {"lm_head_transform": True},
 }
 
 
@@ -402,7 +402,7 @@ def test_every_piece_has_a_name_of_its_own(kind: str) -> None:
 
 def test_what_is_not_to_be_written_is_not(tmp_path: Path) -> None:
     """A model that others trained may never have learnt that padding is no text."""
-    model = new_translator(head_bias=True)
+    model = new_translator(lm_head_bias=True)
     assert model.head.bias is not None
     with torch.no_grad():
         model.head.bias[PAD] = 50.0

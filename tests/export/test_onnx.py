@@ -31,7 +31,7 @@ from heed.export import export, onnx
 from heed.models import Model
 
 CLOSE = 1e-4
-LEAKY = {"merge": "reweight", "over": "sequence", "leaky": True}
+LEAKY = {"merge": "reweight", "reweight_over": "sequence", "leaky": True}
 
 
 def nothing(model: Model, batch: int) -> list[Tensor]:
@@ -80,7 +80,7 @@ def test_prompts_may_be_padded() -> None:
     [
         ({"family": "lstm"}, "model.family"),
         ({"merge": "shuffle"}, "model.merge"),
-        (LEAKY, "model.over"),
+        (LEAKY, "model.reweight_over"),
     ],
 )
 def test_what_a_graph_cannot_hold_is_named(changes: dict[str, Any], key: str) -> None:

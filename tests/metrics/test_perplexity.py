@@ -95,7 +95,7 @@ def test_padding_counts_for_nothing_where_a_merge_looks_past_one_token(
     texts: list[list[int]], cells: int
 ) -> None:
     """A norm over a sequence is one over its own tokens, however long its neighbours are."""
-    model = new_language_model(merge="reweight", over="sequence", leaky=True)
+    model = new_language_model(merge="reweight", reweight_over="sequence", leaky=True)
     together = judge(model, texts, window=64, cells=cells)
     for text, one in zip(texts, together, strict=True):
         (alone,) = judge(model, [text], window=64)

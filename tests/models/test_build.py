@@ -214,7 +214,7 @@ def test_a_wrong_order_is_told(task: str, options: dict[str, Any], words: tuple[
 
 
 def test_all_refusals_come_at_once() -> None:
-    config = tiny(position="rope", head_width=3, merge="reweight", over="batch")
+    config = tiny(position="rope", head_width=3, merge="reweight", reweight_over="batch")
     with pytest.raises(ConfigError) as caught:
         build("generate", config, vocab=0)
     assert len(caught.value.complaints) == 3

@@ -124,7 +124,10 @@ def test_what_was_learnt_since_is_written(tmp_path: Path) -> None:
 
 MARIAN: dict[str, Any] = {"norm_place": "post", "position": "sinusoidal"}
 BERT: dict[str, Any] = {"norm_place": "post", "position": "learned", "embedding_norm": True}
-BERT_GUESSES, BERT_CLASSES = BERT | {"head_map": True}, BERT | {"pooling": "first", "pooler": True}
+BERT_GUESSES, BERT_CLASSES = (
+    BERT | {"lm_head_transform": True},
+    BERT | {"pooling": "first", "pooler": True},
+)
 ROBERTA_CLASSES = BERT | {"pooling": "first", "classifier_hidden": 16, "position_offset": 1}
 ROBERTA_CLASSES |= {"classifier_activation": "tanh"}
 T5: dict[str, Any] = {
@@ -142,10 +145,10 @@ T5: dict[str, Any] = {
         (MARIAN, "MarianMTModel"),
         (MARIAN | {"bias": False, "activation": "relu", "decoder_layers": 1}, "MarianMTModel"),
         (MARIAN | {"sinusoids": "halves", "embedding_scale": 4.0}, "MarianMTModel"),
-        (MARIAN | {"head_bias": True, "embedding_scale": 1.0, "scale": 0.5}, "MarianMTModel"),
+        (MARIAN | {"lm_head_bias": True, "embedding_scale": 1.0, "scale": 0.5}, "MarianMTModel"),
         (MARIAN | {"merge": "shift", "merge_when": "training"}, "MarianMTModel"),
         (T5, "T5ForConditionalGeneration"),
-        (T5 | {"head_scale": 0.25, "activation": "relu"}, "T5ForConditionalGeneration"),
+        (T5 | {"lm_head_scale": 0.25, "activation": "relu"}, "T5ForConditionalGeneration"),
     ],
 )
 def test_translators(changes: dict[str, Any], name: str, tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ def test_generate_writes_what_our_search_writes(tmp_path: Path) -> None:
         ({"position": "learned", "bias": False, "tie_embeddings": False}, True, "GPT2LMHeadModel"),
         ({"position": "learned", "embedding_scale": 1.0, "scale": 1.0}, True, "GPT2LMHeadModel"),
         (BERT_GUESSES, False, "BertForMaskedLM"),
-        (BERT_GUESSES | {"token_types": 3, "head_bias": True}, False, "BertForMaskedLM"),
+        (BERT_GUESSES | {"token_types": 3, "lm_head_bias": True}, False, "BertForMaskedLM"),
         (BERT_GUESSES | {"position_offset": 1}, False, "RobertaForMaskedLM"),
     ],
 )
@@ -250,7 +253,7 @@ def test_classifiers(changes: dict[str, Any], name: str, tmp_path: Path) -> None
         ("translate", {"family": "lstm"}, "model.family = 'lstm'"),
         ("generate", {"position": "alibi"}, "model.position = 'alibi'"),
         ("generate", {"position": "learned", "norm": "rms"}, "model.norm = 'rms'"),
-        ("generate", {"position": "learned", "head_bias": True}, "model.head_bias = True"),
+        ("generate", {"position": "learned", "lm_head_bias": True}, "model.lm_head_bias = True"),
         ("classify", BERT_CLASSES | {"pooling": "mean"}, "model.pooling = 'mean'"),
         ("classify", BERT_CLASSES | {"embedding_norm": False}, "model.embedding_norm = False"),
         ("classify", ROBERTA_CLASSES | {"position_offset": 2}, "padding id 1"),

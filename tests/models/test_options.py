@@ -33,9 +33,19 @@ from heed.nn.stack import Stack
 from heed.train.objective import loss
 
 POST: dict[str, Any] = {"norm_place": "post", "embedding_norm": True, "position": "learned"}
-BERT = POST | {"head_map": True, "head_bias": True, "embedding_scale": 1.0, "position_offset": 2}
-T5 = {"position": "t5", "norm": "rms", "bias": False, "activation": "geglu", "head_scale": 0.3}
-MARIAN = {"norm_place": "post", "position": "sinusoidal", "sinusoids": "halves", "head_bias": True}
+BERT = POST | {
+    "lm_head_transform": True,
+    "lm_head_bias": True,
+    "embedding_scale": 1.0,
+    "position_offset": 2,
+}
+T5 = {"position": "t5", "norm": "rms", "bias": False, "activation": "geglu", "lm_head_scale": 0.3}
+MARIAN = {
+    "norm_place": "post",
+    "position": "sinusoidal",
+    "sinusoids": "halves",
+    "lm_head_bias": True,
+}
 SHAPES: dict[str, dict[str, Any]] = {"bert": BERT, "t5": T5, "marian": MARIAN}
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 
@@ -71,7 +81,11 @@ def test_what_enters_the_first_block() -> None:
 def test_the_head_is_its_formula(tied: bool, bias: bool) -> None:
     """W · scale · norm(f(map(x))) + b."""
     model = new_language_model(
-        head_map=True, head_bias=bias, head_scale=0.7, activation="relu", tie_embeddings=tied
+        lm_head_transform=True,
+        lm_head_bias=bias,
+        lm_head_scale=0.7,
+        activation="relu",
+        tie_embeddings=tied,
     )
     state, x = model.state_dict(), torch.randn(2, 5, 16)
     hidden = F.relu(F.linear(x, state["head.map.weight"], state["head.map.bias"]))
@@ -174,7 +188,7 @@ def test_weights_say_how_large_a_model_is(task: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [None, 1.0, 20.0])
-@pytest.mark.parametrize("shape", [POST, POST | {"head_map": True, "head_bias": True}])
+@pytest.mark.parametrize("shape", [POST, POST | {"lm_head_transform": True, "lm_head_bias": True}])
 @torch.no_grad()
 def test_a_model_begins_by_guessing_evenly(shape: dict[str, Any], scale: float | None) -> None:
     """And by seeing tokens, not only where they stand."""

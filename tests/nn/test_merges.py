@@ -168,10 +168,10 @@ def change_last(ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reweight_over_a_sequence_leaks_the_future(dtype: torch.dtype) -> None:
     ids = torch.stack(texts([8]))
-    leaky = new_language_model(dtype=dtype, merge="reweight", over="sequence", leaky=True)
+    leaky = new_language_model(dtype=dtype, merge="reweight", reweight_over="sequence", leaky=True)
     before, after = leaky(ids)[:, :-1], leaky(change_last(ids))[:, :-1]
     assert apart(after, before) > 1e-3
-    sound = new_language_model(dtype=dtype, merge="reweight", over="token")
+    sound = new_language_model(dtype=dtype, merge="reweight", reweight_over="token")
     assert torch.equal(sound(ids)[:, :-1], sound(change_last(ids))[:, :-1])
 
 
@@ -180,17 +180,17 @@ def test_reweight_over_a_batch_leaks_the_neighbours(dtype: torch.dtype) -> None:
     ids = torch.stack(texts([8, 8]))
     other = ids.clone()
     other[1] = texts([8], seed=5)[0]
-    leaky = new_language_model(dtype=dtype, merge="reweight", over="batch", leaky=True)
+    leaky = new_language_model(dtype=dtype, merge="reweight", reweight_over="batch", leaky=True)
     assert apart(leaky(other)[0], leaky(ids)[0]) > 1e-3
     for over in ("token", "sequence"):
-        kept = new_language_model(dtype=dtype, merge="reweight", over=over, leaky=True)
+        kept = new_language_model(dtype=dtype, merge="reweight", reweight_over=over, leaky=True)
         assert torch.equal(kept(other)[0], kept(ids)[0])
 
 
 @pytest.mark.parametrize("over", ["sequence", "batch"])
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_a_causal_model_refuses_a_leak_unless_told(task: str, over: str) -> None:
-    changes: dict[str, Any] = {"merge": "reweight", "over": over}
+    changes: dict[str, Any] = {"merge": "reweight", "reweight_over": over}
     with pytest.raises(ConfigError, match="leaky = true") as caught:
         build(task, tiny(**changes), vocab=VOCAB)
     assert len(caught.value.complaints) == 1
@@ -199,7 +199,7 @@ def test_a_causal_model_refuses_a_leak_unless_told(task: str, over: str) -> None
 
 @pytest.mark.parametrize("over", ["token", "sequence", "batch"])
 def test_a_classifier_may_look_at_the_whole_text(over: str) -> None:
-    build("classify", tiny(merge="reweight", over=over), vocab=VOCAB, classes=CLASSES)
+    build("classify", tiny(merge="reweight", reweight_over=over), vocab=VOCAB, classes=CLASSES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -207,10 +207,10 @@ def test_a_classifier_may_look_at_the_whole_text(over: str) -> None:
 def test_padding_does_not_change_the_norm(over: str, dtype: torch.dtype) -> None:
     rows = texts([3, 7, 5])
     ids, mask = padded(rows, left=[0, 1, 4], right=2)
-    classifier = new_classifier(dtype=dtype, merge="reweight", over=over)
+    classifier = new_classifier(dtype=dtype, merge="reweight", reweight_over=over)
     alone = torch.cat([classifier(row[None]) for row in rows])
     assert apart(classifier(ids, mask=mask), alone) <= TOLERANCE[dtype]
-    reader = new_language_model(dtype=dtype, merge="reweight", over=over, leaky=True)
+    reader = new_language_model(dtype=dtype, merge="reweight", reweight_over=over, leaky=True)
     together = reader(ids, mask=mask)
     for i, row in enumerate(rows):
         assert apart(together[i, mask[i]], reader(row[None])[0]) <= TOLERANCE[dtype]
@@ -218,6 +218,6 @@ def test_padding_does_not_change_the_norm(over: str, dtype: torch.dtype) -> None
 
 def test_padding_does_not_change_the_norm_of_a_batch() -> None:
     rows = texts([6, 6])
-    model = new_classifier(merge="reweight", over="batch")
+    model = new_classifier(merge="reweight", reweight_over="batch")
     ids, mask = padded(rows, left=[3, 0], right=2)
     assert apart(model(ids, mask=mask), model(torch.stack(rows))) <= 1e-5

@@ -45,7 +45,7 @@ def grams(lengths: int = 3, share: float = 0.0, **more: Any) -> NgramFeatures:
 
 def weighed(lengths: int = 3, *, share: float = 0.0) -> NgramFeatures:
     """With all there is: runs of words, too, each weighed in its own way."""
-    return grams(lengths, share, word_ngrams=2, ngram_contrast=1.0)
+    return grams(lengths, share, word_ngrams=2, ngram_log_count_ratio=1.0)
 
 
 def by_hand(module: NgramFeatures, ids: list[int]) -> Tensor:
@@ -236,7 +236,7 @@ def test_a_classifier_reads_them_and_traces_alike(family: str) -> None:
     assert apart(model(ids, mask=mask), said) > 1e-4
 
 
-@pytest.mark.parametrize("key", ["word_ngrams", "ngram_contrast"])
+@pytest.mark.parametrize("key", ["word_ngrams", "ngram_log_count_ratio"])
 def test_without_runs_nothing_about_them_is_told(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*ngrams"):
         tiny(**{key: 1})

@@ -71,7 +71,7 @@ def test_the_scores_are_of_the_weights_that_were_kept(
 
 def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:
     lines = [evaluation(1, loss=2.125, bleu=31.5), evaluation(2, loss=1.875, bleu=7.25)]
-    begun(tmp_path / "a", lines, best="dev/bleu")
+    begun(tmp_path / "a", lines, best_metric="dev/bleu")
     found = list_runs(tmp_path)
     assert found[0]["dev"] == lines[0]["dev"]
     text = shown(found, 100)
@@ -152,7 +152,7 @@ def test_what_is_in_the_way_of_a_run_is_named(taken: str, said: str, tmp_path: P
 )
 def test_training_ends_with_what_to_type_next(name: str, word: str, tmp_path: Path) -> None:
     folder = tmp_path / "a run"
-    changes = ["train.steps=2", "data.world=300", "data.world_test=20", "model.width=16"]
+    changes = ["train.steps=2", "data.synthetic=300", "data.synthetic_test=20", "model.width=16"]
     flags = [part for change in [*changes, "model.layers=1"] for part in ("--set", change)]
     answer = heed("train", name, *flags, "--run", str(folder), "--device", "cpu")
     assert answer.returncode == 0, answer.stderr

@@ -74,7 +74,7 @@ def test_captured_is_eager(corpus: Path, optimizer: str) -> None:
     told: dict[str, Any] = {"optimizer": optimizer, "precision": "float32", "ema": 0.9}
     told |= {"accumulate": 2, "lr": 1e-4 if optimizer == "lion" else 1e-3}
     runs = [
-        trained(recipe(corpus, speed=speed, **told), corpus / speed)
+        trained(recipe(corpus, execution=speed, **told), corpus / speed)
         for speed in ("eager", "graphs")
     ]
     a, b = map(weights, runs)
@@ -90,7 +90,7 @@ def test_captured_is_eager_for_positions(corpus: Path, position: str, bf16: bool
     precision = "bf16" if bf16 else "float32"
     model = {"position": position, "max_positions": 256}
     runs = [
-        trained(recipe(corpus, model=model, speed=speed, precision=precision), corpus / speed)
+        trained(recipe(corpus, model=model, execution=speed, precision=precision), corpus / speed)
         for speed in ("eager", "graphs")
     ]
     a, b = (run.metrics()[-1] for run in runs)
@@ -98,7 +98,7 @@ def test_captured_is_eager_for_positions(corpus: Path, position: str, bf16: bool
 
 
 def test_capturing_changes_nothing(corpus: Path) -> None:
-    told = recipe(corpus, model={"dropout": 0.1}, speed="graphs", ema=0.5)
+    told = recipe(corpus, model={"dropout": 0.1}, execution="graphs", ema=0.5)
     run = Run.create(corpus / "run", told)
     parts = prepare(told, run, device=torch.device("cuda"), say=print)
     before = {name: weight.clone() for name, weight in parts.model.state_dict().items()}
@@ -115,7 +115,7 @@ def test_capturing_changes_nothing(corpus: Path) -> None:
 
 
 def test_every_batch_has_a_captured_shape(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = recipe(corpus, speed="graphs")
+    told = recipe(corpus, execution="graphs")
     run = Run.create(corpus / "run", told)
     parts = prepare(told, run, device=torch.device("cuda"), say=print)
     loop = train_run.build_loop(parts, run, say=print)
@@ -140,7 +140,7 @@ def test_what_is_not_finite_is_skipped_on_the_device(
         return total * (torch.nan if batch.ids.shape[1] > 32 else 1.0), right
 
     monkeypatch.setattr(Objective, "forward", poisoned)
-    run = trained(recipe(corpus, speed=speed, skip_limit=100), corpus / "run")
+    run = trained(recipe(corpus, execution=speed, max_skipped_steps=100), corpus / "run")
     lines = [line for line in run.metrics() if line["event"] == "train"]
     assert 0 < lines[-1]["skipped"] < 30
     assert weights(run).isfinite().all()
@@ -148,7 +148,7 @@ def test_what_is_not_finite_is_skipped_on_the_device(
         Objective, "forward", lambda self, b: (true(self, b)[0] / 0, true(self, b)[1])
     )
     with pytest.raises(HeedError, match="not finite in"):
-        trained(recipe(corpus, speed=speed, skip_limit=3), corpus / "stopped")
+        trained(recipe(corpus, execution=speed, max_skipped_steps=3), corpus / "stopped")
 
 
 @pytest.mark.parametrize("speed", ["eager", "graphs"])
@@ -159,7 +159,7 @@ def test_deterministic_runs_are_the_same_broken_or_not(
     told = recipe(
         corpus,
         model={"dropout": 0.1},
-        speed=speed,
+        execution=speed,
         deterministic=True,
         ema=0.9,
         precision="bf16" if bf16 else "float32",
@@ -181,9 +181,9 @@ def test_a_batch_that_does_not_fit_is_captured_in_parts(
             raise torch.OutOfMemoryError("no memory left")
         return true(self, batch)
 
-    whole = trained(recipe(corpus, speed="graphs", precision="float32"), corpus / "whole")
+    whole = trained(recipe(corpus, execution="graphs", precision="float32"), corpus / "whole")
     monkeypatch.setattr(Objective, "forward", small)
-    told = recipe(corpus, speed="graphs", precision="float32", halve=True)
+    told = recipe(corpus, execution="graphs", precision="float32", split_on_oom=True)
     parts = trained(told, corpus / "parts")
     assert (weights(whole) - weights(parts)).norm() / weights(whole).norm() < 1e-3
     shutil.rmtree(corpus / "parts")

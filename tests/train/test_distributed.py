@@ -30,7 +30,7 @@ from heed.data.batching.batch import IGNORED, Batch
 from heed.errors import ConfigError, StoppedError
 from heed.runs.run import Run
 from heed.train import run as train_run
-from heed.train.distributed.ranks import World, leave, refuse
+from heed.train.distributed.ranks import World, leave
 from heed.train.distributed.sharding import share
 from heed.train.loader import Feed
 
@@ -95,7 +95,7 @@ def recipes(text: Path) -> dict[str, Recipe]:
     drawn = {"dropout": 0.2, "merge": "shuffle"}
     several = {"batch_size": 15, "accumulate": 2}
     return {
-        "plain": _recipe(pair, steady, several, ema=0.9, average=2),
+        "plain": _recipe(pair, steady, several, ema=0.9, average_checkpoints=2),
         "alone": _recipe(classify, steady, {"batch_size": 1}, steps=4),
         "packed": _recipe(packed, steady, {"batch_tokens": 120}, steps=4),
         "muon": _recipe(generate, steady, several, steps=3, optimizer="muon"),
@@ -347,15 +347,15 @@ def test_shares_are_the_batch(texts: int, size: int, length: int, packed: bool) 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"speed": "graphs"}, "several ranks share the work"),
+        ({"execution": "graphs"}, "with several ranks"),
         ({"optimizer": "adafactor", "parallel": "fsdp"}, "needs whole matrices"),
     ],
 )
 def test_what_ranks_cannot_share_is_refused(settings: dict[str, Any], said: str) -> None:
     told = Recipe.of({"train": settings})
-    refuse(told, World(), begun=False)
+    train_run.refuse_rank_conflicts(told, World(), resumed=False)
     with pytest.raises(ConfigError, match=said):
-        refuse(told, World(0, 2), begun=False)
+        train_run.refuse_rank_conflicts(told, World(0, 2), resumed=False)
 
 
 if __name__ == "__main__":

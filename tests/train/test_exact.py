@@ -17,12 +17,12 @@ from killing import Killed, asked_at, dies_at, outcome
 from rich.console import Console
 
 from heed.config import Recipe
+from heed.config.train import OPTIMIZERS
 from heed.errors import RunError, StoppedError
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train import run as train_run
-from heed.train.optimizers.build import OPTIMIZERS
 from heed.train.recorder import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between writing a checkpoint and removing the one before; then stopped on the way."""
-    told = recipe(corpus, keep=1)
+    told = recipe(corpus, keep_checkpoints=1)
     train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     with monkeypatch.context() as patch, dies_at(8):
         patch.setattr(checkpoint, "prune", lambda *_, **__: None)
@@ -192,7 +192,7 @@ def test_so_are_the_last_weights(
     """Evaluated at 4 and 5, and killed, a run goes on from 3, and stops at 4: it keeps the mean of
     3 and 4, as one that never came further."""
     every = {"evaluate_every": 1, "checkpoint_every": 3, "log_every": 9}
-    told = recipe(corpus, average=2, patience=1, **every)
+    told = recipe(corpus, average_checkpoints=2, patience=1, **every)
     scoring(monkeypatch, 0.9, 0.8, 0.7, 5.0, 0.0)
     whole = train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     scoring(monkeypatch, 0.9, 0.8, 0.7, 0.6, 0.5)

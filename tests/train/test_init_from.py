@@ -24,6 +24,8 @@ from support import apart, fresh
 from torch import Tensor
 
 from heed.config import Recipe
+from heed.config.checks import find_conflicts
+from heed.config.train import OPTIMIZERS
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, HeedError, RunError
 from heed.models import Classifier
@@ -32,13 +34,12 @@ from heed.runs.run import Run
 from heed.train import resolve
 from heed.train import run as train_run
 from heed.train.optimizers.build import (
-    OPTIMIZERS,
     OptimizerSettings,
     build_optimizer,
     rates,
     set_lr,
 )
-from heed.train.prepare.init_from import complaints, settled
+from heed.train.prepare.init_from import settled
 from heed.train.prepare.setup import prepare
 from heed.train.validate import evaluate
 
@@ -105,7 +106,7 @@ ORIGINS: dict[str, dict[str, Any]] = {
     "translate-tied": {"task": "translate"},
     "grams": {
         "task": "classify",
-        "model": {"ngrams": 2, "ngram_buckets": 60, "ngram_contrast": 1.0},
+        "model": {"ngrams": 2, "ngram_buckets": 60, "ngram_log_count_ratio": 1.0},
     },
     "lstm": {"task": "generate", "model": {"family": "lstm", "feed_forward": None}},
 }
@@ -211,7 +212,7 @@ def test_a_folder_of_transformers_is_taken_as_it_is(
     assert (resolved.layers, resolved.norm_place, resolved.position) == (2, "post", "learned")
 
 
-@pytest.mark.parametrize("init", [{}, {"freeze": "body"}, {"lora": 2, "lora_on": "all"}])
+@pytest.mark.parametrize("init", [{}, {"freeze": "body"}, {"lora": 2, "lora_targets": "all"}])
 def test_a_folder_of_transformers_is_tuned_by_the_same_command(
     text: Path, roberta: Path, tmp_path: Path, init: dict[str, Any]
 ) -> None:
@@ -305,13 +306,13 @@ def test_only_a_classifier_takes_over_runs_of_tokens(
     init = {"from": str(origins / "grams")}
     whole, _ = settled(told(text, task, init=init, model=grams))
     assert whole.model.ngrams == (2 if task == "classify" and not grams else 1)
-    assert (whole.model.ngram_contrast > 0) == (whole.model.ngrams > 1)
+    assert (whole.model.ngram_log_count_ratio > 0) == (whole.model.ngrams > 1)
 
 
 def test_a_classifier_may_have_runs_that_its_origin_had_not(
     text: Path, origins: Path, tmp_path: Path
 ) -> None:
-    grams = {"ngrams": 3, "ngram_buckets": 40, "ngram_contrast": 1.0}
+    grams = {"ngrams": 3, "ngram_buckets": 40, "ngram_log_count_ratio": 1.0}
     recipe = told(text, "classify", init={"from": str(origins / "masked")}, model=grams)
     after, (line, *_) = begun(recipe, tmp_path / "run")
     assert line.endswith("new: grams, head.")
@@ -321,8 +322,9 @@ def test_a_classifier_may_have_runs_that_its_origin_had_not(
 def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
     model = {"layers": 1, "decoder_layers": 3}
     for count in (1, 2, 3, 4):
-        told = {"task": "translate", "model": model, "init": {"from": "x", "freeze": count}}
-        found = complaints(Recipe.of(told))
+        init = {"from": "x", "freeze": count}
+        told = {"task": "translate", "data": {"synthetic": 9}, "model": model, "init": init}
+        found = find_conflicts(Recipe.of(told))
         assert bool(found) == (count >= 3), found
 
 
@@ -334,9 +336,9 @@ def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
         ("lstm", "classify", {}, "lstm.*cannot begin a model for 'classify'"),
         ("lstm", "generate", {"init": {"lora": 2}}, "lora is for family 'transformer'"),
         ("masked", "classify", {"init": {"freeze": 3}}, "freeze cannot be 3: .* has 2 layers"),
-        ("masked", "generate", {"init": {"freeze": "body"}}, "leaves nothing to learn"),
-        ("masked", "generate", {"init": {"freeze": 2}}, "leaves nothing to learn"),
-        ("translate-tied", "translate", {"init": {"freeze": "body"}}, "leaves nothing to learn"),
+        ("masked", "generate", {"init": {"freeze": "body"}}, "leaves nothing to train"),
+        ("masked", "generate", {"init": {"freeze": 2}}, "leaves nothing to train"),
+        ("translate-tied", "translate", {"init": {"freeze": "body"}}, "leaves nothing to train"),
         ("grams", "generate", {"model": {"ngrams": 3}}, "ngrams is for task 'classify'"),
     ],
 )
@@ -354,11 +356,11 @@ def test_what_cannot_be_is_one_sentence(
     [
         ({"freeze": "embedings", "from": "x"}, "Did you mean 'embeddings'"),
         ({"freeze": 0, "from": "x"}, "freeze cannot be 0"),
-        ({"freeze": "body"}, "say with `from` where they come from"),
-        ({"lora": 4}, "say with `from` where they come from"),
+        ({"freeze": "body"}, "name their model with `from`"),
+        ({"lora": 4}, "name their model with `from`"),
         ({"lora": 4, "freeze": 1, "from": "x"}, "leave freeze out"),
         ({"lora_alpha": 4.0, "from": "x"}, "lora_alpha is for lora"),
-        ({"lora_on": "qkv", "lora": 4, "from": "x"}, "lora_on cannot be 'qkv'"),
+        ({"lora_targets": "qkv", "lora": 4, "from": "x"}, "lora_targets cannot be 'qkv'"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(init: dict[str, Any], said: str) -> None:
@@ -397,8 +399,14 @@ FROZEN = [("adamw", "embeddings"), ("adamw", "body"), *((name, 1) for name in OP
 def test_what_is_frozen_stays_to_the_bit(
     text: Path, origins: Path, tmp_path: Path, name: str, freeze: str | int, device: str
 ) -> None:
-    train = {"optimizer": name, "weight_decay": 0.5, "ema": 0.9, "average": 2, "lr": 1e-2}
-    train["speed"] = "graphs" if device == "cuda" and name != "adafactor" else "auto"
+    train = {
+        "optimizer": name,
+        "weight_decay": 0.5,
+        "ema": 0.9,
+        "average_checkpoints": 2,
+        "lr": 1e-2,
+    }
+    train["execution"] = "graphs" if device == "cuda" and name != "adafactor" else "auto"
     init = {"from": str(origins / "classify"), "freeze": freeze}
     run = trained(told(text, "classify", init=init, train=train), tmp_path / "run", device)
     before = load_file(origins / "classify" / "model.safetensors")
@@ -433,7 +441,11 @@ def test_what_is_frozen_costs_nothing(text: Path, origins: Path, tmp_path: Path)
     assert all(named[name].grad is None for name in named.keys() - learnt)
 
 
-CHOICES: list[dict[str, Any]] = [{"freeze": "body"}, {"freeze": 1}, {"lora": 2, "lora_on": "all"}]
+CHOICES: list[dict[str, Any]] = [
+    {"freeze": "body"},
+    {"freeze": 1},
+    {"lora": 2, "lora_targets": "all"},
+]
 
 
 @pytest.mark.parametrize("init", CHOICES)
@@ -557,8 +569,8 @@ def test_adapters_are_merged_at_the_end(
     text: Path, origins: Path, tmp_path: Path, on: str, device: str
 ) -> None:
     """The plain model that is loaded scores what the adapted one scored."""
-    init = {"from": str(origins / "classify"), "lora": 2, "lora_on": on}
-    train = {"precision": "float32", "speed": "graphs" if device == "cuda" else "auto"}
+    init = {"from": str(origins / "classify"), "lora": 2, "lora_targets": on}
+    train = {"precision": "float32", "execution": "graphs" if device == "cuda" else "auto"}
     run = trained(told(text, "classify", init=init, train=train), tmp_path / "run", device)
     before = load_file(origins / "classify" / "model.safetensors")
     after = load_file(run.weights_path)
@@ -594,7 +606,7 @@ def test_a_checkpoint_keeps_adapters_apart(text: Path, origins: Path, tmp_path: 
 
 KINDS: dict[str, dict[str, Any]] = {
     "frozen": {"init": {"freeze": 1}},
-    "adapted": {"init": {"lora": 2, "lora_on": "all", "lora_alpha": 3.0}},
+    "adapted": {"init": {"lora": 2, "lora_targets": "all", "lora_alpha": 3.0}},
     "by-layer": {"init": {}},
 }
 
@@ -722,7 +734,9 @@ def test_a_masked_model_reads_the_text_of_a_labelled_table(text: Path, tmp_path:
     run = trained(Recipe.of(tables), tmp_path / "masked")
     _, tokenizer, _ = train_run.load(run.folder, device="cpu")
     assert tokenizer.vocab_size == 5 + len("abcdefgh")
-    recipe = told(text, "classify", init={"from": str(run.folder)}, train={"best": "dev/accuracy"})
+    recipe = told(
+        text, "classify", init={"from": str(run.folder)}, train={"best_metric": "dev/accuracy"}
+    )
     assert trained(recipe, tmp_path / "tuned").finished
 
 

@@ -25,7 +25,12 @@ from heed.train.prepare.ngram_weights import counted, parting
 from heed.train.prepare.setup import prepare
 
 QUIET = Console(quiet=True)
-RUNS: dict[str, Any] = {"ngrams": 3, "ngram_buckets": 501, "word_ngrams": 2, "ngram_contrast": 1.0}
+RUNS: dict[str, Any] = {
+    "ngrams": 3,
+    "ngram_buckets": 501,
+    "word_ngrams": 2,
+    "ngram_log_count_ratio": 1.0,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from heed.config.train import OPTIMIZERS
 from heed.errors import ConfigError, HeedError
 from heed.train.optimizers.build import (
     CAPTURABLE,
-    OPTIMIZERS,
     OptimizerSettings,
     build_optimizer,
     parameter_groups,

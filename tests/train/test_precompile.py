@@ -448,7 +448,7 @@ finally:
 def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str) -> None:
     """Nor does decoding after training, once the compile process has ended."""
     changes = {
-        **{"data.world": 2000, "data.world_test": 200, "tokenizer.vocab_size": 1200},
+        **{"data.synthetic": 2000, "data.synthetic_test": 200, "tokenizer.vocab_size": 1200},
         **{"model.position": position, "train.steps": 60, "train.evaluate_every": 30},
         **{"train.evaluate_test": "true", "decode.beam": 4},
     }

@@ -12,7 +12,7 @@ from heed.data.batching.bucketed import IGNORED, Batch, filled
 from heed.errors import ConfigError
 from heed.models import Model, build
 from heed.train.objective import Loss, Objective, loss
-from heed.train.prepare.setup import refuse_nonsense
+from heed.train.prepare.setup import validate_recipe
 
 TASKS = ["translate", "classify", "generate", "packed"]
 
@@ -114,9 +114,9 @@ def test_class_weights_weigh_all_of_a_text() -> None:
 
 
 def test_without_dropout_there_is_nothing_to_compare() -> None:
-    tables = {"data": {"world": 9}, "train": {"rdrop": 5.0}, "model": {"dropout": 0.0}}
+    tables = {"data": {"synthetic": 9}, "train": {"rdrop": 5.0}, "model": {"dropout": 0.0}}
     with pytest.raises(ConfigError, match=r"set model\.dropout"):
-        refuse_nonsense(Recipe.of(tables))
+        validate_recipe(Recipe.of(tables))
 
 
 @pytest.mark.parametrize("task", TASKS)

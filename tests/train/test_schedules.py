@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heed.config.train import SCHEDULES
 from heed.errors import ConfigError
-from heed.train.optimizers.schedules import SCHEDULES, schedule
+from heed.train.optimizers.schedules import schedule
 
 ENDING = ("cosine", "linear", "wsd")
 names = st.sampled_from(SCHEDULES)

@@ -43,8 +43,8 @@ def recipe(corpus: Path, task: str = "translate") -> Recipe:
     train = {"steps": 9, "batch_size": 40, "warmup": 2, "log_every": 2, "rdrop": 2.0}
     train |= {"evaluate_every": 4, "checkpoint_every": 3, "label_smoothing": 0.1}
     if task == "translate":
-        data |= {"both": True, "denoise": 0.3}
-        train |= {"hide_source": 0.1, "batch_size": 100}
+        data |= {"bidirectional": True, "denoise": 0.3}
+        train |= {"source_token_dropout": 0.1, "batch_size": 100}
     return Recipe.of(
         {
             "task": task,
@@ -77,9 +77,9 @@ def test_evaluation_is_as_always(corpus: Path, tmp_path: Path) -> None:
     told = recipe(corpus)
     run.start(told, tmp_path / "run", device="cpu", console=QUIET)
     tables = told.tables()
-    for section, key in (("data", "both"), ("data", "denoise"), ("tokenizer", "dropout")):
+    for section, key in (("data", "bidirectional"), ("data", "denoise"), ("tokenizer", "dropout")):
         del tables[section][key]
-    for key in ("hide_source", "rdrop", "label_smoothing"):
+    for key in ("source_token_dropout", "rdrop", "label_smoothing"):
         del tables["train"][key]
     tables["train"] |= {"steps": 1, "lr": 1e-30, "warmup": 0, "weight_decay": 0.0}
     tables["init"] = {"from": str(tmp_path / "run")}

@@ -41,12 +41,12 @@ def told(tmp_path: Path) -> Recipe:
     lines = [" ".join(draw.choices(words, k=draw.randint(2, 20))) for _ in range(300)]
     (tmp_path / "a.en").write_text("\n".join(lines))
     (tmp_path / "a.fr").write_text("\n".join(line[::-1] for line in lines))
-    train = {"steps": 60, "batch_tokens": 2048, "speed": "graphs", "deterministic": True}
-    train |= {"rdrop": 5.0, "hide_source": 0.1, "log_every": 10, "checkpoint_every": 20}
+    train = {"steps": 60, "batch_tokens": 2048, "execution": "graphs", "deterministic": True}
+    train |= {"rdrop": 5.0, "source_token_dropout": 0.1, "log_every": 10, "checkpoint_every": 20}
     files = [str(tmp_path / name) for name in ("a.en", "a.fr")]
     return Recipe.of(
         {
-            "data": {"train": files, "both": True, "denoise": 0.3},
+            "data": {"train": files, "bidirectional": True, "denoise": 0.3},
             "tokenizer": {"vocab_size": 300, "dropout": 0.2},
             "model": {"layers": 2, "width": 64, "heads": 4, "dropout": 0.2},
             "train": train,

@@ -26,7 +26,7 @@ def recipe(tracker: str) -> Recipe:
     return Recipe.of(
         {
             "task": "classify",
-            "data": {"world": 60, "world_test": 10},
+            "data": {"synthetic": 60, "synthetic_test": 10},
             "model": {"layers": 1, "width": 16, "heads": 2},
             "train": {"steps": 4, "log_every": 2, "batch_size": 8, "track": [tracker]},
         }

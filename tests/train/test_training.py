@@ -72,7 +72,7 @@ def test_a_classifier_learns_a_rule(text: Path) -> None:
     told = recipe(
         text,
         data={"dev": [str(text / "dev.tsv")]},
-        train={"steps": 150, "lr": 5e-3, "best": "dev/accuracy"},
+        train={"steps": 150, "lr": 5e-3, "best_metric": "dev/accuracy"},
     )
     run = trained(told, text / "run")
     assert max(line["dev"]["accuracy"] for line in scores(run)) > 0.9
@@ -115,7 +115,7 @@ def test_texts_are_counted_not_their_windows(text: Path) -> None:
     assert total == len(parts.train.store)
 
 
-@pytest.mark.parametrize("how", [{}, {"pack": True}, {"blocks": "random"}])
+@pytest.mark.parametrize("how", [{}, {"pack": True}, {"windows": "random"}])
 def test_a_dry_run_tells_texts_from_windows(text: Path, how: dict[str, Any]) -> None:
     """Lines of three to nine words, each with a mark; packed ones are read across windows."""
     console = Console(file=io.StringIO(), record=True, width=200)
@@ -258,7 +258,7 @@ def test_a_score_that_is_no_number_is_the_worst(
 
 
 def test_the_mean_of_the_last_weights_is_kept_only_if_better(text: Path) -> None:
-    told = recipe(text, train={"steps": 12, "evaluate_every": 3, "average": 3})
+    told = recipe(text, train={"steps": 12, "evaluate_every": 3, "average_checkpoints": 3})
     run = trained(told, text / "run")
     (line,) = scores(run, "average")
     best = min(scores(run), key=lambda line: line["dev"]["loss"])["dev"]["loss"]
@@ -293,7 +293,7 @@ def test_packed_training_runs(text: Path) -> None:
         ({"data": {"pack": True}}, "pack is for language models"),
         ({"train": {"objective": "masked"}}, "is for task 'generate'"),
         ({"model": {"position": "learned", "max_positions": 8}}, "beyond the 8 positions"),
-        ({"train": {"best": "dev/los"}}, "Did you mean 'dev/loss'"),
+        ({"train": {"best_metric": "dev/los"}}, "Did you mean 'dev/loss'"),
         ({"train": {"optimizer": "adamx"}}, "Did you mean 'adam"),
         ({"train": {"schedule": "cosin"}}, "Did you mean 'cosine'"),
         ({"train": {"class_weights": {"witout": 2.0}}}, "Did you mean 'without'"),
@@ -314,7 +314,7 @@ def test_nonsense_found_late_leaves_no_folder(text: Path) -> None:
     """That dev has a part which is in train, too, is known when both were read."""
     apart = text / "apart.tsv"
     apart.write_text("with\ta a a a a a a a a a a\nwithout\tb b b b b b b b b b b\n")
-    told = recipe(text, data={"dev": [str(apart)]}, train={"best": "dev-clean/loss"})
+    told = recipe(text, data={"dev": [str(apart)]}, train={"best_metric": "dev-clean/loss"})
     with pytest.raises(ConfigError, match="best cannot be 'dev-clean/loss'"):
         trained(told, text / "run")
     assert not (text / "run").exists()
@@ -396,7 +396,7 @@ def test_too_many_of_them_stop_the_run_and_keep_the_batch(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch, 1, 99)
-    told = recipe(text, train={"skip_limit": 2})
+    told = recipe(text, train={"max_skipped_steps": 2})
     with pytest.raises(HeedError, match="not finite in 3 updates in a row"):
         trained(told, text / "run")
     assert list((text / "run").glob("batch-*.safetensors"))
@@ -419,7 +419,7 @@ def test_batches_that_do_not_fit_are_halved_where_allowed(
 ) -> None:
     """And that changes nothing but rounding."""
     exact = {"optimizer": "sgd", "lr": 0.1, "precision": "float32"}
-    told = recipe(text, task, train={"halve": True} | exact)
+    told = recipe(text, task, train={"split_on_oom": True} | exact)
     whole = load_file(trained(told, text / "whole").weights_path)
     monkeypatch.setattr(Objective, "forward", room_for(5, Objective.forward))
     run = trained(told, text / "halved")

@@ -165,7 +165,12 @@ def hidden(
     """
     name, ids, real, key = "ids", batch.ids, batch.mask, "train.token_dropout"
     if batch.source is not None and batch.source_mask is not None:
-        name, ids, real, key = "source", batch.source, batch.source_mask, "train.hide_source"
+        name, ids, real, key = (
+            "source",
+            batch.source,
+            batch.source_mask,
+            "train.source_token_dropout",
+        )
     drawn = torch.from_numpy(random.random(tuple(ids.shape)) < share)
     words = real & (ids != specials.bos) & (ids != specials.eos)
     return batch.with_tensors({name: ids.masked_fill(drawn & words, specials.masking(key))})

@@ -62,7 +62,7 @@ class Directions:
                 raise DataError(
                     "this tokenizer has one mark for begin and end, so the first token cannot tell "
                     "which language to write.",
-                    where="data.both",
+                    where="data.bidirectional",
                     todo="Use a tokenizer with two, or one direction.",
                 )
             self.ways.append(Direction(TARGET, SOURCE, marks.eos))

@@ -37,7 +37,7 @@ from heed.errors import DataError, nearest
 SYMPTOMS: dict[str, tuple[Severity, str]] = {
     "empty": ("warning", "empty; training drops them"),
     "unlabelled": ("warning", "without a label; training drops them"),
-    "told": ("warning", "left out, as data.drop says"),
+    "told": ("warning", "left out, as data.drop_pattern says"),
     "control": ("warning", "with control characters"),
     "replacement": ("warning", "with U+FFFD, the mark of text once decoded wrongly"),
     "markup": ("warning", "with tags of XML or HTML"),

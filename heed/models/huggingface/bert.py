@@ -65,7 +65,7 @@ REPARAMETERIZATIONS = (
     add_token_types,
     rescale_embeddings(lambda config: 1.0),
 )
-LM_HEAD_KEYS = {"head_map": True, "head_bias": True}
+LM_HEAD_KEYS = {"lm_head_transform": True, "lm_head_bias": True}
 POOLER_KEYS = {"pooling": "first", "pooler": True}
 
 

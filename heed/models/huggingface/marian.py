@@ -73,7 +73,7 @@ def _read_config(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
         "sinusoids": "halves",
         "max_positions": config_json.get_int("max_position_embeddings", 1024),
         "embedding_scale": math.sqrt(width) if scaled else 1.0,
-        "head_bias": True,
+        "lm_head_bias": True,
         "dropout": config_json.get_float("dropout", 0.1),
         "attention_dropout": config_json.get_float("attention_dropout", 0.0),
         "feed_forward_dropout": config_json.get_float("activation_dropout", 0.0),

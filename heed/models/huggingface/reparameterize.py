@@ -58,7 +58,7 @@ def add_zero_biases(draft: Draft) -> Draft:
 def add_head_bias(draft: Draft) -> Draft:
     """Give the output projection a bias, of zeros where it had none."""
     zeros = torch.zeros_like(draft.weights["embedding.table.weight"][:, 0])
-    return draft.with_changes({"head.bias": zeros} | draft.weights, head_bias=True)
+    return draft.with_changes({"head.bias": zeros} | draft.weights, lm_head_bias=True)
 
 
 def add_token_types(draft: Draft) -> Draft:
@@ -123,7 +123,7 @@ def _last_norm(draft: Draft) -> list[str]:
         stack, layers = "decoder", config.decoder_layers or config.layers
     last = f"{stack}.blocks.{layers - 1}.feed_forward_norm"
     module = f"{stack}.norm" if config.norm_place == "pre" else last
-    if config.head_map:
+    if config.lm_head_transform:
         module = "head.norm"
     names = [f"{module}.{part}" for part in ("weight", "bias")]
     return [name for name in names if name in draft.weights]
@@ -145,9 +145,9 @@ POSITION_KEYS = {
     "t5_distance": "t5",
 }
 """Keys that only one position encoding uses."""
-NGRAM_KEYS = {"ngrams", "ngram_buckets", "ngram_dropout", "ngram_contrast", "word_ngrams"}
+NGRAM_KEYS = {"ngrams", "ngram_buckets", "ngram_dropout", "ngram_log_count_ratio", "word_ngrams"}
 CLASSIFIER_KEYS = {"pooling", "pooler", "classifier_hidden", "classifier_activation"} | NGRAM_KEYS
-LM_HEAD_KEYS = {"head_map", "head_bias", "head_scale", "tie_embeddings"}
+LM_HEAD_KEYS = {"lm_head_transform", "lm_head_bias", "lm_head_scale", "tie_embeddings"}
 CROSS_ATTENTION_KEYS = {"decoder_layers", "cross_position"}
 
 
@@ -164,7 +164,7 @@ def effective_config(task: str | None, config: ModelConfig) -> dict[str, Any]:
         "embedding_scale": token_scale(config),
         "position_scale": position_scale(config),
         "embedding_width": config.embedding_width or config.width,
-        "head_scale": config.head_scale or 1.0,
+        "lm_head_scale": config.lm_head_scale or 1.0,
     }
     if config.merge_when == "training":
         keys["merge"] = "concat"

@@ -74,7 +74,7 @@ def _read_config(config_json: ConfigJson, names: Set[str]) -> dict[str, Any]:
         "position_scale": 1.0,
         "embedding_scale": 1.0,
         "tie_embeddings": "lm_head.weight" not in names,
-        "head_scale": width**-0.5 if scaled else None,
+        "lm_head_scale": width**-0.5 if scaled else None,
         "dropout": config_json.get_float("dropout_rate", 0.1),
         "attention_dropout": config_json.get_float("dropout_rate", 0.1),
         "feed_forward_dropout": config_json.get_float("dropout_rate", 0.1),
@@ -102,7 +102,7 @@ def _write_config(draft: Draft) -> dict[str, Any]:
         "relative_attention_num_buckets": config.t5_buckets,
         "relative_attention_max_distance": config.t5_distance,
         # transformers scales the input of the output projection if and only if this is true.
-        "tie_word_embeddings": config.head_scale is not None,
+        "tie_word_embeddings": config.lm_head_scale is not None,
         "dropout_rate": config.dropout,
     }
 

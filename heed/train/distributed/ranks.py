@@ -28,7 +28,6 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
 
-from heed.config import Recipe
 from heed.errors import ConfigError, HeedError, RunError, StoppedError
 
 if TYPE_CHECKING:
@@ -181,28 +180,6 @@ ALONE = World()
 
 def _of_rank(name: str, rank: int) -> str:
     return f"{name}.{rank}" if rank else name
-
-
-def refuse(recipe: Recipe, world: World, *, begun: bool) -> None:
-    """Before anything is written: what several ranks cannot do.
-
-    A run that was begun elsewhere is not refused for a wish that can be passed over.
-    """
-    if not world.several:
-        return
-    settings, complaints = recipe.train, []
-    if settings.speed == "graphs" and not begun:
-        complaints.append(
-            "[train] speed cannot be 'graphs': several ranks share the work, and a graph does not "
-            "hold what they tell each other. Use auto, eager or compile."
-        )
-    if settings.parallel == "fsdp" and settings.optimizer == "adafactor":
-        complaints.append(
-            "[train] optimizer cannot be 'adafactor' with parallel 'fsdp': it needs whole matrices "
-            "where each rank has a part. Use another, or parallel 'ddp'."
-        )
-    if complaints:
-        raise ConfigError(complaints)
 
 
 # ------------------------------------------------------------- one message, whatever goes wrong

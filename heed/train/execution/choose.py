@@ -1,6 +1,6 @@
 """How updates are launched: one kernel at a time, as captured graphs, or compiled.
 
-`train.speed = "auto"` chooses by what the machine has and by the work ahead, and says why.
+`train.execution = "auto"` chooses by what the machine has and by the work ahead, and says why.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def build_step(
     """
     if state.device.type == "cpu":
         keep_memory()
-    make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.speed
+    make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.execution
     if speed == "graphs" and state.world.several:
         speed = "auto"
     hindered = None if speed == "auto" else obstacle(recipe, speed, state.device)
@@ -70,7 +70,7 @@ def build_step(
             return _choose(recipe, state, ahead, make, say) if speed == "auto" else make(speed)
         except torch.OutOfMemoryError:
             most = max(shape.texts for shape in ahead.shapes)
-            if not recipe.train.halve or state.pieces_of_batch >= most:
+            if not recipe.train.split_on_oom or state.pieces_of_batch >= most:
                 raise
         state.halve()
         say(f"A batch does not fit into memory: learning from it in {state.pieces_of_batch} parts.")
@@ -163,7 +163,9 @@ def _make(
         for block in blocks:
             block.compile(dynamic=len(ahead.shapes) > 1, options=settled)
     # One rank cannot halve alone: the others would wait for what it takes back.
-    limits = Limits(settings.clip, settings.skip_limit, settings.halve and not several)
+    limits = Limits(
+        settings.clip, settings.max_skipped_steps, settings.split_on_oom and not several
+    )
     if speed == "eager" or state.device.type == "cpu" or several:
         return Step(objective, state, limits, bf16=bf16)
     parts = state.pieces_of_batch

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from heed.config import TrainConfig
-from heed.errors import ConfigError, HeedError, nearest
+from heed.config.base import unknown_name
+from heed.config.train import OPTIMIZERS
+from heed.errors import ConfigError, HeedError
 from heed.models.layer_index import heights
 from heed.train.optimizers.custom import Adagrad, Group, Lion, Muon
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
 CAPTURABLE = frozenset(OPTIMIZERS) - {"adafactor"}
 """Those whose step a CUDA graph can hold, built with `lr_tensor=True`; Adafactor asks the host."""
 
@@ -63,10 +64,7 @@ class OptimizerSettings:
             raise ConfigError(complaints)
 
     def _complaints(self) -> Iterator[str]:
-        if self.name not in OPTIMIZERS:
-            known = ", ".join(OPTIMIZERS)
-            hint = nearest(self.name, OPTIMIZERS)
-            yield f"There is no optimizer {self.name!r}; choose one of {known}.{hint}"
+        yield from filter(None, [unknown_name("optimizer", self.name, OPTIMIZERS)])
         for key, rate in (("lr", self.lr), ("muon_lr", self.muon_lr)):
             if rate is not None and not 0.0 < rate < math.inf:
                 yield f"{key} must be a number above 0, not {rate}."

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from heed.errors import ConfigError, nearest
+from heed.config.base import unknown_name
+from heed.config.train import SCHEDULES
+from heed.errors import ConfigError
 
 Schedule = Callable[[int], float]
 
@@ -37,7 +39,6 @@ def _one_less_root(progress: float) -> float:
 
 
 _CURVES = {"constant": _constant, "linear": _linear, "cosine": _cosine, "wsd": _one_less_root}
-SCHEDULES = ("constant", "inverse_sqrt", "cosine", "linear", "wsd")
 
 
 def schedule(
@@ -87,12 +88,8 @@ def _warmed(warmup: int, after: Schedule) -> Schedule:
 
 
 def _check(name: str, *, warmup: int, steps: int, floor: float, decay_share: float) -> None:
-    complaints = []
-    if name not in SCHEDULES:
-        known = ", ".join(SCHEDULES)
-        complaints.append(
-            f"There is no schedule {name!r}; choose one of {known}.{nearest(name, SCHEDULES)}"
-        )
+    complaints: list[str] = []
+    complaints += filter(None, [unknown_name("schedule", name, SCHEDULES)])
     if steps < 1:
         complaints.append(f"steps must be at least 1, not {steps}.")
     if warmup < 0:

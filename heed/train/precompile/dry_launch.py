@@ -72,7 +72,7 @@ def launch_training(recipe: Recipe, capability: int, hook: Hook) -> None:
 
 def launch_decoding(recipe: Recipe, capability: int, hook: Hook) -> None:
     """Launch all kernels of decoding, during training and after; the hook is called for each."""
-    if recipe.task == "classify" or recipe.train.objective != "next":
+    if recipe.task == "classify" or recipe.train.objective != "causal":
         return
     configs = [recipe.decode]
     if recipe.train.evaluate_bleu:
@@ -121,7 +121,7 @@ def build_model(recipe: Recipe, vocab: int) -> Model:
         config.model_copy(update=layers),
         vocab=vocab,
         classes=2,
-        causal=recipe.train.objective == "next",
+        causal=recipe.train.objective == "causal",
     ).to("cuda")
 
 

@@ -48,6 +48,11 @@ class Origin:
     classes: tuple[str, ...] = ()
     """What a classifier tells apart, where it says so."""
 
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether its weights include cross-attention, which only a translator has."""
+        return any(map(_is_across, self.weights))
+
 
 def open_origin(name: str) -> Origin:
     """What `[init] from` names: a finished run, a folder of `transformers`, a name on its hub."""
@@ -96,9 +101,9 @@ def _classes(model: AnyModel) -> tuple[str, ...]:
 
 def settled(recipe: Recipe) -> tuple[Recipe, Origin | None]:
     """The recipe with what its origin decides, and that origin; keys that differ are refused."""
-    if recipe.init.run is None:
+    if recipe.init.from_model is None:
         return recipe, None
-    origin = open_origin(recipe.init.run)
+    origin = open_origin(recipe.init.from_model)
     shape = effective_config(recipe.task, origin.model)
     bound = {key: value for key, value in shape.items() if key not in FREE}
     wrong = [*_contradictions("model", recipe.model, bound, origin.name)]
@@ -131,26 +136,6 @@ def _contradictions(
         if key in there and there[key] != value:
             had = f", where it is {there[key]!r}" if name == "model" else ""
             yield f"[{name}] {key} cannot be {value!r}: it comes from {origin}{had}. Leave it out."
-
-
-def complaints(recipe: Recipe, origin: Origin | None = None) -> list[str]:
-    """What `[init]` asks of this recipe's model that it cannot do, beginning from there."""
-    init, model, found = recipe.init, recipe.model, []
-    layers = model.layers
-    if recipe.task == "translate":
-        layers = max(layers, model.decoder_layers or layers)
-    if isinstance(init.freeze, int) and init.freeze > layers:
-        found.append(f"[init] freeze cannot be {init.freeze}: the model has {layers} layers.")
-    bare = model.tie_embeddings and not (model.head_map or model.head_bias)
-    knows_all = origin is None or recipe.task != "translate" or any(map(_is_across, origin.weights))
-    if recipe.task != "classify" and bare and knows_all and init.freeze in ("body", layers):
-        found.append(
-            f"[init] freeze = {init.freeze!r} leaves nothing to learn: the output map is the table "
-            "of the embeddings, which is frozen with them."
-        )
-    if init.lora is not None and model.family != "transformer":
-        found.append("[init] lora is for family 'transformer': an LSTM has no such maps.")
-    return found
 
 
 # --------------------------------------------------------------------------------- the weights
@@ -238,7 +223,7 @@ def choose_learners(model: Model, init: InitConfig, new: Sequence[str], say: Say
         parameter.requires_grad_(name in fresh or not _stays(places[name], init.freeze))
     if init.lora is not None:
         but = {*fresh.values()}
-        lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_on, but=but)
+        lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_targets, but=but)
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     learnt, every = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     say(f"Learning {learnt:,} of {every:,} parameters.")

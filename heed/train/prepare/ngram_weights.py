@@ -5,8 +5,6 @@ Shapes: b texts, n tokens, m runs, r rows of their table, c classes, v vocabular
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -14,19 +12,6 @@ from heed.config import Recipe
 from heed.data.batching.bucketed import Batches
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.nn.ngrams import NgramFeatures, contrast
-
-SPELT = ("char", "byte")
-"""Tokenizers whose pieces are smaller than words."""
-
-
-def complaints(recipe: Recipe) -> Iterator[str]:
-    """What makes no sense, a sentence each."""
-    kind = recipe.tokenizer.kind
-    if recipe.model.word_ngrams and kind not in SPELT:
-        yield (
-            f"[model] word_ngrams finds words in tokens smaller than they are, and those of kind "
-            f"{kind!r} are not: use tokenizer.kind = 'char', or leave it out."
-        )
 
 
 def look_at(
@@ -37,7 +22,7 @@ def look_at(
         grams.between_v.copy_(parting(tokenizer))
     if grams.weight_r is not None:
         counts_cr = counted(grams, train, c)
-        grams.weight_r.copy_(contrast(counts_cr, recipe.model.ngram_contrast))
+        grams.weight_r.copy_(contrast(counts_cr, recipe.model.ngram_log_count_ratio))
 
 
 def parting(tokenizer: Tokenizer) -> Tensor:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from heed.config import POSITIONS, Recipe
+from heed.config import Recipe
+from heed.config.checks import find_conflicts
 from heed.data import synthetic as world
 from heed.data.batching.bucketed import Batches, Rows
 from heed.data.batching.packing import PackedBatches
@@ -23,7 +24,7 @@ from heed.files import naming_path
 from heed.models import Classifier, Model, build
 from heed.runs.labels import Classes
 from heed.runs.run import Run
-from heed.train import checkpoint, sense, small
+from heed.train import checkpoint
 from heed.train.dev_bleu import Pair, pairs_of
 from heed.train.distributed.ranks import ALONE, World
 from heed.train.precompile import compiling_ahead
@@ -82,9 +83,9 @@ def prepare(
     `origin` is what the recipe begins from, where it is open already.
     """
     begun = checkpoint.any_in(run.checkpoints)
-    if origin is None and recipe.init.run is not None and not begun:
+    if origin is None and recipe.init.from_model is not None and not begun:
         with world.in_turn():
-            origin = origins.open_origin(recipe.init.run)
+            origin = origins.open_origin(recipe.init.from_model)
     bf16 = wants_bf16(recipe.train.precision, device)
     with compiling_ahead(recipe, device):
         parts = _prepare(recipe, run, device, bf16, say, world, origin)
@@ -112,7 +113,7 @@ def _prepare(
         train, sets = _batches(recipe, corpora, tokenizer, classes.names)
         weights = weights_of(recipe, classes, sets["train"])
         classes.save(run)
-    if not recipe.data.dev and recipe.data.world is None:
+    if not recipe.data.dev and recipe.data.synthetic is None:
         say(_apart(corpora, sets["dev"].store, recipe.data.dev_seed))
     for name, seen in known.items():
         sets |= _clean(name, sets[name], seen)
@@ -170,30 +171,17 @@ def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, li
     }
 
 
-def refuse_nonsense(recipe: Recipe, origin: Origin | None = None) -> None:
-    """Before anything is written: keys that make no sense together, files that are not there.
+def validate_recipe(recipe: Recipe, origin: Origin | None = None) -> None:
+    """Refuse a recipe whose keys conflict or whose files are missing, before anything is written.
 
-    `origin` is what the recipe begins from.
+    `origin` is the pretrained model of `init.from`.
     """
-    complaints = []
-    if not recipe.data.train and recipe.data.world is None:
-        complaints.append(
-            "There is no text to learn from: name files (--train FILE, data.train), or data.world."
-        )
-    limit = POSITIONS[recipe.model.position].limit(recipe.model)
-    if limit is not None and recipe.data.max_length > limit:
-        fixed = recipe.init.run is not None  # a model that it begins from has its own shape
-        todo = "lower" if fixed else "raise model.max_positions or lower"
-        complaints.append(
-            f"[data] max_length {recipe.data.max_length} is beyond the {limit} positions of "
-            f"{recipe.init.run or repr(recipe.model.position)}: {todo} data.max_length."
-        )
-    complaints += [*sense.complaints(recipe), *origins.complaints(recipe, origin)]
-    complaints += [*small.complaints(recipe), *ngram_weights.complaints(recipe)]
+    cross_attention = origin is None or origin.has_cross_attention
+    complaints = find_conflicts(recipe, pretrained_cross_attention=cross_attention)
     if complaints:
         raise ConfigError(complaints)
     tokenizer_text(recipe)
-    if recipe.data.world is None:
+    if recipe.data.synthetic is None:
         refuse_unknown(recipe, open_corpora(recipe)["train"])
 
 
@@ -204,7 +192,7 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Mo
         recipe.model,
         vocab=tokenizer.vocab_size,
         classes=classes,
-        causal=recipe.train.objective == "next",
+        causal=recipe.train.objective == "causal",
     )
 
 
@@ -240,7 +228,7 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
 def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
     """The splits a recipe names, those of the generated world written first if they are not."""
     data = recipe.data
-    if data.world is not None:
+    if data.synthetic is not None:
         named = {name: files for name, files in world_files(recipe).items() if name != "test"}
     else:
         named = {"train": data.train, "dev": data.dev, **data.sets}
@@ -253,7 +241,7 @@ def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
                 task=recipe.task,
                 unit=data.unit,
                 like=like,
-                drop=data.drop if name == "train" else None,
+                drop=data.drop_pattern if name == "train" else None,
             )
     if "dev" not in corpora and "train" in corpora:
         corpora |= with_dev(corpora["train"])
@@ -269,8 +257,8 @@ def with_dev(train: Corpus) -> dict[str, Corpus]:
 
 def world_files(recipe: Recipe) -> dict[str, list[str]]:
     """The generated world's train, dev and test files for a task, written if they are not there."""
-    size, held_out = recipe.data.world or 0, recipe.data.world_test
-    folder = cache_root() / "world" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
+    size, held_out = recipe.data.synthetic or 0, recipe.data.synthetic_test
+    folder = cache_root() / "synthetic" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with naming_path(folder / "train.txt"):
@@ -325,7 +313,7 @@ def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batche
         seed=recipe.seed,
         rows=rows,
         masked=_hidden(recipe),
-        both=recipe.data.both,
+        both=recipe.data.bidirectional,
         denoise=recipe.data.denoise,
     )
 
@@ -336,7 +324,7 @@ def _hidden(recipe: Recipe) -> float:
     if recipe.task == "classify":
         return settings.token_dropout
     if recipe.task == "translate":
-        return settings.hide_source
+        return settings.source_token_dropout
     return settings.mask_share if settings.objective == "masked" else 0.0
 
 
@@ -358,9 +346,9 @@ def _batches(
         count = len(stores["train"])
         rows["dev"], rows["train"] = set_aside(count, data.dev_seed)
     sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
-    if not (data.pack or data.blocks):
+    if not (data.pack or data.windows):
         return sets["train"], sets
-    packed = (RandomBlocks if data.blocks else PackedBatches)(
+    packed = (RandomBlocks if data.windows else PackedBatches)(
         stores["train"],
         max_length=data.max_length,
         batch_tokens=settings.batch_tokens,

@@ -1,0 +1,118 @@
+"""The sections `data` and `tokenizer`: which text, and how it becomes token ids."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from heed.config.base import Check, Count, Section, Share
+
+RESERVED = ("train", "dev", "test", "event", "step", "epoch", "time", "seen", "kept")
+"""Names of the recipe's own sets, and other keys of a line of metrics."""
+
+
+def _check_set_name(name: str) -> str | None:
+    """Why a set of `data.sets` cannot have this name; None where it can."""
+    if name in RESERVED:
+        return f"sets cannot have a set {name!r}: the name is reserved. Choose another."
+    if not name or "/" in name or name.endswith("-clean"):
+        todo = "Choose one without a slash that does not end with -clean."
+        return f"sets cannot have a set {name!r}: metrics use such names for other things. {todo}"
+    return None
+
+
+def _check_pattern(key: str, pattern: str | None) -> str | None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        return f"{key} is not a regular expression: {error}."
+    return None
+
+
+class DataConfig(Section):
+    """Which text. Two plain files are the two sides of a translation; a table holds both."""
+
+    train: list[str] = Field(default_factory=list)
+    """Training files."""
+    dev: list[str] = Field(default_factory=list)
+    """Dev (validation) files; without any, a share of train is set aside for dev."""
+    dev_seed: int = Field(default=0, ge=0)
+    """Random seed of the dev split that is set aside. It does not depend on `seed`, so runs with
+    different seeds are evaluated on the same sentences."""
+    test: list[str] = Field(default_factory=list)
+    """Test files, used only for the final score."""
+    synthetic: Count | None = None
+    """Train on this many generated sentences instead of files (docs/world.md)."""
+    synthetic_test: Count = 1000
+    """Sentences in the generated dev set, and in the generated test set."""
+    sets: dict[str, list[str]] = Field(default_factory=dict)
+    """Further evaluation sets by name: { name = ["file"] }."""
+    unit: Literal["line", "document", "file"] = "line"
+    """What one example of a plain text file is, for language models."""
+    max_length: Count = 256
+    """Maximum tokens of a sequence. Longer ones are truncated and counted; a language model reads
+    them in windows."""
+    drop_pattern: str | None = None
+    """Leave out training examples that match this regular expression; "^<" drops markup."""
+    bidirectional: bool = False
+    """Train every sentence pair in both directions; the model then translates either way
+    (docs/small-data.md). Evaluation is source to target."""
+    denoise: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of target sentences added to each epoch for denoising: tokens are masked, dropped and
+    shuffled, and the model restores them. With `bidirectional`, source sentences too."""
+    pack: bool = False
+    """Pack several sequences into one training row; attention stays within each. For language
+    models."""
+    windows: Literal["random"] | None = None
+    """Train a language model on windows of max_length tokens at random offsets of the concatenated
+    text; unset, on whole sequences."""
+
+    checks: ClassVar[tuple[Check, ...]] = (
+        lambda d: (
+            "pack and windows are two ways to fill a row: use one of them."
+            if d.pack and d.windows
+            else None
+        ),
+        lambda d: (
+            "synthetic and train are two sources of text: give one of them."
+            if d.synthetic is not None and d.train
+            else None
+        ),
+        lambda d: _check_pattern("drop_pattern", d.drop_pattern),
+        lambda d: next(filter(None, map(_check_set_name, d.sets)), None),
+    )
+
+
+class TokenizerConfig(Section):
+    """How text becomes token ids."""
+
+    kind: Literal["bpe", "unigram", "word", "char", "byte"] = "bpe"
+    """Subwords (byte-pair encoding or a unigram model), words, characters or bytes."""
+    vocab_size: Count | None = None
+    """Vocabulary size; unset, as large as the text supports (at most 8,000 for bpe and unigram)."""
+    min_count: Count = 1
+    """Minimum count of a word or character in the vocabulary; rarer ones are unknown."""
+    lowercase: bool = False
+    """Lowercase the text first."""
+    split: Literal["space", "treebank"] = "space"
+    """Pre-tokenization of kind `word`: by white space, or Penn Treebank style."""
+    text: list[str] = Field(default_factory=list)
+    """Further files to train the tokenizer on, beside data.train."""
+    dropout: Share = 0.0
+    """BPE dropout (Provilkov et al. 2020): the share of merges skipped at random. Each epoch
+    then has other segmentations of the training text (docs/small-data.md); 0.1 is usual."""
+
+    checks: ClassVar[tuple[Check, ...]] = (
+        lambda t: (
+            f"split {t.split!r} is for kind 'word', not for {t.kind!r}."
+            if t.split != "space" and t.kind != "word"
+            else None
+        ),
+        lambda t: (
+            f"dropout skips merges, and kind {t.kind!r} has none: use kind = 'bpe'."
+            if t.dropout and t.kind != "bpe"
+            else None
+        ),
+    )

@@ -1,0 +1,50 @@
+"""The section `decode`: beam search, sampling and output length."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from heed.config.base import Check, Count, NonNegative, Section, Share
+
+
+class DecodeConfig(Section):
+    """How a trained model generates text."""
+
+    max_ratio: Annotated[float, Field(gt=0.0)] = 2.0
+    """Maximum output length, as a multiple of the source's tokens…"""
+    max_extra: Annotated[int, Field(ge=0)] = 10
+    """…plus this many tokens."""
+    batch_size: Count | None = None
+    """Sentences decoded at once; unset, 128 (2,048 on a GPU). Fewer where they are long."""
+    beam: Count = 1
+    """Beam size; 1 is greedy decoding."""
+    length_penalty: NonNegative = 1.0
+    """Hypotheses are ranked by log-probability divided by length to this power."""
+    coverage_penalty: NonNegative = 0.0
+    """Penalty for source tokens that received little attention (Wu et al. 2016)."""
+    early_stop: bool = False
+    """Stop when as many hypotheses have ended as the beam is wide, though others may be better."""
+    sample: bool = False
+    """Sample each token instead of searching."""
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Sampling temperature: logits are divided by it; below 1 likely tokens become likelier."""
+    top_k: Count | None = None
+    """Sample from the k likeliest tokens."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus sampling: from the fewest tokens that together have this probability."""
+    min_p: Share = 0.0
+    """Sample from tokens with at least this share of the likeliest token's probability."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Random seed of sampling; each sample of each sentence has its own stream."""
+    copy_unknown: bool = False
+    """Replace an unknown word in the output by the source word with the most attention."""
+
+    checks: ClassVar[tuple[Check, ...]] = (
+        lambda d: (
+            f"sample and beam = {d.beam} are two ways to choose a token: use one of them."
+            if d.sample and d.beam > 1
+            else None
+        ),
+    )
