@@ -1,0 +1,180 @@
+"""What the README and the docs say can be done, can be done: Python runs, commands are parsed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from evaluating import trained, write_text
+
+from heed.cli import app
+from heed.config import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNS = {
+    "runs/mine": "translate",
+    "runs/labels": "classify",
+    "runs/writer": "generate",
+    "runs/small": "bidirectional",
+}
+"""The runs that pages load, each in every page of the same task."""
+PACKAGES = {"export.md": ("ctranslate2", "onnxruntime"), "pretrained.md": ("transformers",)}
+"""Optional packages without which a page's Python cannot run."""
+each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+# ----------------------------------------------------------------------------------------- Python
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder as a reader of the docs has it: text, labelled text, and a few small runs."""
+    folder = tmp_path_factory.mktemp("workspace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEED_CACHE", str(folder / "cache"))
+        write_text(folder)
+        for name in ("en", "fr", "tsv"):
+            (folder / f"dev.{name}").write_bytes((folder / f"test.{name}").read_bytes())
+        (folder / "mine.tsv").write_bytes((folder / "train.tsv").read_bytes())
+        trained(folder, "translate", "runs/mine")
+        trained(folder, "translate", "runs/small", data={"bidirectional": True})
+        trained(folder, "classify", "runs/labels")
+        trained(folder, "generate", "runs/writer")
+        yield folder
+
+
+@each_page
+def test_every_python_block_runs(page: Path, workspace: Path) -> None:
+    """The blocks of a page run one after the other in one interpreter, as a reader would."""
+    programs = blocks(page, "python")
+    if not programs:
+        pytest.skip("this page has no Python")
+    for package in PACKAGES.get(page.name, ()):
+        pytest.importorskip(package)
+    answer = subprocess.run(
+        [sys.executable, "-c", "\n\n".join(programs)],
+        cwd=workspace,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+# ------------------------------------------------------------------------------------------ shell
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of every `heed` in the shell blocks of a page."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            parts: list[list[str]] = [[]]
+            for word in words:
+                if word in ("|", "&&", "||", ";", "&"):
+                    parts.append([])
+                else:
+                    parts[-1].append(word)
+            for part in parts:
+                if "heed" in part:
+                    yield without_redirections(part[part.index("heed") + 1 :])
+
+
+def without_redirections(words: list[str]) -> list[str]:
+    kept, skip = [], False
+    for word in words:
+        if skip or re.fullmatch(r"\d?>>?&?\d?|<", word):
+            skip = not skip and not re.search(r"&\d$", word)
+        else:
+            kept.append(word)
+    return kept
+
+
+def parse(arguments: list[str]) -> dict[str, object]:
+    """The parameters of a command line, read by the real parser; nothing is run."""
+    group = typer.main.get_command(app)
+    context = group.make_context("heed", list(arguments))
+    name, command, rest = group.resolve_command(  # type: ignore[attr-defined]
+        context, [*context._protected_args, *context.args]
+    )
+    return dict(command.make_context(name, rest, parent=context).params)
+
+
+@each_page
+def test_every_shell_block_is_parsed_by_the_real_command_line(page: Path) -> None:
+    for arguments in commands(page):
+        if any(word.startswith("$") for word in arguments) or arguments in ([], ["--version"]):
+            continue  # a variable of the reader's own shell
+        parameters = parse(arguments)
+        changes = parameters.get("changes") or parameters.get("set") or ()
+        assert isinstance(changes, list | tuple)
+        for change in changes:
+            key, _, _ = str(change).partition("=")
+            assert known_key(key), f"{page.name}: {key} in heed {' '.join(arguments)}"
+
+
+def known_key(key: str) -> bool:
+    from heed.config import SECTIONS
+
+    section, _, name = key.partition(".")
+    if not name:
+        return section in ("seed", "task")
+    return section in SECTIONS and name.split(".")[0] in SECTIONS[section].keys()
+
+
+@each_page
+def test_every_toml_block_is_a_part_of_a_recipe(page: Path) -> None:
+    import tomllib
+
+    for block in blocks(page, "toml"):
+        tables = tomllib.loads(block)
+        Recipe.of({"task": "translate"} | tables)
+
+
+def test_the_parser_refuses_what_the_command_line_refuses() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parse(["train", "--no-such-option"])
+    assert without_redirections(["a", "<", "in", ">", "out", "2>&1", "b"]) == ["a", "b"]
+
+
+# ------------------------------------------------------------------------------------------ links
+
+
+@each_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_tables_of_the_pages_are_made_from_the_code() -> None:
+    script = ROOT / "docs" / "make_tables.py"
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    answer = subprocess.run(
+        [sys.executable, str(script), "--check"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_two_commands_are_what_ci_runs() -> None:
+    readme, ci = ((ROOT / name).read_text() for name in ("README.md", ".ci/run"))
+    for words in ("pip install . && heed demo", "pip install '.[test]' && pytest"):
+        assert words in readme
+        assert words.replace("pip install", "pip install --quiet") in ci
