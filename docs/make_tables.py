@@ -1,4 +1,4 @@
-"""The tables of README.md and CONTRIBUTING.md that are made from the code, so that they can't drift.
+"""Tables of README.md and CONTRIBUTING.md, made from the code so that they can't drift.
 
     python docs/make_tables.py            writes them
     python docs/make_tables.py --check    exits with 1 if a page is not what the code says
@@ -54,10 +54,8 @@ def modules() -> str:
 
 
 def _tree(folder: Path, indent: str) -> list[str]:
-    lines = []
-    for module in sorted(folder.glob("*.py")):
-        if not module.stem.startswith("__"):
-            lines.append(f"{indent + module.stem:<34}{first_line(module)}")
+    modules = [path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("__")]
+    lines = [f"{indent + module.stem:<34}{first_line(module)}" for module in modules]
     for init in sorted(folder.glob("*/__init__.py")):
         lines.append(f"{indent + init.parent.name + '/':<34}{first_line(init)}")
         lines += _tree(init.parent, indent + "  ")

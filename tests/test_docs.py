@@ -132,7 +132,8 @@ def known_key(key: str) -> bool:
     section, _, name = key.partition(".")
     if not name:
         return section in ("seed", "task")
-    return section in SECTIONS and name.split(".")[0] in SECTIONS[section].keys()
+    keys = SECTIONS[section].keys() if section in SECTIONS else []
+    return name.split(".")[0] in keys
 
 
 @each_page
