@@ -90,15 +90,15 @@ OPTIONS: dict[str, Settings] = {
     "swiglu-rms": {"position": "rope", "norm": "rms", "activation": "swiglu", "bias": False},
     "head-width": {"position": "t5", "head_width": 6, "scale": 0.3},
     "attention-dropout": {"position": "alibi", "attention_dropout": 0.1},
-    "bert": {"position": "learned", "embedding_norm": True, "head_map": True, "head_bias": True},
+    "bert": {"position": "learned", "embedding_norm": True, "lm_head_transform": True, "lm_head_bias": True},
 }
 """Options of every task."""
 TASK_OPTIONS: dict[str, Settings] = {
     "translate/cross-rope": {"position": "rope", "cross_position": True},
     "translate/cross-shaw": {"position": "shaw", "cross_position": True},
     "translate/cross-t5": {"position": "t5", "cross_position": True, "decoder_layers": 1},
-    "classify/over-sequence": {"merge": "reweight", "over": "sequence"},
-    "classify/over-batch": {"merge": "reweight", "over": "batch"},
+    "classify/over-sequence": {"merge": "reweight", "reweight_over": "sequence"},
+    "classify/over-batch": {"merge": "reweight", "reweight_over": "batch"},
     "classify/pool-first": {"pooling": "first", "pooler": True},
     "classify/pool-max": {"pooling": "max", "classifier_hidden": 12},
     "classify/pool-attention": {"pooling": "attention"},
@@ -107,7 +107,7 @@ TASK_OPTIONS: dict[str, Settings] = {
 TRAIN_COMMAND = "train demo-{task} --device cpu --threads 1"
 TRAIN = """
     model.layers=1 model.width=32 model.heads=2 model.feed_forward=64 model.dropout=0.1
-    data.world=400 data.world_test=40 data.max_length=64 tokenizer.vocab_size=300
+    data.synthetic=400 data.synthetic_test=40 data.max_length=64 tokenizer.vocab_size=300
     train.steps=50 train.warmup=10 train.batch_tokens=512 train.precision=float32
     train.log_every=1 train.evaluate_every=25
 """
@@ -118,15 +118,15 @@ TRAIN_OPTIONS: dict[str, str] = {
     "translate/lstm": "model.family=lstm",
     "translate/shuffle": "model.merge=shuffle",
     "translate/rdrop": "train.rdrop=5 train.label_smoothing=0.1",
-    "translate/directions": "data.both=true data.denoise=0.5 train.hide_source=0.1",
+    "translate/directions": "data.bidirectional=true data.denoise=0.5 train.source_token_dropout=0.1",
     "translate/bpe-dropout": "tokenizer.dropout=0.1",
-    "translate/averages": "train.ema=0.9 train.average=2 train.accumulate=2",
-    "translate/bleu": "train.evaluate_bleu=true train.best=dev/bleu",
-    "classify/ngrams": "model.ngrams=2 model.ngram_buckets=500 model.ngram_contrast=1",
+    "translate/averages": "train.ema=0.9 train.average_checkpoints=2 train.accumulate=2",
+    "translate/bleu": "train.evaluate_bleu=true train.best_metric=dev/bleu",
+    "classify/ngrams": "model.ngrams=2 model.ngram_buckets=500 model.ngram_log_count_ratio=1",
     "classify/balanced": "train.class_weights=balanced train.token_dropout=0.1",
     "classify/layer-decay": "train.layer_decay=0.8 train.schedule=wsd",
     "generate/masked": "train.objective=masked data.pack=false",
-    "generate/blocks": "data.blocks=random data.pack=false",
+    "generate/blocks": "data.windows=random data.pack=false",
 } | {
     f"generate/{name}": f"train.optimizer={name}"
     for name in ("adam", "sgd", "adagrad", "adafactor", "lion", "muon")
@@ -283,7 +283,7 @@ def search(model: Translator | LanguageModel, strategy: Strategy) -> Iterator[Te
     if isinstance(model, Translator):
         results = searching.translate(PROMPTS)
     else:
-        results = searching.go_on(PROMPTS, most=20)
+        results = searching.generate(PROMPTS, max_tokens=20)
     for hypothesis in chain.from_iterable(results):
         yield torch.tensor(hypothesis.ids, dtype=torch.long)
         yield torch.tensor([hypothesis.score, hypothesis.logprob], dtype=torch.float64)
