@@ -90,7 +90,12 @@ OPTIONS: dict[str, Settings] = {
     "swiglu-rms": {"position": "rope", "norm": "rms", "activation": "swiglu", "bias": False},
     "head-width": {"position": "t5", "head_width": 6, "scale": 0.3},
     "attention-dropout": {"position": "alibi", "attention_dropout": 0.1},
-    "bert": {"position": "learned", "embedding_norm": True, "lm_head_transform": True, "lm_head_bias": True},
+    "bert": {
+        "position": "learned",
+        "embedding_norm": True,
+        "lm_head_transform": True,
+        "lm_head_bias": True,
+    },
 }
 """Options of every task."""
 TASK_OPTIONS: dict[str, Settings] = {
@@ -118,7 +123,8 @@ TRAIN_OPTIONS: dict[str, str] = {
     "translate/lstm": "model.family=lstm",
     "translate/shuffle": "model.merge=shuffle",
     "translate/rdrop": "train.rdrop=5 train.label_smoothing=0.1",
-    "translate/directions": "data.bidirectional=true data.denoise=0.5 train.source_token_dropout=0.1",
+    "translate/directions": "data.bidirectional=true data.denoise=0.5 "
+    "train.source_token_dropout=0.1",
     "translate/bpe-dropout": "tokenizer.dropout=0.1",
     "translate/averages": "train.ema=0.9 train.average_checkpoints=2 train.accumulate=2",
     "translate/bleu": "train.evaluate_bleu=true train.best_metric=dev/bleu",
