@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from heed.api import LanguageModel
 from heed.data.corpus import open_corpus
-from heed.metrics.perplexity import judge
+from heed.metrics.perplexity import token_losses
 
 COUNTS = (0, 1, 5, 50)
 RARITY = ("unknown", "never in train", "1 to 4 times", "5 to 49 times", "50 and more")
@@ -83,7 +83,7 @@ def speaker(
     stream = model.recipe.data.unit == "file"
     window = model.recipe.data.max_length
     texts = whole if stream else ids
-    judged = judge(model.model, texts, window=window, stride=stride)
+    judged = token_losses(model.model, texts, window=window, stride=stride)
     # The marks are no words: neither a line's end mark nor, of a stream, its only one.
     losses = np.concatenate([one.losses[:-1] for one in judged])
     flat = np.array(whole[0])

@@ -20,7 +20,7 @@ from heed.decode import engine_choice
 from heed.decode.settings import merge_decode_config
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest
 from heed.few import kept
-from heed.metrics.perplexity import Judged, judge
+from heed.metrics.perplexity import TokenLosses, token_losses
 from heed.pipelines.classify import ClassificationPipeline, Label, Text, check_text_kind
 from heed.pipelines.generate import GenerationPipeline, OnText
 from heed.pipelines.line_io import require_iterable, require_texts
@@ -266,11 +266,11 @@ class LanguageModel:
             lambda: GenerationPipeline(self.model, self.tokenizer, decode, context=longest),
         )
 
-    def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[Judged]:
+    def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[TokenLosses]:
         """The loss of every token of each text, its end mark last."""
         ids, window = self.tokenizer.encode_batch(require_texts(texts)), self.recipe.data.max_length
         marks = self.tokenizer.specials
-        return judge(self.model, ids, window=window, stride=stride, specials=marks)
+        return token_losses(self.model, ids, window=window, stride=stride, specials=marks)
 
 
 class Classifier:

@@ -21,7 +21,8 @@ from heed.config import Recipe
 from heed.data import synthetic
 from heed.errors import RunError, StoppedError
 from heed.files import write_atomic
-from heed.metrics.corpus_bleu import alignment_error, bleu, exact_match
+from heed.metrics.alignment_error import alignment_error_rate
+from heed.metrics.corpus_bleu import bleu, exact_match
 from heed.probe.attention_maps import CrossMap, best_layer, cross_maps
 from heed.recipes import find
 from heed.runs.run import Run
@@ -80,7 +81,9 @@ def _story(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
     dev = list(synthetic.sentences("dev", ALIGNED, seed=recipe.seed))
     layer = best_layer(_maps(translator, dev), [s.alignment for s in dev])
     maps = _maps(translator, test[:ALIGNED])
-    error = alignment_error([m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]])
+    error = alignment_error_rate(
+        [m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]]
+    )
     _draw(run, test, maps, layer)
     score = bleu(hypotheses, references)
     return {

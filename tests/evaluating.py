@@ -10,12 +10,13 @@ from rich.console import Console
 
 from heed.config import Recipe
 from heed.data import synthetic
-from heed.evaluate import Settings, evaluate
+from heed.evaluate.evaluate_run import evaluate_run
+from heed.evaluate.job import Options
 from heed.runs.run import Run
 from heed.train import run as train_run
 
 LEARNT, HELD_OUT, SHARED = 200, 40, 10
-QUICK = Settings(resamples=20)
+QUICK = Options(resamples=20)
 
 
 def write_text(folder: Path) -> Path:
@@ -64,4 +65,4 @@ def translator(text: Path) -> Path:
 def told(run: Path, **changes: Any) -> dict[str, Any]:
     if Run(run).recipe().task == "translate":
         changes = {"metrics": ("bleu", "chrf")} | changes
-    return evaluate(run, replace(QUICK, **changes), device="cpu", say=lambda _: None)
+    return evaluate_run(run, replace(QUICK, **changes), device="cpu", notify=lambda _: None)

@@ -28,9 +28,10 @@ from heed.data.held_out import set_aside
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
 from heed.errors import ConfigError, DataError, RunError
-from heed.evaluate import Settings, evaluate
-from heed.evaluate.classify import numbers
-from heed.metrics.tables import evaluation
+from heed.evaluate.classify import label_indices
+from heed.evaluate.evaluate_run import evaluate_run
+from heed.evaluate.job import Options
+from heed.evaluate.tables import render_evaluation
 from heed.pipelines.classify import ClassificationLines, Label
 from heed.pipelines.line_io import run_lines
 from heed.runs.labels import Calibration, Classes
@@ -144,7 +145,7 @@ def test_a_label_that_no_class_has_is_refused_in_one_voice(tmp_path: Path) -> No
     with pytest.raises(DataError) as stored:
         open_store(corpus, tokenizer, classes=classes)
     with pytest.raises(DataError) as scored:
-        numbers(list(corpus.kept()), Classes(classes))
+        label_indices(list(corpus.kept()), Classes(classes))
     assert str(stored.value) == str(scored.value)
     assert "test.tsv:3" in str(scored.value)
     assert "Did you mean 'Brida'" in str(scored.value)
@@ -317,13 +318,13 @@ def test_hidden_tokens_are_hidden_in_training_alone(run: Path, place: Path) -> N
 
 
 def told(run: Path, **changes: Any) -> dict[str, Any]:
-    quick = replace(Settings(resamples=50), **changes)
-    return evaluate(run, quick, device="cpu", say=lambda _: None)
+    quick = replace(Options(resamples=50), **changes)
+    return evaluate_run(run, quick, device="cpu", notify=lambda _: None)
 
 
 def shown(facts: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(evaluation(facts))
+    console.print(render_evaluation(facts))
     return console.export_text()
 
 
@@ -344,7 +345,7 @@ def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
             assert part["interval"][key]["low"] <= part["interval"][key]["high"]
     with (run / "predictions" / "test.tsv").open(encoding="utf-8") as file:
         kept = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    assert [row["answer"] for row in kept] == said
+    assert [row["predicted"] for row in kept] == said
     assert sum(row["in_train"] == "yes" for row in kept) == facts["in_train"]
     for name in ("confusion-test", "reliability-test"):
         assert (run / "figures" / f"{name}.png").stat().st_size > 0

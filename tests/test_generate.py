@@ -127,7 +127,7 @@ def test_a_run_is_judged_on_dev_and_every_named_set(judged: dict[str, Any], plac
     assert far["bytes"] == (place / "far.txt").stat().st_size
     for facts in (judged, near, far):
         assert facts["perplexity"] == pytest.approx(math.exp(facts["loss"]))
-        assert facts["bits_compare"]
+        assert facts["bits_comparable"]
         for name, span in facts["interval"].items():
             assert span["low"] < facts[name] < span["high"]
 
@@ -162,7 +162,7 @@ TEXTS = ["Le chat voit la femme.", "😀 <pad> [bold]", ""]
 def test_texts_of_ones_own_token_by_token(run: Path, model: LanguageModel) -> None:
     flags = [part for text in TEXTS for part in ("--text", text)]
     facts = json.loads(told("evaluate", str(run), *flags, "--json"))
-    for text, one, own in zip(TEXTS, facts["judged"], model.judge(TEXTS), strict=True):
+    for text, one, own in zip(TEXTS, facts["scored_texts"], model.judge(TEXTS), strict=True):
         assert one["text"] == text
         assert [token["loss"] for token in one["by_token"]] == pytest.approx(own.losses.tolist())
         assert one["tokens"] == len(one["by_token"]) == len(text.encode()) + 1
@@ -180,12 +180,12 @@ def test_without_its_files_a_run_judges_all_the_same(run: Path, place: Path) -> 
     shutil.copytree(run, alone)
     recipe = (alone / "recipe.toml").read_text()
     (alone / "recipe.toml").write_text(recipe.replace(str(place), str(place / "gone")))
-    assert json.loads(told("evaluate", str(alone), "--text", "Le chat", "--json"))["judged"]
+    assert json.loads(told("evaluate", str(alone), "--text", "Le chat", "--json"))["scored_texts"]
     text.write_text("Le chat voit la femme.\n")
     facts = json.loads(told("evaluate", str(alone), "--test", str(text), "--json"))
     assert facts["in_train"] is None
     assert facts["texts"] == 1
-    assert "cannot be read" in facts["unknown"]
+    assert "cannot be read" in facts["overlap_unknown"]
 
 
 def test_unknown_words_make_bits_incomparable(place: Path) -> None:
@@ -194,7 +194,7 @@ def test_unknown_words_make_bits_incomparable(place: Path) -> None:
     assert "do not compare with another tokenizer's" in shown
     facts = json.loads(told("evaluate", str(run), "--test", str(place / "far.txt"), "--json"))
     assert facts["unknown_tokens"] > 0
-    assert not facts["bits_compare"]
+    assert not facts["bits_comparable"]
 
 
 def test_a_translator_has_no_such_texts(place: Path) -> None:

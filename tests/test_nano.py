@@ -20,7 +20,7 @@ from support import VOCAB, Changes, new_language_model
 from ted.joined import student
 
 from heed.config import Recipe
-from heed.metrics.perplexity import Judged
+from heed.metrics.perplexity import TokenLosses
 from heed.nn.merges import Reweight
 from heed.recipes import find
 
@@ -71,7 +71,7 @@ def test_even_is_reweight_where_all_heads_are_alike() -> None:
 @given(st.lists(losses, min_size=1, max_size=5))
 def test_both_perplexities_are_the_definitions(texts: list[list[float]]) -> None:
     found = [
-        Judged(np.zeros(len(own), np.int64), np.array(own), np.zeros(len(own), np.bool_))
+        TokenLosses(np.zeros(len(own), np.int64), np.array(own), np.zeros(len(own), np.bool_))
         for own in texts
     ]
     facts = told(found)

@@ -49,8 +49,8 @@ from heed.config import Recipe
 from heed.data.corpus import Corpus
 from heed.data.corpus.records import Record
 from heed.data.corpus.text_files import Place
-from heed.metrics.sentence_bleu import table
-from heed.metrics.systems import assess
+from heed.metrics.sentence_bleu import sentence_tsv
+from heed.metrics.systems import score_systems
 from heed.models import build
 from heed.recipes import find
 from heed.runs.run import Run
@@ -247,7 +247,7 @@ def test_long_pairs_are_left_out_by_their_words(count: int, gap: str, source: bo
 @given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9), st.text(max_size=9))))
 def test_every_sentence_can_be_read_back(rows: list[tuple[str, str, str]]) -> None:
     columns = [[row[i] for row in rows] for i in range(3)]
-    written = table(columns[0], [columns[1]], [(columns[2], [0.0] * len(rows))])
+    written = sentence_tsv(columns[0], [columns[1]], [(columns[2], [0.0] * len(rows))])
     found = read_sentences(written)
     assert [list(found.sources), list(found.references), list(found.hypotheses)] == columns
 
@@ -258,11 +258,11 @@ def made(folder: Path, own: System, seed: int, share: float) -> None:
     (run / "translations").mkdir(parents=True)
     lines = references()
     written = noisy(lines, share, seed)
-    found = assess({"": written}, [lines], metrics=("bleu",), resamples=0)
+    found = score_systems({"": written}, [lines], metrics=("bleu",), resamples=0)
     told = found.facts() | {"chrf": 50.0, "ter": 50.0, "hit_limit": 0.0, "decode": {"beam": 5}}
     told |= {"in_train": 2, "clean": None, "hash": "0", "checkpoint": {"epoch": 2}}
     (run / "evaluation.json").write_text(json.dumps({"test": told, "dev": told}))
-    rows = table(lines, [lines], [(written, found.each[""])])
+    rows = sentence_tsv(lines, [lines], [(written, found.sentences[""])])
     (run / "translations" / "test.tsv").write_text(rows, encoding="utf-8")
     (run / "recipe.toml").write_text(Recipe.read(find(own.recipe), own.changes).toml())
     (run / "environment.json").write_text(json.dumps({"python": "3", "gpu": "none"}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from heed.cli.common import print_json
 from heed.files import to_json
-from heed.metrics.perplexity import Counts, told
+from heed.metrics.perplexity import LossCounts, perplexity_metrics
 from heed.runs.results_file import save_result
 
 facts = st.recursive(
@@ -51,7 +51,9 @@ def test_a_model_without_hope_is_told_and_kept_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A word that costs a thousand nats; and beside it what an earlier version kept."""
-    hopeless = told([Counts(1e3, 1, 1, 2, 0, 0, 0)] * 2, resamples=5) | {"resamples": 5}
+    hopeless = perplexity_metrics([LossCounts(1e3, 1, 1, 2, 0, 0, 0)] * 2, resamples=5) | {
+        "resamples": 5
+    }
     assert math.isinf(hopeless["perplexity"])
     print_json(hopeless)
     assert strict(capsys.readouterr().out)["perplexity"] is None

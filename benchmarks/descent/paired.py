@@ -20,9 +20,9 @@ from ted.joined import welch
 
 from descent.systems import Task
 from descent.training import TABLES
-from heed.stats.bootstrap import RESAMPLES, Real, Whole, interval, resampled
+from heed.stats.bootstrap import RESAMPLES, Floats, Ints, bootstrap, percentile_interval
 
-Table = Real
+Table = Floats
 """Two numbers for every text, [n, 2]."""
 Seeds = Mapping[int, Table]
 """Of each seed's model."""
@@ -52,19 +52,19 @@ def figure(table: Table) -> float:
 
 def span(seeds: Seeds) -> tuple[float, float]:
     """The middle 95% of an optimizer's figure over draws of the texts."""
-    found = interval(_drawn(seeds))
+    found = percentile_interval(_drawn(seeds))
     return found.low, found.high
 
 
-def _drawn(seeds: Seeds) -> Real:
+def _drawn(seeds: Seeds) -> Floats:
     """An optimizer's figure on every draw, the same draws for all."""
     tables = list(seeds.values())
 
-    def mean(drawn: Whole) -> Real:
+    def mean(drawn: Ints) -> Floats:
         sums = (table[drawn].sum(axis=1) for table in tables)
         return np.mean([both[:, 0] / both[:, 1] for both in sums], axis=0)
 
-    return resampled(mean, len(tables[0]), RESAMPLES, held=2 * len(tables[0]))
+    return bootstrap(mean, len(tables[0]), RESAMPLES, values_per_sample=2 * len(tables[0]))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def against(task: Task, mine: Seeds, theirs: Seeds) -> Compared:
     figures = [[figure(table) for table in side.values()] for side in (mine, theirs)]
     gain = sign * float(np.mean(figures[0]) - np.mean(figures[1]))
     drawn = sign * (_drawn(mine) - _drawn(theirs))
-    ends = interval(drawn)
+    ends = percentile_interval(drawn)
     as_large = int(np.sum(np.abs(drawn - drawn.mean()) >= abs(gain) - CLOSE))
     chance = (as_large + 1) / (len(drawn) + 1)
     return Compared(gain, ends.low, ends.high, chance, welch(*figures))

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from heed.api import LanguageModel
 from heed.data.token_store import open_store
-from heed.evaluate.held_out_set import HeldOut, Settings, find_set, training_text
-from heed.metrics.perplexity import Judged, judge
+from heed.evaluate.held_out_set import HeldOutSet, find_set, find_training_text
+from heed.metrics.perplexity import TokenLosses, token_losses
 from heed.models import LanguageModel as Predictor
 from heed.models.inference import evaluating
 from heed.nn.attention import MultiHeadAttention
@@ -58,8 +58,8 @@ def judged(folder: Path, device: str) -> Facts:
     torch.manual_seed(0)  # `shuffle` draws its orders at every call
     run = Run.open(folder)
     lm = LanguageModel.load(folder, device=device)
-    train = training_text(run, lm.recipe)
-    dev = find_set(lm.recipe, train, Settings(split="dev"))
+    train = find_training_text(run, lm.recipe)
+    dev = find_set(lm.recipe, train, split="dev")
     ids = {"train": _beside(lm, dev), "dev": _encoded(lm, dev)}
     sentences = {name: lm.tokenizer.encode(text) for name, text in SENTENCES.items()}
     return {
@@ -73,7 +73,7 @@ def judged(folder: Path, device: str) -> Facts:
     }
 
 
-def told(found: Sequence[Judged]) -> Facts:
+def told(found: Sequence[TokenLosses]) -> Facts:
     """Mean loss by token, and the mean of what each text's perplexity is."""
     losses = np.concatenate([one.losses for one in found])
     each = [math.exp(one.losses.mean()) for one in found]
@@ -86,12 +86,12 @@ def told(found: Sequence[Judged]) -> Facts:
     }
 
 
-def _encoded(lm: LanguageModel, some: HeldOut) -> Ids:
+def _encoded(lm: LanguageModel, some: HeldOutSet) -> Ids:
     texts = [record.texts[0] for record in some.records(Counter())]
     return lm.tokenizer.encode_batch(texts)
 
 
-def _beside(lm: LanguageModel, dev: HeldOut) -> Ids:
+def _beside(lm: LanguageModel, dev: HeldOutSet) -> Ids:
     """As many texts of train as dev has, drawn at random."""
     records = list(dev.corpus.kept(Counter()))
     apart = set([] if dev.rows is None else dev.rows.tolist())
@@ -101,12 +101,12 @@ def _beside(lm: LanguageModel, dev: HeldOut) -> Ids:
     return lm.tokenizer.encode_batch([learnt[i] for i in sorted(drawn.tolist())])
 
 
-def _alone(lm: LanguageModel, ids: Ids) -> list[Judged]:
+def _alone(lm: LanguageModel, ids: Ids) -> list[TokenLosses]:
     window, marks = lm.recipe.data.max_length, lm.tokenizer.specials
-    return judge(lm.model, ids, window=window, cells=ALONE, specials=marks)
+    return token_losses(lm.model, ids, window=window, batch_tokens=ALONE, specials=marks)
 
 
-def _batched(lm: LanguageModel, dev: HeldOut, how: str | None = None) -> float:
+def _batched(lm: LanguageModel, dev: HeldOutSet, how: str | None = None) -> float:
     """Mean loss on dev as training finds it, the heads merged so."""
     store = open_store(dev.corpus, lm.tokenizer)
     batches = batches_of(lm.recipe, store, dev.rows)

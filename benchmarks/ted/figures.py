@@ -10,7 +10,7 @@ from typing import Any
 
 from reading import Facts, distinct, spread
 
-from heed.metrics.sentence_bleu import Group, length_groups
+from heed.metrics.sentence_bleu import LengthGroup, length_groups
 from ted import joined
 from ted.joined import Array, Compared
 from ted.records import METRICS, Kept, Lengths, Record
@@ -88,7 +88,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(listed) else None
 
 
-def _tables(runs: Sequence[Record], group: Group | None) -> dict[int, Array]:
+def _tables(runs: Sequence[Record], group: LengthGroup | None) -> dict[int, Array]:
     """What BLEU counts in all sentences or in some, of the seeds for which that is kept."""
     counted = {run.seed: run.counts for run in runs if run.counts is not None}
     if group is None:
@@ -96,7 +96,7 @@ def _tables(runs: Sequence[Record], group: Group | None) -> dict[int, Array]:
     return {seed: counts[list(group.rows)] for seed, counts in counted.items()}
 
 
-def _lengths(group: Group | None) -> Lengths | None:
+def _lengths(group: LengthGroup | None) -> Lengths | None:
     return None if group is None else (group.shortest, group.longest)
 
 
@@ -122,7 +122,7 @@ def _compared(kept: Kept) -> Iterator[tuple[str, list[Facts]]]:
         yield "effects", found
 
 
-def compare(kept: Kept, pairs: Iterable[Pair], group: Group | None = None) -> list[Facts]:
+def compare(kept: Kept, pairs: Iterable[Pair], group: LengthGroup | None = None) -> list[Facts]:
     """Each pair of systems on all sentences or some; p_holm counts how many pairs there are."""
     found = []
     for name, other in pairs:
@@ -143,7 +143,7 @@ def _corrected(found: list[Facts]) -> list[Facts]:
     return found
 
 
-def _tested(kept: Kept, pairs: Sequence[Pair], group: Group | None) -> Facts | None:
+def _tested(kept: Kept, pairs: Sequence[Pair], group: LengthGroup | None) -> Facts | None:
     """The mean difference of pairs of systems, if all of them are there, and its tests.
 
     On all sentences it is of all seeds, and so is the test over seeds. How much sentences vary is
@@ -215,29 +215,29 @@ def _by_length(kept: Kept) -> Iterator[tuple[str, Facts]]:
         )
 
 
-def _some(words: Sequence[int], *, above: int, up_to: int | None = None) -> list[Group]:
+def _some(words: Sequence[int], *, above: int, up_to: int | None = None) -> list[LengthGroup]:
     """The sentences of more than so many words, and of no more than so many; or nothing."""
     kept = {i: n for i, n in enumerate(words) if n > above and (up_to is None or n <= up_to)}
-    return [Group(min(kept.values()), max(kept.values()), tuple(kept))] if kept else []
+    return [LengthGroup(min(kept.values()), max(kept.values()), tuple(kept))] if kept else []
 
 
-def _parted(words: Sequence[int], groups: Sequence[Group]) -> Iterator[Group]:
+def _parted(words: Sequence[int], groups: Sequence[LengthGroup]) -> Iterator[LengthGroup]:
     """Groups of like length within a group."""
     for group in groups:
         for part in length_groups([words[row] for row in group.rows]):
-            yield Group(part.shortest, part.longest, tuple(group.rows[i] for i in part.rows))
+            yield LengthGroup(part.shortest, part.longest, tuple(group.rows[i] for i in part.rows))
 
 
-def _where_long(kept: Kept, pairs: Iterable[Pair], groups: Sequence[Group]) -> list[Facts]:
+def _where_long(kept: Kept, pairs: Iterable[Pair], groups: Sequence[LengthGroup]) -> list[Facts]:
     """Pairs of systems, tested on each of some groups of sentences."""
     return [{**_named(group), "compared": compare(kept, pairs, group)} for group in groups]
 
 
-def _named(group: Group) -> dict[str, Any]:
+def _named(group: LengthGroup) -> dict[str, Any]:
     return {"words": [group.shortest, group.longest], "texts": len(group.rows)}
 
 
-def _scored(kept: Kept, groups: Sequence[Group], names: Sequence[str]) -> list[Facts]:
+def _scored(kept: Kept, groups: Sequence[LengthGroup], names: Sequence[str]) -> list[Facts]:
     """Each group of sentences: every system's score there, with its interval."""
     found = []
     for group in groups:
@@ -247,7 +247,7 @@ def _scored(kept: Kept, groups: Sequence[Group], names: Sequence[str]) -> list[F
     return found
 
 
-def _score(kept: Kept, name: str, group: Group | None = None) -> Facts:
+def _score(kept: Kept, name: str, group: LengthGroup | None = None) -> Facts:
     """A system's score and its interval, of the same seeds as its tests: see `_tested`."""
     tables, earlier = _tables(kept.runs[name], group), kept.interval(name, _lengths(group))
     fewer = earlier is not None and earlier["sentences"] > len(tables)

@@ -13,8 +13,8 @@ from reading import Facts, evaluation, facts
 from heed.config import Recipe
 from heed.data.corpus.text_files import unescaped
 from heed.errors import ConfigError
-from heed.evaluate.read_outputs import TABLES
 from heed.recipes import find as shipped
+from heed.runs.results_file import TRANSLATIONS
 from heed.runs.run import FORMAT, Run
 from ted import joined
 from ted.joined import Array
@@ -59,7 +59,7 @@ class Trained:
 
     @property
     def _table(self) -> Path:
-        return self.run.folder / TABLES / "test.tsv"
+        return self.run.folder / TRANSLATIONS / "test.tsv"
 
     @cached_property
     def sentences(self) -> Sentences:

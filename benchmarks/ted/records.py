@@ -19,7 +19,7 @@ import numpy as np
 from reading import Facts, environment, read, rounded
 
 from heed.metrics.corpus_bleu import corpus_scores
-from heed.metrics.sentence_bleu import words_in
+from heed.metrics.sentence_bleu import word_counts
 from ted.folders import Trained, find
 from ted.joined import ORDER, Array
 from ted.systems import System, runs_among
@@ -130,7 +130,7 @@ def _test_set(run: Trained) -> Facts:
         "in_train": told["in_train"],
         "hash": told["hash"],
         "signatures": {name: score.signature for name, score in again.items()} | plain,
-        "words": words_in(own.sources),
+        "words": word_counts(own.sources),
         "references": run.counts[:, 1].astype(int).tolist(),
     }
 

@@ -58,15 +58,16 @@ def evaluate(
 
     heed evaluate runs/writer --text "My fellow citizens, thank you."
     """
-    from heed.evaluate import Settings, score_files
-    from heed.evaluate import evaluate as assess
-    from heed.metrics import tables
+    from heed.evaluate.evaluate_run import evaluate_run
+    from heed.evaluate.job import Options
+    from heed.evaluate.score_files import check_resamples, check_writable, parse_metrics
+    from heed.evaluate.tables import render_evaluation
 
-    score_files.check_resamples(bootstrap)
-    score_files.check_folder(sentences)
-    metrics = () if metric is None else score_files.parse_metrics(metric)
+    check_resamples(bootstrap)
+    check_writable(sentences)
+    metrics = () if metric is None else parse_metrics(metric)
     decode = {} if beam is None else {"beam": beam}
-    settings = Settings(
+    options = Options(
         split,
         test or (),
         metrics,
@@ -79,12 +80,12 @@ def evaluate(
         stride=stride,
     )
     screen = console(quiet=json)
-    assess(
+    evaluate_run(
         run,
-        settings,
+        options,
         device=device,
-        say=screen.print,
-        tell=print_json if json else lambda facts: screen.print(tables.evaluation(facts)),
+        notify=screen.print,
+        on_result=print_json if json else lambda result: screen.print(render_evaluation(result)),
     )
 
 
@@ -116,16 +117,14 @@ def score(
 
     heed score runs/before runs/after --ref test.fr
     """
-    from heed.evaluate import score_files
-    from heed.metrics import tables
+    from heed.evaluate.score_files import check_writable, score_files
+    from heed.evaluate.tables import render_scores
 
-    score_files.check_folder(sentences)
-    found = score_files.score(
-        hypotheses, ref or [], src, metrics=metric, resamples=bootstrap, seed=seed
-    )
+    check_writable(sentences)
+    scores = score_files(hypotheses, ref or [], src, metrics=metric, resamples=bootstrap, seed=seed)
     if sentences is not None:
-        sentences.write_text(found.table(), encoding="utf-8")
+        sentences.write_text(scores.sentence_tsv(), encoding="utf-8")
     if json:
-        print_json(found.facts())
+        print_json(scores.to_dict())
     else:
-        console().print(tables.scores(found.facts()))
+        console().print(render_scores(scores.to_dict()))

@@ -1,4 +1,4 @@
-"""What a language model is worth: how well it foresees text, by token, word and byte."""
+"""Evaluation of a language model: perplexity per token and per word, bits per byte."""
 
 from __future__ import annotations
 
@@ -15,115 +15,126 @@ from heed.data.corpus.text_files import escaped
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import Wordwise
 from heed.errors import HeedError
-from heed.evaluate.held_out_set import Facts, Job, Settings, find_set, seen_in_train
-from heed.files import write_atomic
-from heed.metrics.perplexity import Counts, Judged, count, judge, told
+from heed.evaluate.held_out_set import find_set, seen_in_train
+from heed.evaluate.job import Job, Options
+from heed.metrics.perplexity import (
+    LossCounts,
+    TokenLosses,
+    count_losses,
+    perplexity_metrics,
+    token_losses,
+)
 from heed.models import LanguageModel, Model
+from heed.runs.results_file import DOCUMENTS, Result, save_table
 
-DOCUMENTS = "documents"
 SHOWN = 200
-"""Characters of a text that its row in the table shows."""
+"""Characters of each text in the table."""
 COLUMNS = ("place", "tokens", "words", "bytes", "unknown", "loss", "perplexity", "bits_per_byte")
 
 
-def facts(job: Job) -> list[Facts]:
-    """Of each part of the set, what its tokens cost; every text's cost stays in the run folder.
+def evaluate_parts(job: Job) -> list[Result]:
+    """Loss and perplexity of each part of the set.
 
-    Where no set was asked for, the recipe's named sets stand beside the one that was chosen.
+    Unless a set was named, the result also has those of the recipe's named sets.
     """
     if not cast("LanguageModel", job.model).causal:
         return [{} for _ in job.parts]
-    found = _told(job)
-    if job.settings.split is None and not job.settings.test:
-        found[0]["sets"] = {
-            name: own
+    results = _part_results(job)
+    if job.options.split is None and not job.options.test:
+        results[0]["sets"] = {
+            name: result
             for name in job.recipe.data.sets
-            if name != job.held_out.name and (own := _named(job, name)) is not None
+            if name != job.held_out.name and (result := _named_set(job, name)) is not None
         }
-    return found
+    return results
 
 
-def _told(job: Job) -> list[Facts]:
-    """The set as a whole and its clean part."""
-    texts, settings = [record.texts[0] for record in job.records], job.settings
+def _part_results(job: Job) -> list[Result]:
+    """The metrics of the whole set and of its clean part."""
+    texts, options = [record.texts[0] for record in job.records], job.options
     ids = Wordwise(job.tokenizer).encode_batch(texts)
-    judged = _judged(job.model, job.tokenizer, job.recipe, ids, settings)
-    counts = count(job.tokenizer, texts, judged)
-    job.later.append(partial(_keep, job, counts))
-    window = {"tokens": job.recipe.data.max_length, "stride": settings.stride}
+    scored = _score_ids(job.model, job.tokenizer, job.recipe, ids, options)
+    counts = count_losses(job.tokenizer, texts, scored)
+    job.writers.append(partial(_write_documents, job, counts))
+    window = {"tokens": job.recipe.data.max_length, "stride": options.stride}
     return [
-        told([counts[i] for i in part], resamples=settings.resamples) | {"window": window}
+        perplexity_metrics([counts[i] for i in part], resamples=options.resamples)
+        | {"window": window}
         for part in job.parts
     ]
 
 
-def _judged(
+def _score_ids(
     model: Model,
     tokenizer: Tokenizer,
     recipe: Recipe,
     ids: Sequence[Sequence[int]],
-    settings: Settings,
-) -> list[Judged]:
-    return judge(
+    options: Options,
+) -> list[TokenLosses]:
+    return token_losses(
         cast("LanguageModel", model),
         ids,
         window=recipe.data.max_length,
-        stride=settings.stride,
+        stride=options.stride,
         specials=tokenizer.specials,
     )
 
 
-def _named(job: Job, name: str) -> Facts | None:
-    """The same of one of the recipe's named sets; of one that cannot be read, a word."""
+def _named_set(job: Job, name: str) -> Result | None:
+    """The metrics of one of the recipe's named sets; None, and a message, if it is unreadable."""
     try:
-        held_out = find_set(job.recipe, job.train, Settings(split=name))
+        held_out = find_set(job.recipe, job.train, split=name)
         records = held_out.records(Counter())
     except HeedError as error:
-        job.say(f"{name}: {error}")
+        job.notify(f"{name}: {error}")
         return None
     seen = seen_in_train(held_out, records, job.train)
-    fresh = [i for i, known in enumerate(seen or []) if not known]
-    mixed = 0 < len(fresh) < len(records)
-    parts = [range(len(records)), *([fresh] if mixed else [])]
-    own = replace(job, held_out=held_out, records=records, seen=seen, parts=parts)
-    found = [{"texts": len(part)} | facts for part, facts in zip(parts, _told(own), strict=True)]
+    clean = [i for i, known in enumerate(seen or []) if not known]
+    mixed = 0 < len(clean) < len(records)
+    parts = [range(len(records)), *([clean] if mixed else [])]
+    set_job = replace(job, held_out=held_out, records=records, seen=seen, parts=parts)
+    results = [
+        {"texts": len(part)} | metrics
+        for part, metrics in zip(parts, _part_results(set_job), strict=True)
+    ]
     in_train = None if seen is None else sum(seen)
-    return found[0] | {"in_train": in_train, "clean": found[-1] if fresh else None}
+    return results[0] | {"in_train": in_train, "clean": results[-1] if clean else None}
 
 
-def _keep(job: Job, counts: Sequence[Counts]) -> None:
-    """A row a text, for who wants to see which of them are hard."""
+def _write_documents(job: Job, counts: Sequence[LossCounts]) -> None:
+    """Write a table with one row per text, to see which texts are hard."""
     rows: list[list[str]] = [[*COLUMNS, "in_train", "text"]]
-    for i, (record, own) in enumerate(zip(job.records, counts, strict=True)):
+    for i, (record, text_counts) in enumerate(zip(job.records, counts, strict=True)):
         seen = "" if job.seen is None else "yes" if job.seen[i] else "no"
-        rows.append([*_row(record, own), seen, _short(record.texts[0])])
-    (job.run.folder / DOCUMENTS).mkdir(exist_ok=True)
+        rows.append([*_row(record, text_counts), seen, _shorten(record.texts[0])])
     table = "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
-    write_atomic(job.run.folder / DOCUMENTS / f"{job.held_out.name}.tsv", table)
+    save_table(job.run.folder, DOCUMENTS, job.held_out.name, table)
 
 
-def _row(record: Record, own: Counts) -> list[str]:
-    measures = own.measures()
-    sizes = [own.tokens, own.words, own.bytes, own.unknown]
-    costs = [measures[name] for name in COLUMNS[5:]]
-    return [str(record.place), *map(str, sizes), *(f"{cost:.4f}" for cost in costs)]
+def _row(record: Record, counts: LossCounts) -> list[str]:
+    metrics = counts.metrics()
+    sizes = [counts.tokens, counts.words, counts.bytes, counts.unknown]
+    values = [metrics[name] for name in COLUMNS[5:]]
+    return [str(record.place), *map(str, sizes), *(f"{value:.4f}" for value in values)]
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def sentences(model: Model, tokenizer: Tokenizer, recipe: Recipe, settings: Settings) -> Facts:
-    """Texts of one's own, each with the loss of every token."""
-    ids = tokenizer.encode_batch(settings.text)
-    judged = _judged(model, tokenizer, recipe, ids, settings)
-    counts = count(tokenizer, settings.text, judged)
+def score_texts(model: Model, tokenizer: Tokenizer, recipe: Recipe, options: Options) -> Result:
+    """The loss of every token of the texts in the options."""
+    ids = tokenizer.encode_batch(options.text)
+    scored = _score_ids(model, tokenizer, recipe, ids, options)
+    counts = count_losses(tokenizer, options.text, scored)
     rows = []
-    for text, one, own in zip(settings.text, judged, counts, strict=True):
-        pieces = tokenizer.pieces_of(one.ids.tolist())
+    for text, one, text_counts in zip(options.text, scored, counts, strict=True):
         tokens = [
-            {"token": piece, "loss": loss, "probability": math.exp(-loss)}
-            for piece, loss in zip(pieces, one.losses.tolist(), strict=True)
+            {"token": token, "loss": loss, "probability": math.exp(-loss)}
+            for token, loss in zip(
+                tokenizer.pieces_of(one.ids.tolist()), one.losses.tolist(), strict=True
+            )
         ]
-        rows.append({"text": text} | told([own], resamples=0) | {"by_token": tokens})
-    return {"judged": rows}
+        metrics = perplexity_metrics([text_counts], resamples=0)
+        rows.append({"text": text} | metrics | {"by_token": tokens})
+    return {"scored_texts": rows}

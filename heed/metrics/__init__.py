@@ -1,1 +1,1 @@
-"""Metrics: one path, wherever a score is shown, with its signature beside it."""
+"""Metrics. Every score that heed shows is computed here, and carries its signature."""

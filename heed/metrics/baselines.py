@@ -1,7 +1,7 @@
-"""What a model must beat: saying the commonest class every time, and a linear model of words.
+"""Baselines for classification: the majority class, and linear models over TF-IDF.
 
-The linear models are scikit-learn's, over TF-IDF of words and pairs of words, with characters or
-without. What they leave open is chosen on dev alone, as a run chooses its weights.
+The linear models are scikit-learn's, over TF-IDF of word unigrams and bigrams, with or without
+character n-grams. Their hyperparameters are chosen on dev alone, as a run chooses its weights.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Any
 import numpy as np
 
 from heed.errors import RunError
-from heed.metrics.classification import Answers
-from heed.stats.bootstrap import Real, Whole
+from heed.metrics.classification import Predictions
+from heed.stats.bootstrap import Floats, Ints
 
 PENALTIES = {"linear SVM": (0.05, 0.2, 0.5, 1.0), "logistic": (1.0, 4.0, 10.0, 20.0)}
-"""The values of C that are tried: smaller is more careful."""
+"""Values of C to try; smaller regularizes more."""
 FEATURES = {"words 1-2": False, "words 1-2, characters 2-5": True}
-"""What texts are made of, and whether of characters too."""
+"""Feature sets, and whether each has character n-grams."""
 WORD = r"(?u)\b\w+\b"
-STEPS = 2000
+MAX_ITERATIONS = 2000
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """Texts and the numbers of their classes."""
+class LabeledTexts:
+    """Texts and the indices of their classes."""
 
     texts: Sequence[str]
-    truth: Whole
+    labels: Ints
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline's answers, and what was chosen for it on dev."""
+    """A baseline's predictions, and the hyperparameters chosen on dev."""
 
     name: str
-    answers: Answers
-    chosen: dict[str, Any]
+    predictions: Predictions
+    hyperparameters: dict[str, Any]
 
 
-def require() -> None:
-    """See that the linear models can be had, before anything slow begins."""
+def require_sklearn() -> None:
+    """Raise an error if scikit-learn is not installed, before anything slow begins."""
     if find_spec("sklearn") is None:
         raise RunError(
             "the baselines need scikit-learn, which is not installed.",
@@ -51,37 +51,41 @@ def require() -> None:
         )
 
 
-def majority(train: Labelled, test: Labelled, classes: int) -> Baseline:
-    """The class that most training texts have; its probabilities are how often each occurs."""
-    counts = np.bincount(train.truth, minlength=classes)
+def majority_class(train: LabeledTexts, test: LabeledTexts, classes: int) -> Baseline:
+    """Predict the most frequent training class; probabilities are class frequencies."""
+    counts = np.bincount(train.labels, minlength=classes)
     with np.errstate(divide="ignore"):
-        log_p = np.log(counts / counts.sum())
-    each = np.broadcast_to(log_p, (len(test.texts), classes))
-    return Baseline("majority class", Answers.likeliest(test.truth, each), {})
+        log_probs = np.log(counts / counts.sum())
+    repeated = np.broadcast_to(log_probs, (len(test.texts), classes))
+    return Baseline("majority class", Predictions.from_log_probs(test.labels, repeated), {})
 
 
-def linear(train: Labelled, dev: Labelled, test: Labelled, classes: int) -> Iterator[Baseline]:
-    """A support vector machine and a logistic regression, each as good as dev makes it."""
+def linear_models(
+    train: LabeledTexts, dev: LabeledTexts, test: LabeledTexts, classes: int
+) -> Iterator[Baseline]:
+    """A linear SVM and a logistic regression, each with the hyperparameters best on dev."""
     best: dict[str, tuple[float, Any, Any, dict[str, Any]]] = {}
     for features, characters in FEATURES.items():
-        count = _features(characters)
-        learnt, asked = count.fit_transform(train.texts), count.transform(dev.texts)
+        vectorizer = _build_vectorizer(characters)
+        train_features = vectorizer.fit_transform(train.texts)
+        dev_features = vectorizer.transform(dev.texts)
         for kind, penalties in PENALTIES.items():
             for penalty in penalties:
-                model = _model(kind, penalty).fit(learnt, train.truth)
-                share = float((model.predict(asked) == dev.truth).mean())
-                if kind not in best or share > best[kind][0]:
-                    chosen = {"features": features, "C": penalty, "dev_accuracy": share}
-                    best[kind] = (share, count, model, chosen)
-    for kind, (_, count, model, chosen) in best.items():
-        read = count.transform(test.texts)
-        log_p = _log_chances(model, read, classes)
-        said = model.predict(read).astype(np.int64)
-        yield Baseline(f"TF-IDF, {kind}", Answers(test.truth, said, classes, log_p), chosen)
+                model = _build_model(kind, penalty).fit(train_features, train.labels)
+                accuracy = float((model.predict(dev_features) == dev.labels).mean())
+                if kind not in best or accuracy > best[kind][0]:
+                    chosen = {"features": features, "C": penalty, "dev_accuracy": accuracy}
+                    best[kind] = (accuracy, vectorizer, model, chosen)
+    for kind, (_, vectorizer, model, chosen) in best.items():
+        test_features = vectorizer.transform(test.texts)
+        log_probs = _log_probs(model, test_features, classes)
+        predicted = model.predict(test_features).astype(np.int64)
+        predictions = Predictions(test.labels, predicted, classes, log_probs)
+        yield Baseline(f"TF-IDF, {kind}", predictions, chosen)
 
 
-def _features(characters: bool) -> Any:
-    """TF-IDF of words and pairs of words, and of stretches of two to five characters."""
+def _build_vectorizer(characters: bool) -> Any:
+    """TF-IDF of word unigrams and bigrams, and of character n-grams of two to five."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_union
 
@@ -93,19 +97,19 @@ def _features(characters: bool) -> Any:
     )
 
 
-def _model(kind: str, penalty: float) -> Any:
+def _build_model(kind: str, penalty: float) -> Any:
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import LinearSVC
 
     if kind == "linear SVM":
-        return LinearSVC(C=penalty, random_state=0, max_iter=STEPS)
-    return LogisticRegression(C=penalty, max_iter=STEPS)
+        return LinearSVC(C=penalty, random_state=0, max_iter=MAX_ITERATIONS)
+    return LogisticRegression(C=penalty, max_iter=MAX_ITERATIONS)
 
 
-def _log_chances(model: Any, read: Any, classes: int) -> Real | None:
-    """[n, k] of a model that gives probabilities; a class it never met has none."""
+def _log_probs(model: Any, features: Any, classes: int) -> Floats | None:
+    """Log-probabilities [n, k]; -inf for classes absent from train, None without probabilities."""
     if not hasattr(model, "predict_log_proba"):
         return None
-    log_p = np.full((read.shape[0], classes), -np.inf)
-    log_p[:, model.classes_] = model.predict_log_proba(read)
-    return log_p
+    log_probs = np.full((features.shape[0], classes), -np.inf)
+    log_probs[:, model.classes_] = model.predict_log_proba(features)
+    return log_probs

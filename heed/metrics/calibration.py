@@ -1,14 +1,13 @@
-"""Whether probabilities mean what they say: how often is an answer of confidence 0.8 right?
+"""Calibration: whether a classifier's confidence equals its accuracy, and temperature scaling.
 
-Three figures of a classifier's probabilities, all better when lower. The expected calibration error
-(Naeini et al. 2015) is how far confidence and accuracy are apart, in bins of like confidence. The
-Brier score is Σ_c (p_c - [c is true])², the logarithmic loss -log p of the true class; both also
-tell whether the answers are right.
+Three metrics of probabilities, all better when lower. The expected calibration error (Naeini et al.
+2015) is the distance between confidence and accuracy, in bins of confidence. The Brier score is
+Σ_c (p_c - [c is true])², the log loss -log p of the true class; both also depend on accuracy.
 
-One number can make an overconfident classifier honest: dividing the logits by a temperature
-(Guo et al. 2017), fitted on text that it did not learn from. It changes no answer.
+Temperature scaling (Guo et al. 2017) divides the logits by one number, fitted on held-out text. It
+makes an overconfident classifier calibrated and changes no prediction.
 
-Shapes: n texts, k classes, m bins, r draws.
+Shapes: n texts, k classes, m bins, r bootstrap samples.
 """
 
 from __future__ import annotations
@@ -17,137 +16,155 @@ from typing import Any
 
 import numpy as np
 
-from heed.metrics.classification import Answers
-from heed.stats.bootstrap import RESAMPLES, SEED, Real, Whole, bounds, interval, resampled
+from heed.metrics.classification import Predictions
+from heed.stats.bootstrap import (
+    RESAMPLES,
+    SEED,
+    Floats,
+    Ints,
+    bootstrap,
+    percentile_bounds,
+    percentile_interval,
+)
 
 BINS = 15
-"""Of equal width, as Guo et al. have them."""
-COOLEST, HOTTEST, ROUNDS = 0.05, 20.0, 100
+"""Bins of equal width, as in Guo et al."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
+BISECTIONS = 100
 
 
-def losses(answers: Answers) -> tuple[Real, Real]:
-    """[n] the logarithmic loss and [n] the Brier score of each text."""
-    log_p, texts = _known(answers), np.arange(len(answers))
-    true = np.zeros_like(log_p)
-    true[texts, answers.truth] = 1.0
-    return -log_p[texts, answers.truth], ((np.exp(log_p) - true) ** 2).sum(axis=1)
+def log_loss_and_brier(predictions: Predictions) -> tuple[Floats, Floats]:
+    """[n] the log loss and [n] the Brier score of each text."""
+    log_probs, rows = _require_log_probs(predictions), np.arange(len(predictions))
+    one_hot = np.zeros_like(log_probs)
+    one_hot[rows, predictions.labels] = 1.0
+    brier = ((np.exp(log_probs) - one_hot) ** 2).sum(axis=1)
+    return -log_probs[rows, predictions.labels], brier
 
 
-def confidence(answers: Answers) -> Real:
-    """[n] the probability of each answer that was given."""
-    return np.exp(_known(answers)[np.arange(len(answers)), answers.said])
+def confidence(predictions: Predictions) -> Floats:
+    """[n] the probability of each prediction."""
+    log_probs = _require_log_probs(predictions)
+    return np.exp(log_probs[np.arange(len(predictions)), predictions.predicted])
 
 
-def _known(answers: Answers) -> Real:
-    if answers.log_p is None:
-        raise ValueError("These answers have no probabilities.")
-    return answers.log_p
+def _require_log_probs(predictions: Predictions) -> Floats:
+    if predictions.log_probs is None:
+        raise ValueError("These predictions have no probabilities.")
+    return predictions.log_probs
 
 
-def bins_of(sure: Real, bins: int = BINS) -> Whole:
-    """[n] which bin each confidence is in: the i-th holds those above i/m, up to (i+1)/m."""
-    return np.clip(np.ceil(sure * bins).astype(np.int64) - 1, 0, bins - 1)
+def bin_index(confidences: Floats, bins: int = BINS) -> Ints:
+    """[n] the bin of each confidence: bin i holds those above i/m, up to (i+1)/m."""
+    return np.clip(np.ceil(confidences * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
-def curve(answers: Answers, drawn: Whole | None = None, *, bins: int = BINS) -> Real:
-    """[… m, 3] of every bin: texts, sum of confidences, answers that are right."""
-    sure, right = confidence(answers), answers.right.astype(np.float64)
-    place = bins_of(sure, bins)
-    if drawn is None:
-        drawn = np.arange(len(answers))[None]
-        return curve(answers, drawn, bins=bins)[0]
-    cells = (place[drawn] + bins * np.arange(len(drawn))[:, None]).ravel()
+def reliability_curve(
+    predictions: Predictions, samples_rn: Ints | None = None, *, bins: int = BINS
+) -> Floats:
+    """[… m, 3] of every bin: number of texts, sum of confidences, number of correct predictions."""
+    confidences, correct = confidence(predictions), predictions.correct.astype(np.float64)
+    index = bin_index(confidences, bins)
+    if samples_rn is None:
+        samples_rn = np.arange(len(predictions))[None]
+        return reliability_curve(predictions, samples_rn, bins=bins)[0]
+    cells = (index[samples_rn] + bins * np.arange(len(samples_rn))[:, None]).ravel()
     sums = [
-        np.bincount(cells, None if of is None else of[drawn].ravel(), bins * len(drawn))
-        for of in (None, sure, right)
+        np.bincount(
+            cells, None if weights is None else weights[samples_rn].ravel(), bins * len(samples_rn)
+        )
+        for weights in (None, confidences, correct)
     ]
-    return np.stack(sums, axis=-1).reshape(len(drawn), bins, 3).astype(np.float64)
+    return np.stack(sums, axis=-1).reshape(len(samples_rn), bins, 3).astype(np.float64)
 
 
-def expected_error(points: Real) -> Real:
-    """The expected calibration error from a curve: Σ_b |right_b - confidence_b| / n."""
-    return np.abs(points[..., 2] - points[..., 1]).sum(axis=-1) / points[..., 0].sum(axis=-1)
+def expected_calibration_error(curve: Floats) -> Floats:
+    """The expected calibration error of a reliability curve: Σ_b |correct_b - confidence_b| / n."""
+    return np.abs(curve[..., 2] - curve[..., 1]).sum(axis=-1) / curve[..., 0].sum(axis=-1)
 
 
-def describe(
-    answers: Answers, *, resamples: int = RESAMPLES, seed: int = SEED, bins: int = BINS
+def calibration_metrics(
+    predictions: Predictions, *, resamples: int = RESAMPLES, seed: int = SEED, bins: int = BINS
 ) -> dict[str, Any]:
-    """Logarithmic loss, Brier score, calibration error and the curve, each with its interval."""
-    log_loss, brier = losses(answers)
-    points = curve(answers, bins=bins)
-    facts: dict[str, Any] = {
+    """Log loss, Brier score, calibration error and reliability curve, with intervals."""
+    log_loss, brier = log_loss_and_brier(predictions)
+    curve = reliability_curve(predictions, bins=bins)
+    result: dict[str, Any] = {
         "log_loss": float(log_loss.mean()),
         "brier": float(brier.mean()),
-        "calibration_error": float(expected_error(points)),
-        "confidence": float(confidence(answers).mean()),
+        "calibration_error": float(expected_calibration_error(curve)),
+        "confidence": float(confidence(predictions).mean()),
     }
-    drawn_points: Real | None = None
+    sampled_curves: Floats | None = None
     if resamples:
 
-        def figures(drawn: Whole) -> Real:
-            means = [one[drawn].mean(axis=1)[:, None] for one in (log_loss, brier)]
-            again = curve(answers, drawn, bins=bins)
-            error = expected_error(again)[:, None]
-            return np.concatenate([*means, error, again.reshape(len(drawn), -1)], axis=1)
+        def statistics(samples_rn: Ints) -> Floats:
+            means = [values[samples_rn].mean(axis=1)[:, None] for values in (log_loss, brier)]
+            curves = reliability_curve(predictions, samples_rn, bins=bins)
+            error = expected_calibration_error(curves)[:, None]
+            return np.concatenate([*means, error, curves.reshape(len(samples_rn), -1)], axis=1)
 
-        held = 3 * bins
-        found = resampled(figures, len(answers), resamples, seed, held=held)
+        samples = bootstrap(
+            statistics, len(predictions), resamples, seed, values_per_sample=3 * bins
+        )
         keys = ("log_loss", "brier", "calibration_error")
-        facts["interval"] = {key: vars(interval(found[:, i])) for i, key in enumerate(keys)}
-        drawn_points = found[:, len(keys) :].reshape(resamples, bins, 3)
-    facts["reliability"] = _bins(points, drawn_points)
-    return facts
+        result["interval"] = {
+            key: vars(percentile_interval(samples[:, i])) for i, key in enumerate(keys)
+        }
+        sampled_curves = samples[:, len(keys) :].reshape(resamples, bins, 3)
+    result["reliability"] = _describe_bins(curve, sampled_curves)
+    return result
 
 
-def _bins(points: Real, drawn: Real | None) -> list[dict[str, Any]]:
-    """The bins that hold any text: from where to where, confidence, accuracy, its interval."""
-    told = []
-    for i, (texts, sure, right) in enumerate(points):
+def _describe_bins(curve: Floats, sampled_curves: Floats | None) -> list[dict[str, Any]]:
+    """Every non-empty bin: its bounds, texts, mean confidence, accuracy and interval."""
+    described = []
+    for i, (texts, total_confidence, correct) in enumerate(curve):
         if not texts:
             continue
-        bin_facts: dict[str, Any] = {
-            "from": i / len(points),
-            "to": (i + 1) / len(points),
+        one_bin: dict[str, Any] = {
+            "from": i / len(curve),
+            "to": (i + 1) / len(curve),
             "texts": int(texts),
-            "confidence": float(sure / texts),
-            "accuracy": float(right / texts),
+            "confidence": float(total_confidence / texts),
+            "accuracy": float(correct / texts),
         }
-        if drawn is not None:
-            count, hits = drawn[:, i, 0], drawn[:, i, 2]
-            share = np.divide(hits, count, out=np.full(len(count), np.nan), where=count > 0)
-            low, high = bounds(share)
-            bin_facts["interval"] = {"low": float(low), "high": float(high)}
-        told.append(bin_facts)
-    return told
+        if sampled_curves is not None:
+            counts, hits = sampled_curves[:, i, 0], sampled_curves[:, i, 2]
+            shares = np.divide(hits, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+            low, high = percentile_bounds(shares)
+            one_bin["interval"] = {"low": float(low), "high": float(high)}
+        described.append(one_bin)
+    return described
 
 
-# ------------------------------------------------------------------------------------ temperature
+# ------------------------------------------------------------------------------------- temperature
 
 
-def cooled(log_p: Real, temperature: float) -> Real:
-    """Log-probabilities of logits divided by a temperature: log softmax(log p / T)."""
-    scaled = log_p / temperature
+def apply_temperature(logits: Floats, temperature: float) -> Floats:
+    """Log-probabilities after temperature scaling: log softmax(logits / T)."""
+    scaled = logits / temperature
     scaled = scaled - scaled.max(axis=1, keepdims=True)
     return scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
 
 
-def fit_temperature(truth: Whole, log_p: Real) -> float:
-    """The temperature under which the true classes are likeliest, from 0.05 to 20.
+def fit_temperature(labels: Ints, log_probs: Floats) -> float:
+    """The temperature from 0.05 to 20 that minimizes the log loss of the labels.
 
-    The loss is convex in 1/T, so it falls to one side and rises to the other of the best: its
-    slope Σ (E_p[log p] - log p_true), p at that temperature, is zero there. Found by halving, in
-    log T. Where every answer is right, that is the coolest there is.
+    The loss is convex in 1/T, so its slope Σ (E_p[log p] - log p_true), with p at that temperature,
+    has one zero, found by bisection in log T. Where every prediction is correct, the minimum is at
+    the lowest temperature.
     """
-    own = log_p[np.arange(len(truth)), truth]
-    low, high = np.log(COOLEST), np.log(HOTTEST)
-    for _ in range(ROUNDS):
+    true_log_probs = log_probs[np.arange(len(labels)), labels]
+    low, high = np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE)
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        p = np.exp(cooled(log_p, float(np.exp(middle))))
-        slope = (p * _finite(log_p)).sum() - _finite(own).sum()
+        p = np.exp(apply_temperature(log_probs, float(np.exp(middle))))
+        slope = (p * _clip_infinite(log_probs)).sum() - _clip_infinite(true_log_probs).sum()
         low, high = (low, middle) if slope < 0 else (middle, high)
     return float(np.exp((low + high) / 2))
 
 
-def _finite(log_p: Real) -> Real:
-    """What is impossible counts as next to impossible: 0 · -∞ is no number."""
-    return np.maximum(log_p, -1e9)
+def _clip_infinite(log_probs: Floats) -> Floats:
+    """Log-probabilities of at least -1e9, because 0 · -∞ is NaN."""
+    return np.maximum(log_probs, -1e9)

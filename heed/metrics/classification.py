@@ -1,13 +1,12 @@
-"""How good a classifier's answers are: accuracy, F1, confusion, and what chance does to them.
+"""Classification metrics: accuracy, F1, confusion matrix, and their bootstrap intervals.
 
-Shapes: n texts, k classes, r draws.
+Shapes: n texts, k classes, r bootstrap samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, lgamma, log
 from typing import Any
 
 import numpy as np
@@ -16,94 +15,99 @@ from numpy.typing import NDArray
 from heed.stats.bootstrap import (
     RESAMPLES,
     SEED,
+    Floats,
     Interval,
-    Real,
-    Whole,
-    bounds,
-    interval,
-    resampled,
+    Ints,
+    bootstrap,
+    percentile_bounds,
+    percentile_interval,
 )
+from heed.stats.paired_tests import mcnemar_p
 
-MANY = 50
-"""Classes up to which every cell of the confusion matrix gets an interval."""
+MAX_CLASSES = 50
+"""Number of classes up to which every cell of the confusion matrix gets an interval."""
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a system said of some texts, and what is true of them; classes are numbers."""
+class Predictions:
+    """A classifier's predictions for texts, and their true labels, as class indices."""
 
-    truth: Whole
-    said: Whole
+    labels: Ints
+    predicted: Ints
     classes: int
-    log_p: Real | None = None
-    """[n, k] logarithms of the probabilities it gave; None where it gives none."""
+    log_probs: Floats | None = None
+    """[n, k] log-probabilities; None for a classifier without probabilities."""
 
     @classmethod
-    def likeliest(cls, truth: Whole, log_p: Real) -> Answers:
-        """A system that says what it finds likeliest."""
-        return cls(truth, log_p.argmax(axis=1), log_p.shape[1], log_p)
+    def from_log_probs(cls, labels: Ints, log_probs: Floats) -> Predictions:
+        """Predictions of the most probable classes."""
+        return cls(labels, log_probs.argmax(axis=1), log_probs.shape[1], log_probs)
 
     def __len__(self) -> int:
-        return len(self.truth)
+        return len(self.labels)
 
-    def only(self, rows: Sequence[int]) -> Answers:
-        """Of some of the texts."""
-        at = np.asarray(rows, np.int64)
-        log_p = None if self.log_p is None else self.log_p[at]
-        return Answers(self.truth[at], self.said[at], self.classes, log_p)
+    def subset(self, rows: Sequence[int]) -> Predictions:
+        """The predictions for some of the texts."""
+        index = np.asarray(rows, np.int64)
+        log_probs = None if self.log_probs is None else self.log_probs[index]
+        return Predictions(self.labels[index], self.predicted[index], self.classes, log_probs)
 
     @property
-    def right(self) -> NDArray[np.bool_]:
-        """[n] whether each answer is true."""
-        return self.truth == self.said
+    def correct(self) -> NDArray[np.bool_]:
+        """[n] whether each prediction is correct."""
+        return self.labels == self.predicted
 
 
-# -------------------------------------------------------------------------- what is true of them
+# ---------------------------------------------------------------------------------- one classifier
 
 
-def confusion(answers: Answers, drawn: Whole | None = None) -> Whole:
-    """[k, k] how often the class of the row was called that of the column; [r, k, k] of draws."""
-    k = answers.classes
-    cell = answers.truth * k + answers.said
-    if drawn is None:
-        return np.bincount(cell, minlength=k * k).reshape(k, k)
-    found = np.empty((len(drawn), k, k), np.int64)
-    for i, rows in enumerate(drawn):
-        found[i] = np.bincount(cell[rows], minlength=k * k).reshape(k, k)
-    return found
+def confusion_matrix(predictions: Predictions, samples_rn: Ints | None = None) -> Ints:
+    """[k, k] counts of (true class, predicted class); [r, k, k] for bootstrap samples."""
+    k = predictions.classes
+    cells = predictions.labels * k + predictions.predicted
+    if samples_rn is None:
+        return np.bincount(cells, minlength=k * k).reshape(k, k)
+    counts = np.empty((len(samples_rn), k, k), np.int64)
+    for i, rows in enumerate(samples_rn):
+        counts[i] = np.bincount(cells[rows], minlength=k * k).reshape(k, k)
+    return counts
 
 
-def shares(counts: Whole) -> tuple[Real, Real, Real]:
-    """Precision, recall and F1 of each class, [… k], from confusion counts [… k, k].
+def precision_recall_f1(counts: Ints) -> tuple[Floats, Floats, Floats]:
+    """Precision, recall and F1 of each class, [… k], from confusion matrices [… k, k].
 
-    A class that nobody named has no precision and one that no text has no recall; both are 0 then.
+    Precision is 0 for a class that was never predicted, recall is 0 for a class without texts.
     """
-    right = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
-    named, there = counts.sum(axis=-2), counts.sum(axis=-1)
-    precision, recall = _ratio(right, named), _ratio(right, there)
-    return precision, recall, _ratio(2 * right, named + there)
+    correct = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
+    predicted, actual = counts.sum(axis=-2), counts.sum(axis=-1)
+    precision, recall = _ratio(correct, predicted), _ratio(correct, actual)
+    return precision, recall, _ratio(2 * correct, predicted + actual)
 
 
-def macro_f1(counts: Whole) -> Real:
-    """The mean of F1 over the classes that some text has or some answer names, [… k, k] to […]."""
-    _, _, f1 = shares(counts)
-    met = (counts.sum(axis=-2) + counts.sum(axis=-1)) > 0
-    return _ratio((f1 * met).sum(axis=-1), met.sum(axis=-1))
+def macro_f1(counts: Ints) -> Floats:
+    """The mean F1 over classes that occur as a label or as a prediction, [… k, k] to […]."""
+    _, _, f1 = precision_recall_f1(counts)
+    occurs = (counts.sum(axis=-2) + counts.sum(axis=-1)) > 0
+    return _ratio((f1 * occurs).sum(axis=-1), occurs.sum(axis=-1))
 
 
-def _ratio(a: Any, b: Any) -> Real:
-    """a / b, and 0 where b is."""
+def _ratio(a: Any, b: Any) -> Floats:
+    """a / b, and 0 where b is 0."""
     return np.divide(a, b, out=np.zeros(np.shape(b), np.float64), where=np.asarray(b) > 0)
 
 
-def describe(
-    answers: Answers, names: Sequence[str], *, resamples: int = RESAMPLES, seed: int = SEED
+def classification_metrics(
+    predictions: Predictions,
+    names: Sequence[str],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> dict[str, Any]:
-    """Accuracy, macro F1, every class and the confusion matrix, each with its interval."""
-    counts = confusion(answers)
-    precision, recall, f1 = shares(counts)
-    facts: dict[str, Any] = {
-        "accuracy": float(answers.right.mean()),
+    """Accuracy, macro F1, metrics of every class and the confusion matrix, with intervals."""
+    counts = confusion_matrix(predictions)
+    precision, recall, f1 = precision_recall_f1(counts)
+    result: dict[str, Any] = {
+        "accuracy": float(predictions.correct.mean()),
         "macro_f1": float(macro_f1(counts)),
         "classes": {
             name: {
@@ -117,85 +121,80 @@ def describe(
         "confusion": {"classes": list(names), "counts": counts.tolist()},
     }
     if resamples:
-        _with_intervals(facts, answers, names, resamples, seed)
-    return facts
+        _add_intervals(result, predictions, names, resamples, seed)
+    return result
 
 
-def _with_intervals(
-    facts: dict[str, Any], answers: Answers, names: Sequence[str], resamples: int, seed: int
+def _add_intervals(
+    result: dict[str, Any],
+    predictions: Predictions,
+    names: Sequence[str],
+    resamples: int,
+    seed: int,
 ) -> None:
-    """Beside every figure, where it would lie on other texts."""
-    k = answers.classes
+    """Add the bootstrap interval of every metric to the result."""
+    k = predictions.classes
 
-    def figures(drawn: Whole) -> Real:
-        counts = confusion(answers, drawn)
-        right = np.trace(counts, axis1=-2, axis2=-1) / len(answers)
-        ends = [right[:, None], macro_f1(counts)[:, None], *shares(counts)]
-        if k <= MANY:
-            there = counts.sum(axis=-1, keepdims=True)
-            rows = np.divide(counts, there, out=np.full(counts.shape, np.nan), where=there > 0)
-            ends.append(rows.reshape(len(drawn), -1))
-        return np.concatenate(ends, axis=1)
+    def statistics(samples_rn: Ints) -> Floats:
+        counts = confusion_matrix(predictions, samples_rn)
+        accuracy = np.trace(counts, axis1=-2, axis2=-1) / len(predictions)
+        columns = [accuracy[:, None], macro_f1(counts)[:, None], *precision_recall_f1(counts)]
+        if k <= MAX_CLASSES:
+            totals = counts.sum(axis=-1, keepdims=True)
+            shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
+            columns.append(shares.reshape(len(samples_rn), -1))
+        return np.concatenate(columns, axis=1)
 
-    low, high = bounds(resampled(figures, len(answers), resamples, seed, held=k * k))
-    spans = [{"low": a, "high": b} for a, b in zip(low.tolist(), high.tolist(), strict=True)]
-    facts["interval"] = {"accuracy": spans[0], "macro_f1": spans[1]}
-    for at, key in enumerate(("precision", "recall", "f1")):
+    samples = bootstrap(statistics, len(predictions), resamples, seed, values_per_sample=k * k)
+    low, high = percentile_bounds(samples)
+    intervals = [{"low": a, "high": b} for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    result["interval"] = {"accuracy": intervals[0], "macro_f1": intervals[1]}
+    for block, key in enumerate(("precision", "recall", "f1")):
         for i, name in enumerate(names):
-            told = facts["classes"][name].setdefault("interval", {})
-            told[key] = spans[2 + at * k + i]
-    if k <= MANY:
-        for end, values in (("share_low", low), ("share_high", high)):
-            cells = values[2 + 3 * k :].reshape(k, k)
-            facts["confusion"][end] = [[_number(cell) for cell in row] for row in cells]
+            class_intervals = result["classes"][name].setdefault("interval", {})
+            class_intervals[key] = intervals[2 + block * k + i]
+    if k <= MAX_CLASSES:
+        for key, bounds in (("share_low", low), ("share_high", high)):
+            cells = bounds[2 + 3 * k :].reshape(k, k)
+            result["confusion"][key] = [[_nan_to_none(cell) for cell in row] for row in cells]
 
 
-def _number(value: float) -> float | None:
-    """JSON has no nan: nothing is known of the row of a class that no text has."""
+def _nan_to_none(value: float) -> float | None:
+    """None for NaN, which JSON lacks: a class without texts has no shares."""
     return None if np.isnan(value) else float(value)
 
 
-# ------------------------------------------------------------------------ one system and another
+# --------------------------------------------------------------------------------- two classifiers
 
 
 @dataclass(frozen=True)
-class Paired:
-    """One system against another on the same texts."""
+class PairedAccuracy:
+    """The accuracies of two classifiers on the same texts, compared."""
 
     difference: float
-    """Of the accuracies: ours less theirs."""
+    """Our accuracy minus theirs."""
     interval: Interval | None
     only_ours: int
-    """Texts that only ours got right,"""
+    """Texts that only our classifier predicts correctly."""
     only_theirs: int
-    """and only theirs."""
+    """Texts that only the other classifier predicts correctly."""
     p: float
-    """The chance of so uneven a pair of counts if both were as good (exact McNemar)."""
+    """P-value of the exact McNemar test."""
 
 
-def paired(
-    ours: Answers, theirs: Answers, *, resamples: int = RESAMPLES, seed: int = SEED
-) -> Paired:
-    """Whether two systems differ, by their answers to the same texts."""
-    if len(ours) != len(theirs) or not np.array_equal(ours.truth, theirs.truth):
-        raise ValueError("A paired test needs two systems' answers to the same texts.")
-    gain = ours.right.astype(np.float64) - theirs.right
+def compare_accuracy(
+    ours: Predictions, theirs: Predictions, *, resamples: int = RESAMPLES, seed: int = SEED
+) -> PairedAccuracy:
+    """Test whether two classifiers differ in accuracy on the same texts."""
+    if len(ours) != len(theirs) or not np.array_equal(ours.labels, theirs.labels):
+        raise ValueError("A paired test needs the predictions of two systems for the same texts.")
+    gain = ours.correct.astype(np.float64) - theirs.correct
 
-    def mean(drawn: Whole) -> Real:
-        return gain[drawn].mean(axis=1)
+    def mean_gain(samples_rn: Ints) -> Floats:
+        return gain[samples_rn].mean(axis=1)
 
-    span = interval(resampled(mean, len(gain), resamples, seed)) if resamples else None
+    interval = None
+    if resamples:
+        interval = percentile_interval(bootstrap(mean_gain, len(gain), resamples, seed))
     wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
-    return Paired(float(gain.mean()), span, wins, losses, exact_mcnemar(wins, losses))
-
-
-def exact_mcnemar(wins: int, losses: int) -> float:
-    """The two-sided chance of counts at least so uneven, were each a fair coin (McNemar 1947).
-
-    p = min(1, 2 Σ_{i ≤ min(b, c)} C(b + c, i) / 2^(b + c)); by logarithms, for C grows fast.
-    """
-    n, fewer = wins + losses, min(wins, losses)
-    terms = [
-        lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) - n * log(2) for i in range(fewer + 1)
-    ]
-    return min(1.0, 2 * sum(exp(term) for term in terms))
+    return PairedAccuracy(float(gain.mean()), interval, wins, losses, mcnemar_p(wins, losses))

@@ -1,13 +1,13 @@
-"""Scores of translations: sacreBLEU's, each with its signature and interval; exact match; links.
+"""Corpus scores of translations by sacreBLEU (BLEU, chrF, TER), and exact match.
 
-sacreBLEU (Post 2018) does the counting, so that a figure here is the figure of its command line, to
-the last digit. References are a list of texts for each reference file, as sacreBLEU wants them.
+sacreBLEU (Post 2018) counts, so every score equals that of its command line to the last digit.
+References are one list of texts per reference file, as in sacreBLEU.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,85 +17,77 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest, Result
+from sacrebleu.significance import PairedTest
+from sacrebleu.significance import Result as SacrebleuResult
+
+from heed.stats.bootstrap import Interval
 
 Texts = Sequence[str]
 
 
-class Remembering:
-    """Counts what two sentences share once, however often a metric is asked about them.
+class CachedStatistics:
+    """Mixin for a sacreBLEU metric: caches the statistics of each sentence and its references.
 
-    A set's clean part, its lengths and paired tests all ask for the same sentences again, and TER
-    takes seconds for a long one.
+    The clean part of a set, groups of lengths and paired tests all score the same sentences again,
+    and TER takes seconds for a long one.
     """
 
     plain: ClassVar[Metric]
-    """Who does the counting."""
+    """The metric that computes the statistics."""
 
     def _preprocess_segment(self, sent: str) -> str:
-        return _prepared(self.plain, sent)
+        return _preprocess(self.plain, sent)
 
     def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
         return {"references": tuple(refs)}
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[Any]:
-        return list(_counted(self.plain, hypothesis, ref_kwargs["references"]))
+        return list(_segment_statistics(self.plain, hypothesis, ref_kwargs["references"]))
 
 
 @lru_cache(maxsize=1 << 17)
-def _prepared(metric: Metric, sentence: str) -> str:
+def _preprocess(metric: Metric, sentence: str) -> str:
     return metric._preprocess_segment(sentence)
 
 
 @lru_cache(maxsize=1 << 16)
-def _counted(metric: Metric, hypothesis: str, references: tuple[str, ...]) -> tuple[Any, ...]:
-    known = metric._extract_reference_info(references)
-    return tuple(metric._compute_segment_statistics(hypothesis, known))
+def _segment_statistics(
+    metric: Metric, hypothesis: str, references: tuple[str, ...]
+) -> tuple[Any, ...]:
+    reference_info = metric._extract_reference_info(references)
+    return tuple(metric._compute_segment_statistics(hypothesis, reference_info))
 
 
-class RememberingBLEU(Remembering, BLEU):
-    """BLEU; how its counts become a score may be set, what it counts is as by default."""
+class CachedBLEU(CachedStatistics, BLEU):
+    """BLEU. Options that affect how counts become a score may be set; counting is the default."""
 
     plain = BLEU()
 
 
-class RememberingCHRF(Remembering, CHRF):
+class CachedCHRF(CachedStatistics, CHRF):
     """chrF."""
 
     plain = CHRF()
 
 
-class RememberingTER(Remembering, TER):
+class CachedTER(CachedStatistics, TER):
     """TER."""
 
     plain = TER()
 
 
-METRICS = {"bleu": RememberingBLEU, "chrf": RememberingCHRF, "ter": RememberingTER}
-"""By the name that commands and JSON use."""
+METRICS = {"bleu": CachedBLEU, "chrf": CachedCHRF, "ter": CachedTER}
+"""Metrics by the name that commands and JSON use."""
 SEED_VARIABLE = "SACREBLEU_SEED"
 
 
 @dataclass(frozen=True)
-class Interval:
-    """95% by bootstrap (Koehn 2004), as sacreBLEU has it: the samples' mean, and half the width of
-    the middle 95% of them to either side."""
-
-    mean: float
-    half_width: float
-    low: float
-    high: float
-
-    @classmethod
-    def around(cls, mean: float, half_width: float) -> Interval:
-        """From the two numbers that sacreBLEU prints."""
-        mean, half_width = float(mean), float(half_width)
-        return cls(mean, half_width, mean - half_width, mean + half_width)
-
-
-@dataclass(frozen=True)
 class Score:
-    """A corpus score, what exactly was computed, and how sure it is."""
+    """A corpus score with its sacreBLEU signature and 95% bootstrap interval (Koehn 2004).
+
+    The interval is sacreBLEU's: the mean of the samples, plus and minus half the width of their
+    middle 95%.
+    """
 
     score: float
     signature: str
@@ -110,10 +102,10 @@ def corpus_scores(
     resamples: int = 0,
     seed: int | None = None,
 ) -> dict[str, Score]:
-    """Each metric over the whole corpus; with `resamples`, an interval by bootstrap."""
-    texts, against = list(hypotheses), [list(other) for other in references]
-    with seeded(seed):
-        return {name: _corpus_score(name, texts, against, resamples) for name in metrics}
+    """The corpus score of each metric; with `resamples`, also its bootstrap interval."""
+    texts, reference_lists = list(hypotheses), [list(other) for other in references]
+    with sacrebleu_seed(seed):
+        return {name: _corpus_score(name, texts, reference_lists, resamples) for name in metrics}
 
 
 def _corpus_score(
@@ -130,8 +122,8 @@ def _corpus_score(
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What one paired test says of one system by one metric; the baseline has no p."""
+class PairedTestResult:
+    """The result of one paired test for one system and metric; the baseline has no p-value."""
 
     score: Score
     p: float | None
@@ -144,8 +136,11 @@ def paired_test(
     *,
     metrics: Sequence[str],
     trials: int,
-) -> dict[str, list[Tested]]:
-    """By metric: each system against the first, by sacreBLEU's test "bs" or "ar"."""
+) -> dict[str, list[PairedTestResult]]:
+    """Compare each system with the first by sacreBLEU's paired test; results by metric.
+
+    `kind` is "bs" (paired bootstrap) or "ar" (paired approximate randomization).
+    """
     test = PairedTest(
         [(name, list(texts)) for name, texts in systems.items()],
         {name: METRICS[name]() for name in metrics},
@@ -154,19 +149,19 @@ def paired_test(
         n_samples=trials,
     )
     signatures, results = test()
-    found = {}
-    # sacreBLEU answers under its own names (chrF2 for chrf), in the order of the metrics.
+    by_metric = {}
+    # sacreBLEU uses its own names (chrF2 for chrf), in the order of the metrics.
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
-        of_all = [result for result in results[key] if isinstance(result, Result)]
-        found[name] = [_tested(result, str(signature)) for result in of_all]
-    return found
+        system_results = [one for one in results[key] if isinstance(one, SacrebleuResult)]
+        by_metric[name] = [_test_result(one, str(signature)) for one in system_results]
+    return by_metric
 
 
-def _tested(result: Result, signature: str) -> Tested:
+def _test_result(result: SacrebleuResult, signature: str) -> PairedTestResult:
     interval = None
     if result.mean is not None and result.ci is not None:
         interval = Interval.around(result.mean, result.ci)
-    return Tested(Score(float(result.score), signature, interval), result.p_value)
+    return PairedTestResult(Score(float(result.score), signature, interval), result.p_value)
 
 
 def bleu(hypotheses: Texts, references: Texts) -> Score:
@@ -175,14 +170,14 @@ def bleu(hypotheses: Texts, references: Texts) -> Score:
 
 
 def length_ratio(hypotheses: Texts, references: Sequence[Texts]) -> float:
-    """Tokens written for each token of the (closest) reference, as BLEU counts both."""
-    score = RememberingBLEU().corpus_score(list(hypotheses), [list(texts) for texts in references])
+    """Hypothesis length over (closest) reference length, in BLEU's tokens."""
+    score = CachedBLEU().corpus_score(list(hypotheses), [list(texts) for texts in references])
     return float(score.ratio)
 
 
 @contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Give sacreBLEU a seed: it takes one from the environment, and from nowhere else."""
+def sacrebleu_seed(seed: int | None) -> Iterator[None]:
+    """Set sacreBLEU's seed in this block; it can only be set by an environment variable."""
     before = os.environ.get(SEED_VARIABLE)
     if seed is not None:
         os.environ[SEED_VARIABLE] = str(seed)
@@ -196,16 +191,6 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def exact_match(hypotheses: Texts, references: Texts) -> float:
-    """The share of sentences that equal their reference to the letter."""
-    same = sum(h == r for h, r in zip(hypotheses, references, strict=True))
-    return same / max(1, len(references))
-
-
-Links = Collection[tuple[int, int]]
-
-
-def alignment_error(found: Sequence[Links], gold: Sequence[Links]) -> float:
-    """Alignment error rate (Och and Ney 2003) where every gold link is sure: 1 - F1 over links."""
-    shared = sum(len(set(f) & set(g)) for f, g in zip(found, gold, strict=True))
-    named = sum(len(set(f)) + len(set(g)) for f, g in zip(found, gold, strict=True))
-    return 1.0 - 2.0 * shared / max(1, named)
+    """The share of sentences that equal their reference exactly."""
+    matches = sum(h == r for h, r in zip(hypotheses, references, strict=True))
+    return matches / max(1, len(references))

@@ -1,14 +1,14 @@
-"""How well a causal language model foresees text: the loss of every token, and their sums.
+"""Perplexity of a causal language model: the loss of every token, and sums over texts.
 
-A text is read after the begin mark and judged to its end mark. One that is longer than the window
-is read in windows that overlap: each begins `stride` tokens after the one before, and of each only
-the tokens are judged that no earlier window reached. So every token is judged once, past the first
-window after `window - stride + 1` to `window` tokens.
+A text is read after the begin-of-sequence token and predicted up to its end-of-sequence token. A
+text longer than the window is read in overlapping windows: each begins `stride` tokens after the
+one before, and only the tokens that no earlier window covered are scored. So every token is scored
+once; after the first window, each is predicted from `window - stride + 1` to `window` tokens.
 
-Losses are natural logarithms. Tokenizers cut text differently, so their perplexities by token do
-not compare; those by word, and bits by byte, do where nothing of the text was hidden as unknown.
+Losses are natural logarithms. Perplexities per token of different tokenizers do not compare. Those
+per word, and bits per byte, compare if no text was lost to unknown tokens.
 
-Shapes: b windows, n tokens, r rows of a chunk.
+Shapes: b windows, n tokens, r scored tokens of a chunk, w width.
 """
 
 from __future__ import annotations
@@ -30,32 +30,31 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.models import LanguageModel
 from heed.models.inference import evaluating, position_limit
-from heed.stats.bootstrap import RESAMPLES, Whole, interval, resampled
+from heed.stats.bootstrap import RESAMPLES, Floats, Ints, bootstrap, percentile_interval
 
-Floats = NDArray[np.float64]
-CELLS = 1 << 13
-"""Tokens read side by side, padding included."""
-LOGITS = 1 << 22
-"""Logits held at once: what a CPU's cache takes."""
+BATCH_TOKENS = 1 << 13
+"""Tokens in a batch, padding included."""
+CHUNK_LOGITS = 1 << 22
+"""Logits in memory at once: what fits a CPU's cache."""
 LN2 = math.log(2)
-MEASURES = ("perplexity", "word_perplexity", "bits_per_byte")
-"""What an interval is given for."""
+INTERVALS = ("perplexity", "word_perplexity", "bits_per_byte")
+"""Metrics that get an interval."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One text, token by token, its end mark last."""
+class TokenLosses:
+    """The tokens of one text and their losses; the end-of-sequence token is the last."""
 
-    ids: NDArray[np.int64]
+    ids: Ints
     losses: Floats
-    """-log P(token | what the window shows before it)."""
-    right: NDArray[np.bool_]
-    """Whether no other token was likelier."""
+    """-log P(token | the tokens before it in its window)."""
+    correct: NDArray[np.bool_]
+    """Whether the token was the most probable one."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens `start` … `stop` - 1 of a text are to be said, those from `first` on are judged."""
+    """A window over a text: predicts tokens `start` … `stop` - 1, scores those from `first` on."""
 
     text: int
     start: int
@@ -63,8 +62,8 @@ class Window:
     stop: int
 
 
-def windows(text: int, count: int, *, window: int, stride: int) -> Iterator[Window]:
-    """The windows over a text of which `count` tokens are to be said."""
+def sliding_windows(text: int, count: int, *, window: int, stride: int) -> Iterator[Window]:
+    """The windows over a text with `count` tokens to predict."""
     start = first = 0
     while first < count:
         stop = min(start + window, count)
@@ -72,47 +71,51 @@ def windows(text: int, count: int, *, window: int, stride: int) -> Iterator[Wind
         start, first = start + stride, stop
 
 
-def judge(
+def token_losses(
     model: LanguageModel,
     texts: Sequence[Sequence[int]],
     *,
     window: int,
     stride: int | None = None,
-    cells: int = CELLS,
+    batch_tokens: int = BATCH_TOKENS,
     specials: Specials = OWN,
-) -> list[Judged]:
-    """The loss of every token of every text (ids without marks), read in windows so long.
+) -> list[TokenLosses]:
+    """The loss of every token of every text (ids without special tokens), in sliding windows.
 
-    `stride` is half the window unless told: 1 gives every token all the context there is room for,
-    `window` cuts the text into blocks that don't know each other.
+    `stride` is half the window by default. 1 gives every token the longest context; `window` cuts
+    the text into independent blocks.
     """
     stride = max(1, window // 2) if stride is None else stride
-    _refuse(model, window, stride)
-    whole = [np.array([specials.bos, *ids, specials.eos], np.int64) for ids in texts]
-    found = [Judged(ids[1:], np.zeros(len(ids) - 1), np.zeros(len(ids) - 1, bool)) for ids in whole]
-    every = [
-        one
-        for i, ids in enumerate(whole)
-        for one in windows(i, len(ids) - 1, window=window, stride=stride)
+    _check_window(model, window, stride)
+    sequences = [np.array([specials.bos, *ids, specials.eos], np.int64) for ids in texts]
+    scored = [
+        TokenLosses(ids[1:], np.zeros(len(ids) - 1), np.zeros(len(ids) - 1, bool))
+        for ids in sequences
     ]
-    # Those of like length stand side by side, the longest first: what memory must hold comes first.
-    every.sort(key=lambda one: one.start - one.stop)
-    at = 0
+    windows = [
+        one
+        for i, ids in enumerate(sequences)
+        for one in sliding_windows(i, len(ids) - 1, window=window, stride=stride)
+    ]
+    # Windows of similar length share a batch. The longest come first: the peak of memory is early.
+    windows.sort(key=lambda one: one.start - one.stop)
+    done = 0
     with evaluating(model):
-        while at < len(every):
-            batch = every[at : at + max(1, cells // (every[at].stop - every[at].start))]
-            losses, right = _losses(model, *_laid(batch, whole))
+        while done < len(windows):
+            longest = windows[done].stop - windows[done].start
+            batch = windows[done : done + max(1, batch_tokens // longest)]
+            losses, correct = _batch_losses(model, *_pad_batch(batch, sequences))
             end = 0
             for one in batch:
-                here, there = slice(end, end + one.stop - one.first), slice(one.first, one.stop)
-                found[one.text].losses[there] = losses[here]
-                found[one.text].right[there] = right[here]
-                end = here.stop
-            at += len(batch)
-    return found
+                source, target = slice(end, end + one.stop - one.first), slice(one.first, one.stop)
+                scored[one.text].losses[target] = losses[source]
+                scored[one.text].correct[target] = correct[source]
+                end = source.stop
+            done += len(batch)
+    return scored
 
 
-def _refuse(model: LanguageModel, window: int, stride: int) -> None:
+def _check_window(model: LanguageModel, window: int, stride: int) -> None:
     limit = position_limit([model])
     if not 1 <= stride <= window:
         raise ConfigError([f"stride cannot be {stride}: it is 1 to {window}, the window."])
@@ -121,131 +124,140 @@ def _refuse(model: LanguageModel, window: int, stride: int) -> None:
             [f"a window of {window} tokens is beyond this model's {limit} positions."]
         )
     if not model.causal:
-        raise ConfigError(["a masked language model foresees nothing: it has no loss by token."])
+        raise ConfigError(
+            ["a masked language model has no perplexity: it does not predict the next token."]
+        )
 
 
-def _laid(
-    batch: Sequence[Window], whole: Sequence[NDArray[np.int64]]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What to read [b, n], where it is real, and what to say, IGNORED where nothing is judged."""
+def _pad_batch(batch: Sequence[Window], sequences: Sequence[Ints]) -> tuple[Tensor, Tensor, Tensor]:
+    """Input ids [b, n], the padding mask, and targets, IGNORED where a token is not scored."""
     sizes = np.array([one.stop - one.start for one in batch])
     real_bn = np.arange(sizes.max()) < sizes[:, None]
     ids_bn = np.zeros(real_bn.shape, np.int64)
     targets_bn = np.full(real_bn.shape, IGNORED, np.int64)
     for row, one in enumerate(batch):
-        ids_bn[row, : one.stop - one.start] = whole[one.text][one.start : one.stop]
-        judged = whole[one.text][one.first + 1 : one.stop + 1]
-        targets_bn[row, one.first - one.start : one.stop - one.start] = judged
+        ids_bn[row, : one.stop - one.start] = sequences[one.text][one.start : one.stop]
+        targets = sequences[one.text][one.first + 1 : one.stop + 1]
+        targets_bn[row, one.first - one.start : one.stop - one.start] = targets
     return torch.from_numpy(ids_bn), torch.from_numpy(real_bn), torch.from_numpy(targets_bn)
 
 
-def _losses(
+def _batch_losses(
     model: LanguageModel, ids_bn: Tensor, real_bn: Tensor, targets_bn: Tensor
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Loss and rightness of every token that is judged, row by row.
+    """Loss and correctness of every scored token, row by row.
 
-    Padding stands on the right, where under a causal mask nothing real sees it. Only a merge that
-    looks past one token has to be told of it.
+    Padding is on the right, where the causal mask hides it from real tokens. Only a merge that
+    looks past one token needs the padding mask.
     """
     device = next(model.parameters()).device
-    asked_bn = (targets_bn != IGNORED).to(device)
+    scored_bn = (targets_bn != IGNORED).to(device)
     mask = None if model.config.reweight_over == "token" else real_bn.to(device)
-    x_rw = model.states(ids_bn.to(device), mask=mask).x_bnw[asked_bn]
-    targets_r = targets_bn.to(device)[asked_bn]
-    rows = max(1, LOGITS // model.head.weight.shape[0])
-    losses, right = [], []
+    x_rw = model.states(ids_bn.to(device), mask=mask).x_bnw[scored_bn]
+    targets_r = targets_bn.to(device)[scored_bn]
+    rows = max(1, CHUNK_LOGITS // model.head.weight.shape[0])
+    losses, correct = [], []
     for x, targets in zip(x_rw.split(rows), targets_r.split(rows), strict=True):
         logits = model.head(x).float()
         losses.append(F.cross_entropy(logits, targets, reduction="none").double().cpu())
-        right.append((logits.argmax(dim=-1) == targets).cpu())
-    return torch.cat(losses).numpy(), torch.cat(right).numpy()
+        correct.append((logits.argmax(dim=-1) == targets).cpu())
+    return torch.cat(losses).numpy(), torch.cat(correct).numpy()
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Of some text: the sum of its losses, and what to divide it by."""
+class LossCounts:
+    """The sum of the losses of some text, and the counts to divide it by."""
 
     loss: float
     tokens: int
-    """The end mark is one."""
+    """Tokens, the end-of-sequence token included."""
     words: int
-    """Between white space."""
+    """Words between white space."""
     bytes: int
-    """Of UTF-8, and one for the end of each text, as a file of lines has it."""
-    right: int
+    """Bytes of UTF-8, and one for the end of each text, as in a file of lines."""
+    correct: int
     unknown: int
-    """Tokens that stand for whatever the vocabulary does not have."""
+    """Unknown tokens."""
     altered: int
-    """Texts that the tokenizer would not give back to the letter."""
+    """Texts that the tokenizer does not restore exactly."""
 
-    def __add__(self, other: Counts) -> Counts:
-        mine, its = asdict(self), asdict(other)
-        return Counts(**{key: mine[key] + its[key] for key in mine})
+    def __add__(self, other: LossCounts) -> LossCounts:
+        ours, theirs = asdict(self), asdict(other)
+        return LossCounts(**{key: ours[key] + theirs[key] for key in ours})
 
-    def measures(self) -> dict[str, float]:
-        """Mean loss by token, and what it is by token, by word and by byte."""
+    def metrics(self) -> dict[str, float]:
+        """Mean loss per token, perplexity per token and per word, bits per byte, accuracy."""
         return {
             "loss": self.loss / self.tokens,
             "perplexity": _exp(self.loss / self.tokens),
             "word_perplexity": _exp(self.loss / max(1, self.words)),
             "bits_per_byte": self.loss / LN2 / self.bytes,
-            "accuracy": self.right / self.tokens,
+            "accuracy": self.correct / self.tokens,
         }
 
 
-def count(tokenizer: Tokenizer, texts: Sequence[str], judged: Sequence[Judged]) -> list[Counts]:
-    """The sums of each text."""
-    ids, unknown = [one.ids[:-1] for one in judged], tokenizer.specials.unk
-    back = tokenizer.decode_batch([own.tolist() for own in ids])
+def count_losses(
+    tokenizer: Tokenizer, texts: Sequence[str], scored: Sequence[TokenLosses]
+) -> list[LossCounts]:
+    """The loss sum and counts of each text."""
+    ids, unknown = [one.ids[:-1].tolist() for one in scored], tokenizer.specials.unk
+    restored = tokenizer.decode_batch(ids)
     return [
-        Counts(
+        LossCounts(
             loss=float(one.losses.sum()),
             tokens=len(one.ids),
             words=len(text.split()),
             bytes=len(text.encode()) + 1,
-            right=int(one.right.sum()),
-            unknown=own.tolist().count(unknown),
-            altered=int(given != text or unknown in own.tolist()),
+            correct=int(one.correct.sum()),
+            unknown=text_ids.count(unknown),
+            altered=int(decoded != text or unknown in text_ids),
         )
-        for text, one, own, given in zip(texts, judged, ids, back, strict=True)
+        for text, one, text_ids, decoded in zip(texts, scored, ids, restored, strict=True)
     ]
 
 
-def told(found: Sequence[Counts], *, resamples: int = RESAMPLES) -> dict[str, Any]:
-    """What there is to tell about texts, for a person and for a program."""
-    whole = sum(found[1:], found[0])
-    each = np.array([_exp(one.loss / one.tokens) for one in found])
-    facts: dict[str, Any] = whole.measures() | {
-        "mean_text_perplexity": float(each.mean()),
-        "tokens": whole.tokens,
-        "words": whole.words,
-        "bytes": whole.bytes,
-        "unknown_tokens": whole.unknown,
-        "altered_texts": whole.altered,
-        "bits_compare": whole.altered == 0,
+def perplexity_metrics(
+    counts: Sequence[LossCounts], *, resamples: int = RESAMPLES
+) -> dict[str, Any]:
+    """Loss, perplexities, bits per byte, accuracy and counts of texts, with intervals."""
+    total = sum(counts[1:], counts[0])
+    text_perplexities = np.array([_exp(one.loss / one.tokens) for one in counts])
+    result: dict[str, Any] = total.metrics() | {
+        "mean_text_perplexity": float(text_perplexities.mean()),
+        "tokens": total.tokens,
+        "words": total.words,
+        "bytes": total.bytes,
+        "unknown_tokens": total.unknown,
+        "altered_texts": total.altered,
+        "bits_comparable": total.altered == 0,
     }
-    if resamples and len(found) > 1:
-        facts["interval"] = intervals(found, resamples)
-    return facts
+    if resamples and len(counts) > 1:
+        result["interval"] = perplexity_intervals(counts, resamples)
+    return result
 
 
-def intervals(found: Sequence[Counts], resamples: int) -> dict[str, dict[str, float]]:
-    """Of each measure, where it would lie on other texts."""
-    sums_n4 = np.array([(one.loss, one.tokens, one.words, one.bytes) for one in found], float)
+def perplexity_intervals(
+    counts: Sequence[LossCounts], resamples: int
+) -> dict[str, dict[str, float]]:
+    """Bootstrap intervals of perplexity per token and word and of bits per byte, over texts."""
+    sums_n4 = np.array([(one.loss, one.tokens, one.words, one.bytes) for one in counts], float)
 
-    def drawn_sums(drawn_rn: Whole) -> Floats:
-        return sums_n4[drawn_rn].sum(axis=1)
+    def sample_sums(samples_rn: Ints) -> Floats:
+        return sums_n4[samples_rn].sum(axis=1)
 
-    loss, *counts = resampled(drawn_sums, len(found), resamples, held=sums_n4.size).T
-    spans = {}
-    for name, by in zip(MEASURES, counts, strict=True):
-        ends = interval(loss / np.maximum(1, by))
+    sums_r4 = bootstrap(sample_sums, len(counts), resamples, values_per_sample=sums_n4.size)
+    loss, *divisors = sums_r4.T
+    intervals = {}
+    for name, divisor in zip(INTERVALS, divisors, strict=True):
+        interval = percentile_interval(loss / np.maximum(1, divisor))
         low, high = (
-            end / LN2 if name == "bits_per_byte" else _exp(end) for end in (ends.low, ends.high)
+            bound / LN2 if name == "bits_per_byte" else _exp(bound)
+            for bound in (interval.low, interval.high)
         )
-        spans[name] = {"low": low, "high": high}
-    return spans
+        intervals[name] = {"low": low, "high": high}
+    return intervals
 
 
 def _exp(x: float) -> float:
+    """e^x, infinite where it would overflow."""
     return math.exp(x) if x < 700 else math.inf

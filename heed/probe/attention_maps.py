@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.alignment import by_word, cross_weights, hard_links
-from heed.metrics.corpus_bleu import Links, alignment_error
+from heed.metrics.alignment_error import Links, alignment_error_rate
 from heed.models import Translator
 from heed.models.inference import evaluating
 
@@ -80,4 +80,4 @@ def _together(
 def best_layer(maps: Sequence[CrossMap], gold: Sequence[Links]) -> int:
     """The layer whose attention agrees best with known alignments (choose it on dev)."""
     layers = range(maps[0].weights_lhnm.shape[0])
-    return min(layers, key=lambda i: alignment_error([m.links(i) for m in maps], gold))
+    return min(layers, key=lambda i: alignment_error_rate([m.links(i) for m in maps], gold))

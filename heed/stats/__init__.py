@@ -1,1 +1,1 @@
-"""Intervals and paired tests. Knows nothing of text."""
+"""Statistics: bootstrap intervals and paired tests. Knows nothing of text."""

@@ -1,10 +1,9 @@
-"""Where a figure would lie on other texts of the kind: the percentile bootstrap (Efron 1979).
+"""The percentile bootstrap (Efron 1979): the interval of a statistic over resampled items.
 
-The texts are drawn again with replacement, many times over, and the figure of each draw is taken;
-between its 2.5th and 97.5th percentile lies the interval. Draws are made in blocks, all texts of a
-block at once. Translations have sacreBLEU's own instead, so that they agree with its command.
+Items are resampled with replacement many times, and the statistic of each sample is computed. The
+interval reaches from the 2.5th to the 97.5th percentile. Samples are drawn in blocks, as arrays.
 
-Shapes: n texts, r draws.
+Shapes: n items, r samples.
 """
 
 from __future__ import annotations
@@ -15,54 +14,77 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Whole = NDArray[np.int64]
-Real = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
-"""Draws behind an interval, as many as sacreBLEU makes."""
+"""Bootstrap samples for an interval: sacreBLEU's default."""
 SEED = 12345
-"""sacreBLEU's, so that all of heed's intervals have one."""
+"""sacreBLEU's seed, so that all of heed's intervals use the same."""
 LEVEL = 0.95
 BLOCK = 2**22
-"""Numbers held at once while drawing."""
+"""Numbers in memory at once while resampling."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a figure would lie on other texts of the kind, 95 times in 100."""
+    """A 95% confidence interval."""
 
     low: float
     high: float
 
+    @classmethod
+    def around(cls, mean: float, half_width: float) -> Interval:
+        """The symmetric interval that sacreBLEU prints as mean ± half width."""
+        mean, half_width = float(mean), float(half_width)
+        return cls(mean - half_width, mean + half_width)
 
-def draws(texts: int, resamples: int, seed: int = SEED, *, held: int = 1) -> Iterator[Whole]:
-    """[r, n] which texts each draw has, a block of draws at a time; the same for the same seed.
+    @property
+    def center(self) -> float:
+        """The middle of the interval; for sacreBLEU's, the mean of the bootstrap samples."""
+        return (self.low + self.high) / 2
 
-    `held`: how many numbers a draw's figures are made of, where that is more than its texts.
+
+def bootstrap_indices(
+    items: int, resamples: int, seed: int = SEED, *, values_per_sample: int = 1
+) -> Iterator[Ints]:
+    """Yield blocks [r, n] of resampled item indices; the same for the same seed.
+
+    `values_per_sample` is the number of values that a statistic holds for each sample, where that
+    is more than the number of items: it makes blocks smaller.
     """
     random = np.random.Generator(np.random.PCG64(seed))
-    most = max(1, BLOCK // max(texts, held))
-    for first in range(0, resamples, most):
-        yield random.integers(texts, size=(min(most, resamples - first), texts))
+    rows = max(1, BLOCK // max(items, values_per_sample))
+    for first in range(0, resamples, rows):
+        yield random.integers(items, size=(min(rows, resamples - first), items))
 
 
-def resampled(
-    figure: Callable[[Whole], Real], texts: int, resamples: int, seed: int = SEED, *, held: int = 1
-) -> Real:
-    """A figure of every draw, [resamples, …]; `figure` takes draws [r, n] and gives [r, …]."""
-    return np.concatenate([figure(block) for block in draws(texts, resamples, seed, held=held)])
+def bootstrap(
+    statistic: Callable[[Ints], Floats],
+    items: int,
+    resamples: int,
+    seed: int = SEED,
+    *,
+    values_per_sample: int = 1,
+) -> Floats:
+    """The statistic of every bootstrap sample, [resamples, …].
+
+    `statistic` takes indices [r, n] and returns [r, …].
+    """
+    blocks = bootstrap_indices(items, resamples, seed, values_per_sample=values_per_sample)
+    return np.concatenate([statistic(block) for block in blocks])
 
 
-def interval(figures: Real) -> Interval:
-    """Of a figure by draw. Draws that do not have it (nan) do not count."""
-    low, high = bounds(figures)
+def percentile_interval(samples: Floats) -> Interval:
+    """The interval of a statistic from its values [r] over samples, NaN left out."""
+    low, high = percentile_bounds(samples)
     return Interval(float(low), float(high))
 
 
-def bounds(figures: Real) -> tuple[Real, Real]:
-    """The same of many figures side by side, [r, …]; nan where no draw has one."""
-    edges = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
-    never = np.isnan(figures).all(axis=0)
-    known = np.where(never, 0.0, figures)
-    low, high = np.nanpercentile(known, edges, axis=0)
-    return np.where(never, np.nan, low), np.where(never, np.nan, high)
+def percentile_bounds(samples: Floats) -> tuple[Floats, Floats]:
+    """Lower and upper bounds […] of many statistics [r, …], NaN left out; NaN if all are NaN."""
+    percentiles = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
+    undefined = np.isnan(samples).all(axis=0)
+    defined = np.where(undefined, 0.0, samples)
+    low, high = np.nanpercentile(defined, percentiles, axis=0)
+    return np.where(undefined, np.nan, low), np.where(undefined, np.nan, high)

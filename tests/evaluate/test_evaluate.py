@@ -18,7 +18,7 @@ from heed.data.batching.bucketed import Batches
 from heed.data.corpus import open_corpus
 from heed.data.token_store import open_store
 from heed.errors import HeedError
-from heed.metrics.tables import evaluation
+from heed.evaluate.tables import render_evaluation
 from heed.models import Translator
 from heed.runs.best_weights import describe_weights
 from heed.runs.run import Run
@@ -148,7 +148,7 @@ def test_other_tasks_are_scored_by_the_same_path(text: Path, task: str) -> None:
 
 def _shown(facts: dict[str, Any]) -> str:
     console = Console(width=100, record=True, file=StringIO())
-    console.print(evaluation(facts))
+    console.print(render_evaluation(facts))
     return console.export_text()
 
 
@@ -191,7 +191,9 @@ def test_without_its_training_text_a_run_is_scored_all_the_same(text: Path, chan
     facts = told(run, test=sides(text, "test"))
     assert facts["in_train"] is None
     assert facts["clean"] is None
-    assert {"gone": "no such file", "other": "is not what it was"}[change] in facts["unknown"]
+    assert {"gone": "no such file", "other": "has changed since training"}[change] in facts[
+        "overlap_unknown"
+    ]
     assert "not known" in _shown(facts)
     with pytest.raises(HeedError, match="dev was set aside from train, and the training text"):
         told(run)

@@ -17,11 +17,11 @@ from rich.console import Console
 from test_cli import heed
 
 from heed.errors import HeedError
-from heed.evaluate import score_files
 from heed.evaluate.read_outputs import read_system, read_table
+from heed.evaluate.score_files import score_files
+from heed.evaluate.tables import render_scores
 from heed.metrics import sentence_bleu
 from heed.metrics.read_lines import read_lines
-from heed.metrics.tables import scores
 
 texts_ = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 
@@ -30,7 +30,7 @@ def tables(folder: Path, **columns: tuple[list[str], list[str], list[str]]) -> P
     """A run folder with a table for each name: sources, references, hypotheses."""
     (folder / "translations").mkdir(parents=True)
     for name, (source, reference, said) in columns.items():
-        content = sentence_bleu.table(source, [reference], [(said, [0.0] * len(said))])
+        content = sentence_bleu.sentence_tsv(source, [reference], [(said, [0.0] * len(said))])
         (folder / "translations" / f"{name}.tsv").write_text(content, encoding="utf-8")
     return folder
 
@@ -49,7 +49,7 @@ def runs(texts: Any, tmp_path: Path) -> tuple[Path, Path]:
 def scored(hypotheses: list[Path], references: list[Path], **changes: Any) -> dict[str, Any]:
     told: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 20, "seed": None} | changes
     source = told.pop("source", None)
-    return score_files.score(hypotheses, references, source, **told).facts()
+    return score_files(hypotheses, references, source, **told).to_dict()
 
 
 def figures(facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_a_table_is_read_as_it_was_written(
 ) -> None:
     path = tmp_path_factory.mktemp("table") / "test.tsv"
     source, reference, said = ([*column] for column in zip(*rows, strict=True))
-    content = sentence_bleu.table(source, [reference], [(said, [1.0] * len(rows))])
+    content = sentence_bleu.sentence_tsv(source, [reference], [(said, [1.0] * len(rows))])
     path.write_bytes(content.encode())
     found = read_table(path)
     assert found is not None
@@ -137,7 +137,7 @@ def test_a_pipe_is_read_like_a_file(packed: bool, tmp_path: Path) -> None:
 
 def shown(facts: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=StringIO())
-    console.print(scores(facts))
+    console.print(render_scores(facts))
     return console.export_text()
 
 

@@ -15,7 +15,14 @@ from support import FEW, VOCAB, language_model, new_language_model
 
 from heed.data.tokenizers.tokenizer import BOS, EOS, SPECIALS, UNK, Tokenizer
 from heed.errors import ConfigError
-from heed.metrics.perplexity import Counts, Judged, count, judge, told, windows
+from heed.metrics.perplexity import (
+    LossCounts,
+    TokenLosses,
+    count_losses,
+    perplexity_metrics,
+    sliding_windows,
+    token_losses,
+)
 from heed.models import LanguageModel, build
 from heed.models.inference import evaluating
 
@@ -47,7 +54,7 @@ def test_windows_in_batches_are_one_token_at_a_time(
     texts: list[list[int]], window: int, share: float, cells: int, variant: str
 ) -> None:
     model, stride = language_model(variant), 1 + int(share * (window - 1))
-    found = judge(model, texts, window=window, stride=stride, cells=cells)
+    found = token_losses(model, texts, window=window, stride=stride, batch_tokens=cells)
     for text, one in zip(texts, found, strict=True):
         assert one.ids.tolist() == [*text, EOS]
         np.testing.assert_allclose(
@@ -60,7 +67,7 @@ def test_every_token_is_judged_once_with_enough_before_it(
     count: int, window: int, share: float
 ) -> None:
     stride = 1 + int(share * (window - 1))
-    found = list(windows(0, count, window=window, stride=stride))
+    found = list(sliding_windows(0, count, window=window, stride=stride))
     judged = [token for one in found for token in range(one.first, one.stop)]
     assert judged == list(range(count))
     for one in found:
@@ -72,7 +79,7 @@ def test_every_token_is_judged_once_with_enough_before_it(
 
 def test_a_smaller_stride_shows_more() -> None:
     """With stride 1 every token sees as much as the window holds."""
-    for one in windows(0, 50, window=8, stride=1):
+    for one in sliding_windows(0, 50, window=8, stride=1):
         assert one.first + 1 - one.start == 8 or one.start == 0
 
 
@@ -80,14 +87,14 @@ def test_a_smaller_stride_shows_more() -> None:
 def test_windows_that_make_no_sense(window: int, stride: int | None) -> None:
     model = new_language_model(position="learned", max_positions=64)
     with pytest.raises(ConfigError, match=r"stride cannot be|positions"):
-        judge(model, [[7]], window=window, stride=stride)
+        token_losses(model, [[7]], window=window, stride=stride)
 
 
 def test_a_masked_model_has_no_such_loss() -> None:
     masked = build("generate", new_language_model().config, vocab=VOCAB, causal=False)
     assert isinstance(masked, LanguageModel)
     with pytest.raises(ConfigError, match="masked"):
-        judge(masked, [[7]], window=8)
+        token_losses(masked, [[7]], window=8)
 
 
 @given(texts=several, cells=st.integers(1, 200))
@@ -96,15 +103,15 @@ def test_padding_counts_for_nothing_where_a_merge_looks_past_one_token(
 ) -> None:
     """A norm over a sequence is one over its own tokens, however long its neighbours are."""
     model = new_language_model(merge="reweight", reweight_over="sequence", leaky=True)
-    together = judge(model, texts, window=64, cells=cells)
+    together = token_losses(model, texts, window=64, batch_tokens=cells)
     for text, one in zip(texts, together, strict=True):
-        (alone,) = judge(model, [text], window=64)
+        (alone,) = token_losses(model, [text], window=64)
         np.testing.assert_allclose(one.losses, alone.losses, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_is_left_in_its_mode() -> None:
     model = new_language_model(dropout=0.5).train()
-    first, again = (judge(model, [[7, 8, 9]], window=8)[0] for _ in range(2))
+    first, again = (token_losses(model, [[7, 8, 9]], window=8)[0] for _ in range(2))
     assert model.training
     assert first.losses.tolist() == again.losses.tolist()
 
@@ -115,13 +122,13 @@ LINES = ["the cat sees the dog", "a dog", "the old woman sees a cat and a dog", 
 lines = st.lists(st.sampled_from([*LINES, "  the cat", "an unknown beast"]), min_size=1, max_size=9)
 
 
-def made_up(tokenizer: Tokenizer, texts: Sequence[str], seed: int) -> list[Judged]:
+def made_up(tokenizer: Tokenizer, texts: Sequence[str], seed: int) -> list[TokenLosses]:
     """Texts with losses out of the air."""
     random, found = np.random.default_rng(seed), []
     for own in tokenizer.encode_batch(texts):
-        told = np.array([*own, EOS])
+        ids = np.array([*own, EOS])
         found.append(
-            Judged(told, random.gamma(2.0, size=len(told)), random.random(len(told)) < 0.3)
+            TokenLosses(ids, random.gamma(2.0, size=len(ids)), random.random(len(ids)) < 0.3)
         )
     return found
 
@@ -130,7 +137,7 @@ def made_up(tokenizer: Tokenizer, texts: Sequence[str], seed: int) -> list[Judge
 def test_measures_are_the_definitions(texts: list[str], kind: str, seed: int) -> None:
     tokenizer = Tokenizer.train(LINES, kind=kind, vocab_size=300)
     judged = made_up(tokenizer, texts, seed)
-    facts = told(count(tokenizer, texts, judged), resamples=0)
+    facts = perplexity_metrics(count_losses(tokenizer, texts, judged), resamples=0)
     total = sum(one.losses.sum() for one in judged)
     assert facts["tokens"] == sum(len(one.ids) for one in judged)
     assert facts["perplexity"] == pytest.approx(math.exp(total / facts["tokens"]))
@@ -142,33 +149,33 @@ def test_measures_are_the_definitions(texts: list[str], kind: str, seed: int) ->
     assert facts["mean_text_perplexity"] == pytest.approx(sum(means) / len(means))
     hidden = [text for text in texts if tokenizer.decode(tokenizer.encode(text)) != text]
     assert facts["altered_texts"] == len(hidden)
-    assert facts["bits_compare"] == (not hidden)
+    assert facts["bits_comparable"] == (not hidden)
     assert facts["unknown_tokens"] == sum(tokenizer.encode(text).count(UNK) for text in texts)
     if kind != "word":
-        assert facts["bits_compare"]
+        assert facts["bits_comparable"]
 
 
 @given(seed=st.integers(0, 50), size=st.integers(2, 30))
 def test_an_interval_holds_the_figure_and_is_none_for_equals(seed: int, size: int) -> None:
     random = np.random.default_rng(seed)
-    found = [Counts(float(random.gamma(9)), 9, 5, 30, 2, 0, 0) for _ in range(size)]
-    facts = told(found, resamples=200)
+    found = [LossCounts(float(random.gamma(9)), 9, 5, 30, 2, 0, 0) for _ in range(size)]
+    facts = perplexity_metrics(found, resamples=200)
     for name, span in facts["interval"].items():
         assert span["low"] <= facts[name] <= span["high"]
-    same = told(found[:1] * size, resamples=20)
+    same = perplexity_metrics(found[:1] * size, resamples=20)
     for name, span in same["interval"].items():
         assert span["low"] == pytest.approx(same[name])
         assert span["high"] == pytest.approx(same[name])
 
 
 def test_the_same_interval_twice_and_none_of_one_text() -> None:
-    found = [Counts(float(i), 3, 2, 9, 1, 0, 0) for i in range(1, 8)]
-    assert told(found, resamples=50) == told(found, resamples=50)
-    assert "interval" not in told(found[:1], resamples=50)
-    assert "interval" not in told(found, resamples=0)
+    found = [LossCounts(float(i), 3, 2, 9, 1, 0, 0) for i in range(1, 8)]
+    assert perplexity_metrics(found, resamples=50) == perplexity_metrics(found, resamples=50)
+    assert "interval" not in perplexity_metrics(found[:1], resamples=50)
+    assert "interval" not in perplexity_metrics(found, resamples=0)
 
 
 def test_a_text_that_is_one_word_a_thousand_tokens_long_overflows_quietly() -> None:
-    facts = told([Counts(5000.0, 1000, 1, 3000, 0, 0, 0)] * 3, resamples=20)
+    facts = perplexity_metrics([LossCounts(5000.0, 1000, 1, 3000, 0, 0, 0)] * 3, resamples=20)
     assert facts["word_perplexity"] == math.inf
     assert facts["perplexity"] == pytest.approx(math.exp(5.0))

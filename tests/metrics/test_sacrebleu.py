@@ -15,7 +15,7 @@ import pytest
 from test_cli import heed
 
 from heed.errors import HeedError
-from heed.evaluate import score_files
+from heed.evaluate.score_files import score_files
 
 WIDTH = 12
 METRICS = {"BLEU": "bleu", "chrF2": "chrf", "TER": "ter"}
@@ -63,8 +63,9 @@ def test_scores_intervals_and_signatures(
         name = METRICS[item["name"]]
         assert printed(ours[name]) == item["score"]
         assert ours["signature"][name] == item["signature"]
-        assert printed(ours["interval"][name]["mean"]) == item["confidence_mean"]
-        assert printed(ours["interval"][name]["half_width"]) == item["confidence_var"]
+        low, high = (ours["interval"][name][bound] for bound in ("low", "high"))
+        assert printed((low + high) / 2) == item["confidence_mean"]
+        assert printed((high - low) / 2) == item["confidence_var"]
 
 
 def test_without_intervals(files: Path) -> None:
@@ -92,21 +93,21 @@ def test_paired_bootstrap(files: Path, compared: dict[str, Any]) -> None:
     for row, system in zip(rows, compared["systems"], strict=True):
         for cell, name in zip(row[1:], METRICS.values(), strict=True):
             numbers = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
-            interval = system["interval"][name]
-            own = [system[name], interval["mean"], interval["half_width"]]
+            low, high = (system["interval"][name][bound] for bound in ("low", "high"))
+            own = [system[name], (low + high) / 2, (high - low) / 2]
             assert numbers[:3] == [printed(value) for value in own]
             if "paired" in system:
                 assert numbers[3] == float(f"{system['paired'][name]['p_bootstrap']:.4f}")
     assert all(signature in table for signature in compared["tests"]["bootstrap"].values())
 
 
-def test_paired_randomisation(files: Path, compared: dict[str, Any]) -> None:
+def test_paired_randomization(files: Path, compared: dict[str, Any]) -> None:
     wanted = ["-m", "bleu", "chrf", "ter", "--paired-ar"]
     theirs = json.loads(sacrebleu("ref", "-i", "better", "worse", *wanted, cwd=files))
     ours = compared["systems"]
     for key, name in METRICS.items():
         assert [system[name] for system in ours] == [system[key]["score"] for system in theirs]
-        assert ours[1]["paired"][name]["p_randomisation"] == theirs[1][key]["p_value"]
+        assert ours[1]["paired"][name]["p_randomization"] == theirs[1][key]["p_value"]
 
 
 def test_sentence_scores(files: Path, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_what_does_not_fit_is_a_sentence(files: Path, changes: dict[str, Any], s
     asked: dict[str, Any] = {"hypotheses": ["better"], "source": None, "metrics": "bleu"}
     asked |= {"resamples": 0, "seed": None} | changes
     with pytest.raises(HeedError, match=said):
-        score_files.score(
+        score_files(
             [files / name for name in asked["hypotheses"]],
             [files / "ref"],
             asked["source"] and files / asked["source"],
@@ -181,5 +182,5 @@ def test_a_person_gets_tables(files: Path) -> None:
         assert words in one.stdout
     two = heed("score", "better", "worse", *few, cwd=files)
     assert two.returncode == 0, two.stderr
-    for words in ("p, boot", "p, rand", "held against better", "ar:200"):
+    for words in ("p, boot", "p, rand", "compared with better", "ar:200"):
         assert words in two.stdout

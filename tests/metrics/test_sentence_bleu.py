@@ -1,4 +1,4 @@
-"""Sentence by sentence: the plain formula, groups by length, the table."""
+"""Sentence by sentence: the plain formula, groups by length, the sentence_tsv."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.metrics.sentence_bleu import (
-    FEWEST,
-    extremes,
+    MIN_GROUP,
+    best_and_worst,
     length_groups,
-    mean_plain_bleu,
-    plain_bleu,
+    mean_nltk_bleu,
+    nltk_bleu,
     sentence_bleu,
-    table,
+    sentence_tsv,
 )
 
 words = st.lists(st.sampled_from("abc"), max_size=9)
@@ -47,23 +47,23 @@ def by_hand(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> f
 
 @given(words, st.lists(words, min_size=1, max_size=3))
 def test_the_plain_formula(hypothesis: list[str], references: list[list[str]]) -> None:
-    ours = plain_bleu(" ".join(hypothesis), [" ".join(reference) for reference in references])
+    ours = nltk_bleu(" ".join(hypothesis), [" ".join(reference) for reference in references])
     assert ours == pytest.approx(by_hand(hypothesis, references), abs=1e-12)
 
 
 def test_the_plain_formula_where_it_can_be_seen() -> None:
-    assert plain_bleu("a b c d e", ["a b c d e"]) == 1
-    assert plain_bleu("a b c", ["a b c"]) == 0, "no four words in a row, and nothing is smoothed"
-    assert plain_bleu("", ["a b c d"]) == 0
+    assert nltk_bleu("a b c d e", ["a b c d e"]) == 1
+    assert nltk_bleu("a b c", ["a b c"]) == 0, "no four words in a row, and nothing is smoothed"
+    assert nltk_bleu("", ["a b c d"]) == 0
     shares = 4 / 4 * 3 / 3 * 2 / 2 * 1 / 1
-    assert plain_bleu("a b c d", ["a b c d e f"]) == pytest.approx(math.exp(1 - 6 / 4) * shares)
+    assert nltk_bleu("a b c d", ["a b c d e f"]) == pytest.approx(math.exp(1 - 6 / 4) * shares)
     shares = 5 / 6 * 4 / 5 * 3 / 4 * 2 / 3
-    assert plain_bleu("a b c d e x", ["a b c d e"]) == pytest.approx(shares**0.25)
+    assert nltk_bleu("a b c d e x", ["a b c d e"]) == pytest.approx(shares**0.25)
 
 
 def test_the_mean_is_of_sentences() -> None:
     hypotheses, references = ["a b c d", "x"], ["a b c d", "a b c d"]
-    assert mean_plain_bleu(hypotheses, [references]) == 0.5
+    assert mean_nltk_bleu(hypotheses, [references]) == 0.5
 
 
 def test_sentence_scores_are_of_their_sentences() -> None:
@@ -75,7 +75,7 @@ def test_sentence_scores_are_of_their_sentences() -> None:
 
 @given(st.lists(st.integers(0, 5).map(float), min_size=1, max_size=20), st.integers(1, 5))
 def test_best_and_worst_share_no_sentence(scores: list[float], count: int) -> None:
-    best, worst = extremes(scores, count)
+    best, worst = best_and_worst(scores, count)
     assert not set(best) & set(worst)
     assert 1 <= len(best) <= max(1, count)
     for i in best:
@@ -96,7 +96,7 @@ def test_groups_by_length(lengths: list[int]) -> None:
     for group in groups:
         within = [lengths[i] for i in group.rows]
         assert (group.shortest, group.longest) == (min(within), max(within))
-        assert len(group.rows) >= FEWEST or len(groups) == 1
+        assert len(group.rows) >= MIN_GROUP or len(groups) == 1
 
 
 def restored(cell: str) -> str:
@@ -108,7 +108,7 @@ def restored(cell: str) -> str:
 @given(st.lists(st.tuples(texts, texts, texts, st.floats(0, 100)), min_size=1, max_size=5))
 def test_the_table_has_a_row_a_sentence(rows: list[tuple[str, str, str, float]]) -> None:
     sources, references, hypotheses, scores = (list(column) for column in zip(*rows, strict=True))
-    text = table(sources, [references], [(hypotheses, scores)])
+    text = sentence_tsv(sources, [references], [(hypotheses, scores)])
     assert text.endswith("\n")
     head, *lines = text[:-1].split("\n")
     assert head.split("\t") == ["source", "reference", "hypothesis", "score"]
@@ -120,7 +120,7 @@ def test_the_table_has_a_row_a_sentence(rows: list[tuple[str, str, str, float]])
 
 
 def test_more_systems_and_references_have_columns_of_their_own() -> None:
-    text = table(None, [["r"], ["s"]], [(["h"], [1.0]), (["i"], [2.0])])
+    text = sentence_tsv(None, [["r"], ["s"]], [(["h"], [1.0]), (["i"], [2.0])])
     names, cells = text.splitlines()
     assert names.split() == [
         *("source", "reference", "reference_2"),

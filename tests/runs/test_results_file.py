@@ -16,7 +16,8 @@ from killing import dies_at
 from test_cli import heed
 
 from heed.errors import HeedError
-from heed.evaluate import Settings, evaluate
+from heed.evaluate.evaluate_run import evaluate_run
+from heed.evaluate.job import Options
 from heed.runs import results_file
 from heed.runs.results_file import SAME_KEYS, merge_results, unique_set_name
 
@@ -75,7 +76,7 @@ def test_another_name_is_said(run: Path, text: Path) -> None:
     assert heed("evaluate", str(run), *files, *QUICK).returncode == 0
     files = [word for file in another(text, "said") for word in ("--test", file)]
     answer = heed("evaluate", str(run), *files, *QUICK)
-    assert "kept as 'said-test'" in " ".join(answer.stdout.split())
+    assert "saved as 'said-test'" in " ".join(answer.stdout.split())
 
 
 @given(
@@ -100,10 +101,12 @@ def test_every_text_keeps_a_name_of_its_own(
 
 def test_two_sets_may_be_scored_at_the_same_time(run: Path) -> None:
     """What one of them keeps while the other is still at it stays."""
-    quick = Settings(resamples=0, metrics=("bleu",))
+    quick = Options(resamples=0, metrics=("bleu",))
 
     def score(split: str, meanwhile: Callable[[Any], None] | None = None) -> None:
-        evaluate(run, replace(quick, split=split), device="cpu", say=print, tell=meanwhile)
+        evaluate_run(
+            run, replace(quick, split=split), device="cpu", notify=print, on_result=meanwhile
+        )
 
     (run / results_file.RESULTS).unlink(missing_ok=True)
     score("dev", lambda _: score("train"))

@@ -1,0 +1,173 @@
+"""`heed evaluate`: score a run's model on held-out text.
+
+The whole set is scored, and also its clean part: the texts that do not occur in the training text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from heed.config import Recipe
+from heed.data.batching.bucketed import Batches
+from heed.data.token_store import open_store
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import ConfigError, DataError
+from heed.evaluate import classify, generate, translate
+from heed.evaluate.held_out_set import (
+    HeldOutSet,
+    TrainingText,
+    find_set,
+    find_training_text,
+    reserved_names,
+    seen_in_train,
+)
+from heed.evaluate.job import Job, Notify, Options
+from heed.models import LanguageModel
+from heed.runs import results_file
+from heed.runs.best_weights import describe_weights
+from heed.runs.results_file import Result
+from heed.runs.run import Run
+from heed.train.prepare.class_weights import classes_in
+from heed.train.prepare.setup import batches_of
+from heed.train.run import load
+from heed.train.validate import evaluate as mean_loss
+
+WHOLE_SET_ONLY = ("best", "worst", "decode", "calibration", "sets")
+"""Keys that are reported for the whole set, not for its clean part."""
+TASKS = {
+    "translate": translate.evaluate_parts,
+    "classify": classify.evaluate_parts,
+    "generate": generate.evaluate_parts,
+}
+"""For each task, the metrics of every part of a set beside loss and accuracy."""
+
+
+def evaluate_run(
+    folder: Path,
+    options: Options,
+    *,
+    device: str,
+    notify: Notify,
+    on_result: Callable[[Result], None] | None = None,
+) -> Result:
+    """Score a run on a set, pass the result to `on_result`, then save it in the run folder."""
+    result, writers = _evaluate(folder, options, device=device, notify=notify)
+    if on_result is not None:
+        on_result(result)
+    results_file.write_outputs(folder, writers)
+    return result
+
+
+def _evaluate(
+    folder: Path, options: Options, *, device: str, notify: Notify
+) -> tuple[Result, list[Callable[[], None]]]:
+    """The result, and the functions that save it."""
+    run = Run.open(folder)
+    _check_options(folder, run.recipe().task, options)
+    model, tokenizer, recipe = load(folder, device=device)
+    weights = describe_weights(run, recipe)
+    if options.text:
+        head = {"run": str(folder), "task": recipe.task, "checkpoint": weights}
+        return head | generate.score_texts(model, tokenizer, recipe, options), []
+    train = find_training_text(run, recipe)
+    stored = results_file.read_results(folder)
+    held_out = find_set(recipe, train, split=options.split, test=options.test)
+    held_out = _with_unique_name(held_out, stored, reserved_names(recipe, options.test), notify)
+    dropped: Counter[str] = Counter()
+    records = held_out.records(dropped)
+    if not records:
+        raise DataError("there is nothing to evaluate on.", where=", ".join(held_out.corpus.paths))
+    seen = seen_in_train(held_out, records, train)
+    clean = [] if seen is None else [i for i, known in enumerate(seen) if not known]
+    parts: list[Sequence[int]] = [range(len(records))]
+    if 0 < len(clean) < len(records):
+        parts.append(clean)
+    job = Job(
+        run=run,
+        model=model,
+        tokenizer=tokenizer,
+        recipe=recipe,
+        train=train,
+        held_out=held_out,
+        records=records,
+        seen=seen,
+        parts=parts,
+        batches=_batches(run, recipe, held_out, tokenizer, train),
+        options=options,
+        notify=notify,
+    )
+    part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
+    whole, clean_part = part_results[0], part_results[-1]
+    result = {
+        "run": str(folder),
+        "task": recipe.task,
+        "split": held_out.name,
+        "files": list(held_out.corpus.paths),
+        "set_aside": held_out.set_aside,
+        "hash": held_out.corpus.fingerprint(),
+        "dropped": dict(dropped),
+        "checkpoint": weights,
+        "resamples": options.resamples,
+        **whole,
+        "in_train": None if seen is None else sum(seen),
+        "clean": {k: v for k, v in clean_part.items() if k not in WHOLE_SET_ONLY}
+        if clean
+        else None,
+    } | ({"overlap_unknown": train.missing} if seen is None else {})
+    save = partial(results_file.save_result, folder, held_out.name, result)
+    return result, [*job.writers, save]
+
+
+def _check_options(folder: Path, task: str, options: Options) -> None:
+    """Raise an error for options of another task."""
+    if task != "translate" and (options.sentences or options.decode or options.metrics):
+        flags = "--sentences, --beam and --metric"
+        raise ConfigError([f"{flags} are for translations; {folder} is not a translator."])
+    if task != "classify" and (options.baseline or options.calibrate):
+        flags = "--baseline and --calibrate"
+        raise ConfigError([f"{flags} are for classifiers; {folder} is not a classifier."])
+    if task != "generate" and (options.text or options.stride):
+        flags = "--text and --stride"
+        raise ConfigError([f"{flags} are for language models; {folder} is not one."])
+
+
+def _with_unique_name(
+    held_out: HeldOutSet, stored: dict[str, Result], reserved: set[str], notify: Notify
+) -> HeldOutSet:
+    """The set under a name that no other text has in this run."""
+    name, files = held_out.name, held_out.corpus.paths
+    content_hash = held_out.corpus.fingerprint()
+    unique = results_file.unique_set_name(name, files, content_hash, stored, reserved)
+    if unique != name:
+        notify(f"{name!r} is the name of another text here: this one is saved as {unique!r}.")
+    return replace(held_out, name=unique)
+
+
+def _batches(
+    run: Run, recipe: Recipe, held_out: HeldOutSet, tokenizer: Tokenizer, train: TrainingText
+) -> Batches:
+    """The set as batches, built as in training."""
+    classes: tuple[str, ...] = ()
+    if recipe.task == "classify":
+        classes = classes_in(run, train.corpus, train.missing).names
+    store = open_store(held_out.corpus, tokenizer, classes=classes)
+    return batches_of(recipe, store, held_out.rows)
+
+
+def _losses(job: Job) -> list[Result]:
+    """The number of texts, loss, perplexity and accuracy of each part."""
+    if isinstance(job.model, LanguageModel) and job.model.causal:  # scored token by token instead
+        return [{"texts": len(part)} for part in job.parts]
+    device = next(job.model.parameters()).device
+    rows = np.arange(len(job.batches.store)) if job.held_out.rows is None else job.held_out.rows
+    return [
+        {"texts": len(part)}
+        | mean_loss(job.model, job.batches.only(rows[np.array(part)]), device=device)
+        for part in job.parts
+    ]

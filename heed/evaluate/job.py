@@ -1,0 +1,67 @@
+"""Options of `heed evaluate`, and the job that the evaluation of each task works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heed.config import Recipe
+from heed.data.batching.bucketed import Batches
+from heed.data.corpus import Record
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.evaluate.held_out_set import HeldOutSet, TrainingText
+from heed.models import Model
+from heed.runs.run import Run
+from heed.stats.bootstrap import RESAMPLES
+
+Notify = Callable[[str], None]
+"""Shows a message to the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `heed evaluate`."""
+
+    split: str | None = None
+    test: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+    """Metrics of translations; all by default."""
+    resamples: int = RESAMPLES
+    sentences: Path | None = None
+    """An additional file for every translation with its score."""
+    decode: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of `[decode]` to change: beam=5."""
+    baseline: bool = False
+    """Whether to compare a classifier with baselines trained on the same text."""
+    calibrate: bool = False
+    """Whether to fit the temperature of a classifier's probabilities on dev first."""
+    text: Sequence[str] = ()
+    """Texts to score token by token, instead of a set."""
+    stride: int | None = None
+    """Tokens between two windows over a long text; half a window by default."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A loaded run and the texts to score it on."""
+
+    run: Run
+    model: Model
+    tokenizer: Tokenizer
+    recipe: Recipe
+    train: TrainingText
+    held_out: HeldOutSet
+    records: Sequence[Record]
+    seen: Sequence[bool] | None
+    """For each text, whether it also occurs in train; None where that is unknown."""
+    parts: Sequence[Sequence[int]]
+    """Rows of `records`: the whole set, then its clean part, if that differs."""
+    batches: Batches
+    """The texts as batches; their rows are those of the set's token store."""
+    options: Options
+    notify: Notify
+    writers: list[Callable[[], None]] = field(default_factory=list)
+    """Functions that write to the run folder. They run after the result is shown, because the
+    folder may not be writable."""

@@ -1,0 +1,114 @@
+"""Results of `heed evaluate` and `heed score` as tables, from the values that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from heed.evaluate import tables_classification, tables_perplexity, tables_translation
+from heed.evaluate.tables_translation import NLTK, SACREBLEU_NAMES, format_interval
+from heed.terminal import build_note, build_table
+
+Result = Mapping[str, Any]
+ROWS = {
+    "texts": ("texts", "{:,}"),
+    "loss": ("loss", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.3f}"),
+    **tables_perplexity.ROWS,
+    "accuracy": ("accuracy", "{:.2%}"),
+    "macro_f1": ("macro F1", "{:.2%}"),
+    "log_loss": ("log loss", "{:.4f}"),
+    "brier": ("Brier score", "{:.4f}"),
+    "calibration_error": ("expected calibration error", "{:.4f}"),
+    "bleu": ("BLEU", "{:.2f}"),
+    "chrf": ("chrF", "{:.2f}"),
+    "ter": ("TER, lower is better", "{:.2f}"),
+    "length_ratio": ("length ratio to the reference", "{:.3f}"),
+    "hit_limit": ("cut off at the length limit", "{:.2%}"),
+    NLTK: ("mean sentence BLEU, 0 to 1, as course reports compute it (NLTK)", "{:.4f}"),
+}
+"""Rows of the table, in order: the key in the result, its label, its format."""
+TOKEN_ACCURACY = {"accuracy": ("token accuracy", "{:.2%}")}
+UNTESTED = ("length_ratio", NLTK)
+"""Metrics without a paired test."""
+
+
+def render_scores(result: Result) -> Group:
+    """The result of `heed score`: one system, or several compared with the first."""
+    if "systems" not in result:
+        return Group(build_metrics_table({result["system"]: result}), *_details(result))
+    systems = {system["system"]: system for system in result["systems"]}
+    others = {name: {key: one[key] for key in UNTESTED} for name, one in systems.items()}
+    untested = build_metrics_table(others)
+    return Group(*tables_translation.render_comparison(result, systems, untested))
+
+
+def render_evaluation(result: Result) -> Group:
+    """The result of `heed evaluate`: the whole set, and its clean part where they differ."""
+    if "scored_texts" in result:
+        return tables_perplexity.render_token_losses(result)
+    columns = {result["split"]: result}
+    if result["in_train"] and result["clean"]:
+        columns["not in train"] = result["clean"]
+    rows = ROWS | TOKEN_ACCURACY
+    if result["task"] == "classify":
+        rows = {key: row for key, row in ROWS.items() if key != "perplexity"}
+    table = build_metrics_table(columns, rows)
+    return Group(*_provenance(result), table, *_details(result))
+
+
+def build_metrics_table(
+    columns: Mapping[str, Result], rows: Mapping[str, tuple[str, str]] = ROWS
+) -> Table:
+    """A table with one row per metric and one column per set."""
+    table = build_table("", *columns)
+    for key, (label, form) in rows.items():
+        if any(key in result for result in columns.values()):
+            table.add_row(label, *(_format_metric(one, key, form) for one in columns.values()))
+    return table
+
+
+def _format_metric(result: Result, key: str, form: str) -> str:
+    """A metric and its interval; a dash where the result has no such metric."""
+    if key not in result:
+        return "–"
+    interval = result.get("interval", {}).get(key)
+    if not interval:
+        return form.format(result[key])
+    metric = key if key in SACREBLEU_NAMES else None
+    return f"{form.format(result[key])}  {format_interval(interval, form, metric)}"
+
+
+def _provenance(result: Result) -> Iterator[RenderableType]:
+    """Notes on the weights, the text, and how much of the text also occurs in train."""
+    weights = result["checkpoint"]
+    if weights is not None:
+        yield build_note(
+            f"{weights['weights']} at step {weights['step']:,} (epoch {weights['epoch']}), "
+            f"chosen by {weights['metric']} = {weights['value']:.4f}"
+        )
+    origin = "set aside from " if result["set_aside"] else ""
+    yield build_note(f"{result['split']}: {origin}{', '.join(result['files'])}")
+    if result["dropped"]:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in result["dropped"].items())
+        yield build_note(f"left out: {counts}")
+    if result["in_train"] is None:
+        yield build_note(f"overlap with train is not known: {result['overlap_unknown']}")
+    else:
+        yield build_note(
+            f"{result['in_train'] or 'none'} of {result['texts']:,} texts also in train"
+        )
+
+
+def _details(result: Result) -> Iterator[RenderableType]:
+    """The tables below the metrics, by what the result contains."""
+    if "bits_comparable" in result:
+        if named_sets := tables_perplexity.named_set_columns(result):
+            yield build_metrics_table(named_sets, ROWS | TOKEN_ACCURACY)
+        yield from tables_perplexity.render_caveat(result, *result.get("sets", {}).values())
+    if "confusion" in result:
+        yield from tables_classification.render_details(result)
+    yield from tables_translation.render_details(result)

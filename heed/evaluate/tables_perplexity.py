@@ -1,0 +1,67 @@
+"""Tables of language-model results: perplexity, bits per byte, losses of single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from heed.terminal import build_note, build_table
+
+Result = Mapping[str, Any]
+ROWS = {
+    "word_perplexity": ("perplexity per word", "{:.2f}"),
+    "bits_per_byte": ("bits per byte", "{:.4f}"),
+    "mean_text_perplexity": ("mean perplexity of texts, as in course reports", "{:.2f}"),
+    "tokens": ("tokens", "{:,}"),
+    "words": ("words", "{:,}"),
+    "bytes": ("bytes", "{:,}"),
+    "unknown_tokens": ("unknown tokens", "{:,}"),
+}
+"""Rows of the table, in order: the key in the result, its label, its format."""
+
+
+def named_set_columns(result: Result) -> dict[str, Result]:
+    """The recipe's named sets, each with its clean part where they differ."""
+    columns: dict[str, Result] = {}
+    for name, set_result in result.get("sets", {}).items():
+        columns[name] = set_result
+        if set_result["in_train"] and set_result["clean"]:
+            columns[f"{name}, not in train"] = set_result["clean"]
+    return columns
+
+
+def render_caveat(*results: Result) -> Iterator[RenderableType]:
+    """A note where bits per byte do not compare with those of other tokenizers."""
+    unknown, altered = (
+        sum(result[key] for result in results) for key in ("unknown_tokens", "altered_texts")
+    )
+    if not altered:
+        return
+    lost = f"{unknown:,} unknown tokens hide text, and " if unknown else ""
+    yield build_note(
+        "perplexity per word and bits per byte do not compare with another tokenizer's: "
+        f"{lost}the tokenizer does not restore {altered:,} of the texts exactly"
+    )
+
+
+def render_token_losses(result: Result) -> Group:
+    """The loss and probability of each token of the given texts."""
+    shown: list[RenderableType] = []
+    for one in result["scored_texts"]:
+        numbers = ("loss", "probability")
+        table = build_table("token", *numbers, title=one["text"], right=numbers)
+        for token in one["by_token"]:
+            probability = f"{token['probability']:.2%}"
+            table.add_row(Text(token["token"]), f"{token['loss']:.4f}", probability)
+        shown += [table, build_note(_summarize(one)), *render_caveat(one), ""]
+    return Group(*shown[:-1])
+
+
+def _summarize(one: Result) -> str:
+    return (
+        f"{one['tokens']:,} tokens, loss {one['loss']:.4f}, perplexity {one['perplexity']:.2f}; "
+        f"per word {one['word_perplexity']:.2f}; {one['bits_per_byte']:.4f} bits per byte"
+    )
