@@ -237,7 +237,7 @@ def _draw(
     for number, i in enumerate(fitting[:DRAWN], start=1):
         found, links = maps[i], {(t, s) for s, t in test[i].alignment}
         figure = plot.attention_map(
-            found.averaged(layer),
+            found.mean_over_heads(layer),
             found.target_words,
             found.source_words,
             title=f"Cross-attention, layer {layer + 1}, mean of heads",

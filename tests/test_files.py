@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
+import math
 import os
 import shutil
 import stat
@@ -13,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,10 +23,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heed.cli import main
+from heed.cli.common import print_json
 from heed.config import Recipe
 from heed.data.token_store import cache_root
 from heed.export import export
-from heed.files import OS_ERRORS, describe_os_error, naming_path, write_atomic
+from heed.files import OS_ERRORS, describe_os_error, naming_path, to_json, write_atomic
+from heed.metrics.perplexity import LossCounts, perplexity_metrics
+from heed.runs.results_file import save_result
 from heed.runs.run import Run
 from heed.train import run as train_run
 
@@ -324,3 +330,54 @@ def test_every_error_about_a_file_is_a_sentence(number: int, name: str) -> None:
 def test_errors_about_no_file_stay_what_they_are() -> None:
     assert describe_os_error(ConnectionError("reset")) is None
     assert describe_os_error(OSError("something else")) is None
+
+
+# ------------------------------------------------------------------------------ strict JSON
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=12,
+)
+
+
+def strict(text: str) -> Any:
+    """What a reader makes of it that knows JSON and no more."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def as_read(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_read(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_read(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@given(value=values)
+def test_only_what_is_not_finite_is_lost(value: Any) -> None:
+    assert strict(to_json(value)) == as_read(value)
+    assert strict(to_json((value,), indent=1)) == [as_read(value)]
+    assert "\n" not in to_json(value)
+
+
+def test_a_model_without_hope_is_told_and_kept_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A word that costs a thousand nats; and beside it what an earlier version kept."""
+    hopeless = perplexity_metrics([LossCounts(1e3, 1, 1, 2, 0, 0, 0)] * 2, resamples=5) | {
+        "resamples": 5
+    }
+    assert math.isinf(hopeless["perplexity"])
+    print_json(hopeless)
+    assert strict(capsys.readouterr().out)["perplexity"] is None
+    (tmp_path / "evaluation.json").write_text('{"dev": {"loss": Infinity}}')
+    save_result(tmp_path, "test", hopeless)
+    found = strict((tmp_path / "evaluation.json").read_text())
+    assert found["dev"]["loss"] is None
+    assert found["test"] == as_read(hopeless)

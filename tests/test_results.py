@@ -259,7 +259,7 @@ def made(folder: Path, own: System, seed: int, share: float) -> None:
     lines = references()
     written = noisy(lines, share, seed)
     found = score_systems({"": written}, [lines], metrics=("bleu",), resamples=0)
-    told = found.facts() | {"chrf": 50.0, "ter": 50.0, "hit_limit": 0.0, "decode": {"beam": 5}}
+    told = found.to_dict() | {"chrf": 50.0, "ter": 50.0, "hit_limit": 0.0, "decode": {"beam": 5}}
     told |= {"in_train": 2, "clean": None, "hash": "0", "checkpoint": {"epoch": 2}}
     (run / "evaluation.json").write_text(json.dumps({"test": told, "dev": told}))
     rows = sentence_tsv(lines, [lines], [(written, found.sentences[""])])

@@ -65,7 +65,7 @@ def _figure(tasks: list[Task], facts: Mapping[str, Facts]) -> Figure:
 def _looks(number: int) -> dict[str, Any]:
     """How an optimizer is drawn: dashes let the line below show where two are the same."""
     dash = plot.DASHES[number % len(plot.DASHES)]
-    line = {"color": plot.COLOURS[number], "linestyle": dash, "linewidth": 1.3}
+    line = {"color": plot.COLORS[number], "linestyle": dash, "linewidth": 1.3}
     return line | {"marker": MARKS[number], "markersize": 3.5}
 
 
@@ -88,7 +88,7 @@ def _by_rate(axes: Axes, own: Facts) -> None:
 
 
 def _colour(number: int) -> str:
-    return plot.COLOURS[number]
+    return plot.COLORS[number]
 
 
 def _by_step(axes: Axes, own: Facts, which: str) -> None:

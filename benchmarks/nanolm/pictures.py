@@ -78,7 +78,7 @@ def _drawn(systems: Facts, panels: dict[str, list[str]]) -> Figure:
 def _marks(axes: Axes, own: Facts, row: int) -> None:
     levels = {"apart": own["apart"], "blind": own["blind"]["hidden"]} | own["lost"]
     for place, (label, (how, mark)) in enumerate(READ.items()):
-        level, colour = levels[how], plot.COLOURS[place]
+        level, colour = levels[how], plot.COLORS[place]
         y = row + APART * (place - (len(READ) - 1) / 2)
         if level["low"] is not None:
             ends = [math.exp(level[key]) for key in ("low", "high")]

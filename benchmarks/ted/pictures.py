@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WELL, TOLD = plot.COLOURS[:2]
+WELL, TOLD = plot.COLORS[:2]
 HOW = ("trained well", "as reported")
 DPI = 120
 APART = 0.35
@@ -131,7 +131,7 @@ def _by_words(
                 xs,
                 ys,
                 yerr=[below, above],
-                color=plot.COLOURS[number % len(plot.COLOURS)],
+                color=plot.COLORS[number % len(plot.COLORS)],
                 label=systems[name]["label"],
                 linewidth=1.4,
                 elinewidth=0.8,
@@ -174,7 +174,7 @@ def _side_by_side(curves: Facts, systems: Mapping[str, Facts], names: Sequence[s
         for number, name in enumerate(names):
             points = curves[name]
             look = {
-                "color": plot.COLOURS[number % len(plot.COLOURS)],
+                "color": plot.COLORS[number % len(plot.COLORS)],
                 "linestyle": plot.DASHES[number % len(plot.DASHES)],
                 "label": systems[name]["label"],
             }

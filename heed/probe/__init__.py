@@ -1,1 +1,1 @@
-"""Looking inside a trained model."""
+"""Probes: what a trained model attends to."""

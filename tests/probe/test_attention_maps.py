@@ -69,7 +69,7 @@ def test_what_is_blank_is_linked_to_nothing(
 ) -> None:
     """As in the alignments of `heed translate`."""
     for found in cross_maps(model, tokenizer, [pair, PAIRS[0]])[:1]:
-        assert found.links(0) == {*hard_links(found.averaged(0))} == set()
+        assert found.links(0) == {*hard_links(found.mean_over_heads(0))} == set()
 
 
 def test_the_best_layer_agrees_best(model: Translator, tokenizer: Tokenizer) -> None:
