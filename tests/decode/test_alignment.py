@@ -1,4 +1,4 @@
-"""Where a text was looked at while it was written, and what is copied from there."""
+"""Soft alignments by cross-attention, and unknown words copied from the source."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ NAMES = ["Zorglub", "Zorglub.", "Zorglub's,", "(Zorglub)", "“Zorglub”", "cat
 texts = st.lists(st.sampled_from(KNOWN + NAMES), min_size=1, max_size=8).map(" ".join)
 
 
-def test_a_model_in_training_looks_as_it_writes() -> None:
-    """Dropout is off, its generator is left alone, and training goes on as it was."""
+def test_alignments_of_a_model_in_training_mode_are_those_of_evaluation_mode() -> None:
+    """Dropout is off, the random state is untouched, and the mode is restored."""
     model = new_translator(dropout=0.5)
     pairs = [([7, 8, 9], [10, 11]), ([6], [9, 8, 7])]
-    wanted = alignment.soft_alignments([model.eval()], pairs)
+    expected = alignment.soft_alignments([model.eval()], pairs)
     model.train()
     before = torch.get_rng_state()
-    found = alignment.soft_alignments([model], pairs)
-    assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    result = alignment.soft_alignments([model], pairs)
+    assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(module.training for module in model.modules())
 
 
-def test_a_text_may_have_as_many_pieces_as_there_are_positions() -> None:
-    """The last of them is written by what stands before it. And a row is that of its own past."""
+def test_a_target_may_have_as_many_tokens_as_there_are_positions() -> None:
+    """The last token is predicted from the one before. A row depends on its past only."""
     model, source = new_translator(position="learned", max_positions=8).eval(), [7, 8]
     target = [9, 10, 11, 12, 13, 14, 15, 16]
     whole, *parts = alignment.soft_alignments(
@@ -52,13 +52,13 @@ def test_a_text_may_have_as_many_pieces_as_there_are_positions() -> None:
 @given(
     rows=st.lists(st.integers(0, 3), max_size=5), columns=st.lists(st.integers(0, 2), max_size=5)
 )
-def test_words_of_many_maps_are_those_of_each(rows: list[int], columns: list[int]) -> None:
-    """Layers and heads may stand before the two axes of a map."""
+def test_by_word_takes_layers_and_heads_at_once(rows: list[int], columns: list[int]) -> None:
+    """Further axes may stand before the two of a map."""
     weights_lhnm = np.random.default_rng(0).random((2, 3, len(rows), len(columns)))
-    found = alignment.by_word(weights_lhnm, (rows, 4), (columns, 3))
-    for place in np.ndindex(2, 3):
+    result = alignment.by_word(weights_lhnm, (rows, 4), (columns, 3))
+    for index in np.ndindex(2, 3):
         assert np.allclose(
-            found[place], alignment.by_word(weights_lhnm[place], (rows, 4), (columns, 3))
+            result[index], alignment.by_word(weights_lhnm[index], (rows, 4), (columns, 3))
         )
 
 
@@ -66,7 +66,7 @@ def test_words_of_many_maps_are_those_of_each(rows: list[int], columns: list[int
 
 
 def copied(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
-    """A text that is written as it is read, each piece while looking at itself."""
+    """A target equal to its source, each token attending to itself."""
     ids = tokenizer.encode(text)
     return alignment.decode_words(
         tokenizer, ids, alignment.unknown_copies(tokenizer, ids, np.eye(len(ids)), text)
@@ -74,7 +74,7 @@ def copied(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
 
 
 def wordpiece(words: list[str]) -> Borrowed:
-    """As BERT's: punctuation apart, and a whole word unknown where a piece of it is."""
+    """BERT's kind: punctuation split off, a word is unknown if one of its subwords is."""
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     signs = [*"()\"'’“”.,$/", "3", "50", "t", "s"]
     vocab = {name: number for number, name in enumerate([*names, *signs, "##not", *words])}
@@ -85,9 +85,9 @@ def wordpiece(words: list[str]) -> Borrowed:
 
 
 def sentencepiece(letters: str, *, legacy: bool = False) -> Borrowed:
-    """Letters, and a mark where a word begins; as Llama's with `legacy`."""
-    vocab = [(piece, 0.0) for piece in ("<pad>", "<unk>", "<s>", "</s>")]
-    vocab += [(piece, -1.0) for piece in ["▁", *letters, "▁c", "at"]]
+    """Letters, and a symbol where a word begins; Llama's kind with `legacy`."""
+    vocab = [(token, 0.0) for token in ("<pad>", "<unk>", "<s>", "</s>")]
+    vocab += [(token, -1.0) for token in ["▁", *letters, "▁c", "at"]]
     core = tokenizers.Tokenizer(models.Unigram(vocab, 1, False))
     if legacy:
         marks: list[normalizers.Normalizer] = [normalizers.Prepend("▁")]
@@ -100,15 +100,15 @@ def sentencepiece(letters: str, *, legacy: bool = False) -> Borrowed:
 
 
 def pair(kind: str) -> tuple[Tokenizer, Tokenizer]:
-    """A tokenizer that lacks the names, and one that has them."""
+    """A tokenizer without the names in its vocabulary, and one with them."""
     if kind == "wordpiece":
         words = ["the", "cat", "don", "see", "can"]
         return wordpiece(words), wordpiece([*words, "Zorglub"])
-    told: dict[str, Any] = {"kind": kind}
+    options: dict[str, Any] = {"kind": kind}
     if kind == "treebank":
-        told = {"kind": "word", "split": kind}
+        options = {"kind": "word", "split": kind}
     lines = [" ".join(KNOWN), *(name.replace("Zorglub", "cat") for name in NAMES)]
-    return Tokenizer.train(lines, **told), Tokenizer.train(lines + NAMES, **told)
+    return Tokenizer.train(lines, **options), Tokenizer.train(lines + NAMES, **options)
 
 
 PAIRS = {kind: pair(kind) for kind in ("word", "treebank", "char", "wordpiece")}
@@ -116,8 +116,8 @@ PAIRS = {kind: pair(kind) for kind in ("word", "treebank", "char", "wordpiece")}
 
 @pytest.mark.parametrize("kind", PAIRS)
 @given(text=texts)
-def test_what_is_copied_stands_as_if_it_were_known(kind: str, text: str) -> None:
-    """The text, and the words its pieces belong to, are those of a tokenizer that lacks nothing."""
+def test_copies_are_decoded_like_known_words(kind: str, text: str) -> None:
+    """Text and word indices equal those of a tokenizer with a full vocabulary."""
     lacking, complete = PAIRS[kind]
     assert (UNK in lacking.encode(text)) == ("Zorglub" in text)
     assert copied(lacking, text) == alignment.decode_words(complete, complete.encode(text))
@@ -126,32 +126,32 @@ def test_what_is_copied_stands_as_if_it_were_known(kind: str, text: str) -> None
 @pytest.mark.parametrize("legacy", [False, True])
 @given(text=st.lists(st.text("catΖλ.", min_size=1), max_size=6).map(" ".join))
 def test_letters_are_copied_into_words(legacy: bool, text: str) -> None:
-    """Where only a letter is unknown, its neighbours stay with it."""
+    """A single unknown letter stays joined to its neighbors."""
     assert copied(sentencepiece("cat.", legacy=legacy), text)[0] == text
 
 
 @given(text=st.lists(st.text("catकी.", min_size=1), min_size=1, max_size=4).map(" ".join))
-def test_a_piece_of_a_word_stands_for_the_word(text: str) -> None:
-    """For its letters, that is: the full stop after them is a piece that is written anyway."""
+def test_a_subword_copies_its_whole_word(text: str) -> None:
+    """Only its letters: the full stop after them is a token of its own."""
     tokenizer = sentencepiece("catकी.")
-    pieces = tokenizer.pieces(text)
-    copied = alignment.unknown_copies(tokenizer, [UNK] * len(pieces), np.eye(len(pieces)), text)
-    found = [copied[place].strip() for place in range(len(pieces))]
-    assert {*found} == {*re.findall(r"[^. ]+|[.]", text)}
-    assert all(piece.strip("▁") in unit for piece, unit in zip(pieces, found, strict=True))
+    tokens = tokenizer.pieces(text)
+    copied = alignment.unknown_copies(tokenizer, [UNK] * len(tokens), np.eye(len(tokens)), text)
+    result = [copied[index].strip() for index in range(len(tokens))]
+    assert {*result} == {*re.findall(r"[^. ]+|[.]", text)}
+    assert all(token.strip("▁") in unit for token, unit in zip(tokens, result, strict=True))
 
 
 @given(text=st.text("aé 😀.", max_size=8), kind=st.sampled_from(["bpe", "byte"]))
-def test_bytes_that_are_copied_are_text(text: str, kind: str) -> None:
-    """Byte-level tokenizers lack nothing, but a model may write `<unk>` all the same."""
+def test_copied_bytes_are_text(text: str, kind: str) -> None:
+    """Byte-level tokenizers have no unknown words, but a model may generate `<unk>`."""
     tokenizer = BYTEWISE[kind]
-    pieces = tokenizer.encode(text)
-    for place in range(len(pieces)):
-        weights = np.eye(len(pieces))[[place]]
-        found = alignment.decode_words(
+    tokens = tokenizer.encode(text)
+    for index in range(len(tokens)):
+        weights = np.eye(len(tokens))[[index]]
+        result = alignment.decode_words(
             tokenizer, [UNK], alignment.unknown_copies(tokenizer, [UNK], weights, text)
         )
-        assert found[0] in text
+        assert result[0] in text
 
 
 BYTEWISE = {"bpe": Tokenizer.train(["a é"], kind="bpe"), "byte": Tokenizer.train([], kind="byte")}

@@ -1,4 +1,4 @@
-"""Batches written side by side on several threads say what they say one after another."""
+"""Batches decoded on several threads give the results of one after another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRATEGIES: list[Strategy] = [Greedy(), Beam(3, nbest=2), Sample(2, seed=5)]
 
 @pytest.fixture
 def threads() -> Iterator[int]:
-    """Two of them, whatever the machine has."""
+    """Two threads, whatever the machine has."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield 2
@@ -35,35 +35,37 @@ def threads() -> Iterator[int]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @pytest.mark.parametrize("variant", ["rope-concat", "t5-concat", "lstm"])
-def test_a_crew_writes_the_same(variant: str, strategy: Strategy, threads: int) -> None:
+def test_threads_decode_the_same(variant: str, strategy: Strategy, threads: int) -> None:
     search = Search([ending_models.ending_translator(variant)], strategy, batch_size=2)
-    together = search.translate(SOURCES)
+    threaded = search.translate(SOURCES)
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
-    alone = search.translate(SOURCES)
-    for several, others in zip(together, alone, strict=True):
+    single = search.translate(SOURCES)
+    for several, others in zip(threaded, single, strict=True):
         for x, y in zip(several, others, strict=True):
             assert x.ids == y.ids
             assert x.score == pytest.approx(y.score, abs=1e-5)
 
 
-def test_every_text_is_heard_by_its_own_number(threads: int) -> None:
-    """However many batches there are, and though some texts are ended early."""
-    models, heard = [ending_models.ending_translator("rope-concat")], dict[int, list[int]]()
+def test_streamed_tokens_come_with_the_number_of_their_input(threads: int) -> None:
+    """With several batches, and with inputs that the callback ends early."""
+    models, reported = [ending_models.ending_translator("rope-concat")], dict[int, list[int]]()
 
     def on_tokens(number: int, tokens: list[int]) -> bool:
-        heard.setdefault(number, []).extend(tokens)
-        return len(heard[number]) >= 3
+        reported.setdefault(number, []).extend(tokens)
+        return len(reported[number]) >= 3
 
-    aloud = StreamingSearch(models, Greedy(), on_tokens, batch_size=2).translate(SOURCES)
-    silent = Search(models, Greedy(), batch_size=2).translate(SOURCES)
-    for number, ((said,), (whole,)) in enumerate(zip(aloud, silent, strict=True)):
-        assert said.ids == whole.ids[: len(said.ids)]
-        assert len(said.ids) >= min(3, len(whole.ids))
-        assert said.ids[: len(heard.get(number, []))] == heard.get(number, [])[: len(said.ids)]
+    streamed = StreamingSearch(models, Greedy(), on_tokens, batch_size=2).translate(SOURCES)
+    searched = Search(models, Greedy(), batch_size=2).translate(SOURCES)
+    for number, ((part,), (whole,)) in enumerate(zip(streamed, searched, strict=True)):
+        assert part.ids == whole.ids[: len(part.ids)]
+        assert len(part.ids) >= min(3, len(whole.ids))
+        assert (
+            part.ids[: len(reported.get(number, []))] == reported.get(number, [])[: len(part.ids)]
+        )
 
 
-def test_a_crew_answers_in_order_and_may_fail(threads: int) -> None:
+def test_results_are_in_order_and_errors_are_raised(threads: int) -> None:
     assert list(map_batches(lambda n: n * n, range(20), parallel=True)) == [
         n * n for n in range(20)
     ]
@@ -73,8 +75,8 @@ def test_a_crew_answers_in_order_and_may_fail(threads: int) -> None:
 
 
 @given(st.sets(st.integers(0, 40)))
-def test_who_need_not_change_seats_stays(rows: set[int]) -> None:
-    found = compact_order(sorted(rows))
-    assert sorted(found) == sorted(rows)
-    for seat, row in enumerate(found):
-        assert seat == row or (row >= len(rows) and seat not in rows)
+def test_compacting_moves_only_rows_beyond_the_new_size(rows: set[int]) -> None:
+    order = compact_order(sorted(rows))
+    assert sorted(order) == sorted(rows)
+    for slot, row in enumerate(order):
+        assert slot == row or (row >= len(rows) and slot not in rows)

@@ -1,4 +1,4 @@
-"""The same text as `transformers`' generate, on the same weights: by the benchmark's own script."""
+"""`benchmarks/decoding.py`: the same output as `generate` of transformers, with equal weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from heed.data import synthetic
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def compared(out: Path, *flags: str) -> list[dict[str, Any]]:
-    """What `benchmarks/decoding.py` finds."""
+def compare(out: Path, *flags: str) -> list[dict[str, Any]]:
+    """The rows that `benchmarks/decoding.py` writes."""
     answer = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks/decoding.py"), *flags, "--out", str(out)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -28,12 +28,12 @@ def compared(out: Path, *flags: str) -> list[dict[str, Any]]:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads((out / "decoding-cpu.json").read_text())["figures"]
-    return found
+    rows: list[dict[str, Any]] = json.loads((out / "decoding-cpu.json").read_text())["figures"]
+    return rows
 
 
 def test_random_weights(tmp_path: Path) -> None:
-    assert [row["same"] for row in compared(tmp_path, "--tiny")] == [1.0, 1.0, 1.0]
+    assert [row["same"] for row in compare(tmp_path, "--tiny")] == [1.0, 1.0, 1.0]
 
 
 def test_a_trained_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +54,9 @@ def test_a_trained_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         lr=3e-3,
         batch_tokens=512,
     )
-    found = compared(
+    rows = compare(
         tmp_path,
         *("--run", str(tmp_path / "run"), "--source", str(tmp_path / "test.en")),
         *("--beams", "1", "4", "--tokens", "60", "--rounds", "1"),
     )
-    assert all(row["same"] >= 0.99 for row in found), found
+    assert all(row["same"] >= 0.99 for row in rows), rows

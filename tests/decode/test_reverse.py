@@ -1,4 +1,4 @@
-"""A model of both directions writes either language; one of one direction refuses."""
+"""A bidirectional model translates both ways; a model of one direction refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_it_translates_either_way(run: Path) -> None:
+def test_it_translates_both_ways(run: Path) -> None:
     translator = Translator.load(run, device="cpu")
     small, large = ["a b c", "d e", "e c a"], ["A B C", "D E", "E C A"]
     assert translator.translate(small) == large
@@ -59,22 +59,22 @@ def test_it_translates_either_way(run: Path) -> None:
     assert list(translator.stream(large, reverse=True)) == small
 
 
-def test_alignments_are_those_of_the_way_taken(run: Path) -> None:
+def test_alignments_are_those_of_the_direction(run: Path) -> None:
     translator = Translator.load(run, device="cpu")
-    found = translator.translations(["A B C"], reverse=True, alignments=True)[0].choices[0]
-    assert found.text == "a b c"
+    choice = translator.translations(["A B C"], reverse=True, alignments=True)[0].choices[0]
+    assert choice.text == "a b c"
     ids = [translator.tokenizer.encode(text) for text in ("A B C", "a b c")]
     [weights] = soft_alignments([translator.model], [(ids[0], ids[1])], begin=EOS)
     [others] = soft_alignments([translator.model], [(ids[0], ids[1])], begin=BOS)
-    assert found.weights is not None
-    np.testing.assert_allclose(found.weights, weights)
+    assert choice.weights is not None
+    np.testing.assert_allclose(choice.weights, weights)
     assert (weights != others).any()
 
 
-def test_the_command_translates_either_way(run: Path) -> None:
-    for text, written, flags in (("A B C", "a b c", ["--reverse"]), ("a b c", "A B C", [])):
-        told = ["translate", str(run), text, "--device", "cpu", *flags]
-        assert CliRunner().invoke(app, told).stdout == f"{written}\n"
+def test_the_command_translates_both_ways(run: Path) -> None:
+    for text, output, flags in (("A B C", "a b c", ["--reverse"]), ("a b c", "A B C", [])):
+        arguments = ["translate", str(run), text, "--device", "cpu", *flags]
+        assert CliRunner().invoke(app, arguments).stdout == f"{output}\n"
 
 
 def test_a_run_of_one_direction_refuses(run: Path) -> None:
@@ -85,13 +85,13 @@ def test_a_run_of_one_direction_refuses(run: Path) -> None:
     assert translator.translate(["a b"]) == ["A B"]
 
 
-def test_a_search_begins_with_what_it_is_told() -> None:
-    """Token by token, the likeliest after the begin mark and what was written."""
+def test_a_search_begins_with_the_given_token() -> None:
+    """Each token is the most probable one after `begin` and the tokens so far."""
     model = new_translator(layers=1)
     source = [7, 12, 9, 20]
     for begin in (BOS, EOS):
         search = Search([model], Greedy(), begin=begin)
-        [[written]] = search.translate([source], max_ratio=1.0, max_extra=2)
+        [[output]] = search.translate([source], max_ratio=1.0, max_extra=2)
         so_far = [begin]
         for _ in range(6):
             with torch.inference_mode():
@@ -99,4 +99,4 @@ def test_a_search_begins_with_what_it_is_told() -> None:
             so_far.append(int(logits[0, -1].argmax()))
             if so_far[-1] == EOS:
                 break
-        assert written.ids == [token for token in so_far[1:] if token != EOS]
+        assert output.ids == [token for token in so_far[1:] if token != EOS]

@@ -1,4 +1,4 @@
-"""The search says what a plain loop says: whatever the model, the batch, the strategy."""
+"""The fast search equals `heed.decode.plain`, for every model, batch and strategy."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STRATEGIES: list[Strategy] = [Greedy(), Beam(3, nbest=3), Sample(2, seed=5)]
 lengths = st.lists(st.integers(1, 9), min_size=2, max_size=5)
 
 
-def written(search: Search, sources: list[list[int]] = SOURCES) -> list[list[Hypothesis]]:
-    """With limits that a plain search can wait for."""
+def translate(search: Search, sources: list[list[int]] = SOURCES) -> list[list[Hypothesis]]:
+    """Translate with limits that suit the slow plain search."""
     return search.translate(sources, max_ratio=RATIO, max_extra=EXTRA)
 
 
@@ -42,10 +42,10 @@ def limit(source: list[int]) -> int:
 
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("variant", FEW)
-def test_greedy_is_the_plain_loop(variant: str, size: int) -> None:
+def test_greedy_equals_plain_greedy(variant: str, size: int) -> None:
     model = ending_models.ending_translator(variant)
-    found = written(Search([model], Greedy(), batch_size=size))
-    for source, (one,) in zip(SOURCES, found, strict=True):
+    results = translate(Search([model], Greedy(), batch_size=size))
+    for source, (one,) in zip(SOURCES, results, strict=True):
         expected = plain.greedy_search(plain.translation_logprobs(model, source), limit(source))
         assert (one.ids, one.cut) == (expected.ids, expected.cut)
         assert abs(one.logprob - expected.logprob) <= 1e-4
@@ -56,16 +56,18 @@ def test_greedy_is_the_plain_loop(variant: str, size: int) -> None:
     ("width", "settings"),
     [(2, {}), (3, {"length_penalty": 0.6}), (2, {"length_penalty": 0.0, "early_stop": True})],
 )
-@pytest.mark.parametrize("variant", SOME)
-def test_beam_is_the_plain_search(variant: str, width: int, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("variant", FEW)
+def test_beam_equals_plain_beam(variant: str, width: int, settings: dict[str, Any]) -> None:
     model = ending_models.ending_translator(variant)
     strategy = Beam(width, nbest=width, **settings)
-    found = written(Search([model], strategy, batch_size=5), SOURCES[:4])
-    for source, several in zip(SOURCES, found, strict=False):
+    results = translate(Search([model], strategy, batch_size=5), SOURCES[:4])
+    for source, hypotheses in zip(SOURCES, results, strict=False):
         next_logprobs = plain.translation_logprobs(model, source)
         expected = plain.beam_search(next_logprobs, width, limit(source), **settings)
-        assert [(one.ids, one.cut) for one in several] == [(one.ids, one.cut) for one in expected]
-        for one, other in zip(several, expected, strict=True):
+        assert [(one.ids, one.cut) for one in hypotheses] == [
+            (one.ids, one.cut) for one in expected
+        ]
+        for one, other in zip(hypotheses, expected, strict=True):
             assert abs(one.score - other.score) <= 1e-4
             assert abs(one.logprob - other.logprob) <= 1e-4
 
@@ -74,25 +76,25 @@ def test_beam_is_the_plain_search(variant: str, width: int, settings: dict[str, 
 @pytest.mark.parametrize("variant", SOME)
 def test_a_beam_of_one_is_greedy(variant: str, penalty: float, early: bool) -> None:
     model = ending_models.ending_translator(variant)
-    greedy = written(Search([model], Greedy(length_penalty=penalty)))
+    greedy = translate(Search([model], Greedy(length_penalty=penalty)))
     strategy = Beam(1, length_penalty=penalty, early_stop=early)
-    beam = written(Search([model], strategy))
+    beam = translate(Search([model], strategy))
     for (one,), (other,) in zip(greedy, beam, strict=True):
         assert one == other
 
 
 @pytest.mark.parametrize("variant", SOME)
-@pytest.mark.parametrize("few", [False, True])
-def test_scores_are_those_of_a_fresh_pass(variant: str, few: bool) -> None:
-    """Sorted, and by the ids returned: so also where captured steps need few sizes of boards."""
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_scores_are_those_of_a_fresh_pass(variant: str, bucketed: bool) -> None:
+    """Sorted, and matching the returned ids, also with bucketed sizes of the decode state."""
     model = ending_models.ending_translator(variant)
     search = Search([model], Beam(4, nbest=4, length_penalty=0.7), batch_size=5)
-    search.sizes = StateSizes(bucketed=few)
-    for source, several in zip(SOURCES, written(search), strict=True):
-        order = [(one.cut, -one.score) for one in several]
+    search.sizes = StateSizes(bucketed=bucketed)
+    for source, hypotheses in zip(SOURCES, translate(search), strict=True):
+        order = [(one.cut, -one.score) for one in hypotheses]
         assert order == sorted(order)
-        assert len({(*one.ids, one.cut) for one in several}) == len(several)
-        for one in several:
+        assert len({(*one.ids, one.cut) for one in hypotheses}) == len(hypotheses)
+        for one in hypotheses:
             logprob = ending_models.fresh_logprob(model, source, one.ids, one.cut)
             length = len(one.ids) + (not one.cut)
             assert abs(one.logprob - logprob) <= 1e-4
@@ -101,12 +103,12 @@ def test_scores_are_those_of_a_fresh_pass(variant: str, few: bool) -> None:
 
 @pytest.mark.parametrize("variant", ["rope-concat", "shaw-values", "lstm"])
 def test_coverage_is_that_of_a_fresh_pass(variant: str) -> None:
-    """Wu et al. 2016: what no target token looked at, counts against a translation."""
+    """Wu et al. 2016: a penalty on source tokens that no target token attended to."""
     model = ending_models.ending_translator(variant)
     strategy = Beam(3, nbest=3, coverage_penalty=0.4)
-    for source, several in zip(SOURCES, written(Search([model], strategy)), strict=True):
+    for source, hypotheses in zip(SOURCES, translate(Search([model], strategy)), strict=True):
         read = torch.tensor([[*source, EOS]])
-        for one in several:
+        for one in hypotheses:
             said = [*one.ids] if one.cut else [*one.ids, EOS]
             with torch.no_grad():
                 trace = model.trace(read, torch.tensor([[BOS, *said[:-1]]]))
@@ -123,18 +125,18 @@ def test_coverage_is_that_of_a_fresh_pass(variant: str) -> None:
 @pytest.mark.parametrize("variant", SOME)
 @settings(max_examples=4)
 @given(sizes=lengths, batch=st.integers(1, 7), seed=st.integers(0, 50))
-def test_a_text_does_not_know_its_neighbours(
+def test_a_result_does_not_depend_on_the_batch(
     variant: str, strategy: Strategy, sizes: list[int], batch: int, seed: int
 ) -> None:
-    """Its score is the same to 1e-4, and where its words are not, the two were tied within that."""
+    """Scores agree to 1e-4; where tokens differ, the two were tied within that."""
     model = ending_models.ending_translator(variant)
     sources = [ids.tolist() for ids in texts(sizes, seed=seed)]
     together = Search([model], strategy, batch_size=batch).translate(sources, max_extra=3)
     alone = Search([model], strategy)
-    for number, (source, several) in enumerate(zip(sources, together, strict=True)):
+    for number, (source, hypotheses) in enumerate(zip(sources, together, strict=True)):
         (own,) = alone.translate([source], max_extra=3, numbers=[number])
-        assert len(own) == len(several)
-        for one, other in zip(own, several, strict=True):
+        assert len(own) == len(hypotheses)
+        for one, other in zip(own, hypotheses, strict=True):
             assert abs(one.score - other.score) <= 1e-4
             assert one.cut == other.cut
 
@@ -145,15 +147,15 @@ def test_a_text_does_not_know_its_neighbours(
 @settings(max_examples=12)
 @given(ratio=st.floats(0.1, 3.0), extra=st.integers(0, 40), width=st.integers(1, 3))
 def test_no_output_is_longer_than_allowed(ratio: float, extra: int, width: int) -> None:
-    """And `cut` is said of those that the model would have gone on with."""
+    """`cut` is set for hypotheses that the limit ended."""
     model = ending_models.ending_translator("rope-concat")
     strategy = Beam(width, nbest=width) if width > 1 else Greedy()
-    found = Search([model], strategy, batch_size=3).translate(
+    results = Search([model], strategy, batch_size=3).translate(
         SOURCES[:4], max_ratio=ratio, max_extra=extra
     )
-    for source, several in zip(SOURCES, found, strict=False):
+    for source, hypotheses in zip(SOURCES, results, strict=False):
         allowed = max(1, int(ratio * len(source)) + extra)
-        for one in several:
+        for one in hypotheses:
             assert len(one.ids) <= allowed
             assert EOS not in one.ids
             assert not one.cut or len(one.ids) == allowed
@@ -162,32 +164,32 @@ def test_no_output_is_longer_than_allowed(ratio: float, extra: int, width: int) 
 @pytest.mark.parametrize("coverage_penalty", [0.0, 0.4])
 @settings(max_examples=12)
 @given(extra=st.integers(1, 25), width=st.integers(2, 5), early=st.booleans())
-def test_a_beam_gives_as_many_as_it_is_wide(
+def test_a_beam_returns_as_many_as_it_is_wide(
     coverage_penalty: float, extra: int, width: int, early: bool
 ) -> None:
-    """No two alike; what was cut stands behind what ended, which it does not change."""
+    """All differ; cut hypotheses come after finished ones and do not change them."""
     model = ending_models.ending_translator("rope-concat")
-    told: dict[str, Any] = {"coverage_penalty": coverage_penalty, "early_stop": early}
-    all_of_them = Search([model], Beam(width, nbest=width, **told))
-    found, first = (
+    options: dict[str, Any] = {"coverage_penalty": coverage_penalty, "early_stop": early}
+    all_of_them = Search([model], Beam(width, nbest=width, **options))
+    results, first = (
         search.translate(SOURCES[:4], max_ratio=0.0, max_extra=extra)
-        for search in (all_of_them, Search([model], Beam(width, **told)))
+        for search in (all_of_them, Search([model], Beam(width, **options)))
     )
-    for several, (best,) in zip(found, first, strict=True):
-        assert len({tuple(one.ids) for one in several}) == width
-        order = [(one.cut, -one.score) for one in several]
+    for hypotheses, (best,) in zip(results, first, strict=True):
+        assert len({tuple(one.ids) for one in hypotheses}) == width
+        order = [(one.cut, -one.score) for one in hypotheses]
         assert order == sorted(order)
-        assert several[0] == best
+        assert hypotheses[0] == best
 
 
-def test_a_learned_table_is_not_left() -> None:
+def test_outputs_end_with_the_learned_positions() -> None:
     model = new_translator(position="learned", max_positions=20)
-    found = Search([model], Beam(2)).translate([[6] * 5, [7] * 19], max_ratio=9.0, max_extra=9)
-    assert all(len(one.ids) <= 20 for (one,) in found)
+    results = Search([model], Beam(2)).translate([[6] * 5, [7] * 19], max_ratio=9.0, max_extra=9)
+    assert all(len(one.ids) <= 20 for (one,) in results)
 
 
 @given(length=st.integers(1, 5000))
-def test_sizes_are_few_and_fit(length: int) -> None:
+def test_bucket_sizes_are_few_and_large_enough(length: int) -> None:
     sizes = StateSizes(bucketed=True)
     assert length <= sizes.padded_length(length) <= max(8, 2 * length)
     assert sizes.padded_length(sizes.padded_length(length)) == sizes.padded_length(length)
@@ -200,32 +202,32 @@ def test_sizes_are_few_and_fit(length: int) -> None:
 
 
 def other(model: Translator) -> Translator:
-    """A model that says something else."""
-    found = new_translator(tie_embeddings=False, position="alibi", width=8)
-    assert found is not model
-    return found
+    """Another model with other outputs."""
+    another = new_translator(tie_embeddings=False, position="alibi", width=8)
+    assert another is not model
+    return another
 
 
 def test_an_ensemble_of_one_is_the_model() -> None:
-    """Twice the same model says the same, too, but for rounding."""
+    """Twice the same model gives the same result up to rounding."""
     model = ending_models.ending_translator("rope-concat")
     strategy = Beam(3, nbest=3)
-    one = written(Search([model], strategy))
-    assert written(Search([model], strategy)) == one
-    for several, twice in zip(one, written(Search([model, model], strategy)), strict=True):
-        assert [x.ids for x in several] == [x.ids for x in twice]
-        assert all(abs(x.score - y.score) <= 1e-4 for x, y in zip(several, twice, strict=True))
+    one = translate(Search([model], strategy))
+    assert translate(Search([model], strategy)) == one
+    for hypotheses, twice in zip(one, translate(Search([model, model], strategy)), strict=True):
+        assert [x.ids for x in hypotheses] == [x.ids for x in twice]
+        assert all(abs(x.score - y.score) <= 1e-4 for x, y in zip(hypotheses, twice, strict=True))
 
 
 @pytest.mark.parametrize("variant", ["rope-concat", "lstm"])
-def test_an_ensemble_says_the_mean_of_probabilities(variant: str) -> None:
+def test_an_ensemble_is_the_mean_of_probabilities(variant: str) -> None:
     model = ending_models.ending_translator(variant)
     models = [model, other(model)]
-    for source, (one,) in zip(SOURCES, written(Search(models, Greedy())), strict=True):
+    for source, (one,) in zip(SOURCES, translate(Search(models, Greedy())), strict=True):
         parts = [plain.translation_logprobs(member, source) for member in models]
 
-        def mean(written: list[int], parts: list[plain.NextLogprobs] = parts) -> torch.Tensor:
-            return torch.stack([part(written).exp() for part in parts]).mean(dim=0).log()
+        def mean(ids: list[int], parts: list[plain.NextLogprobs] = parts) -> torch.Tensor:
+            return torch.stack([part(ids).exp() for part in parts]).mean(dim=0).log()
 
         expected = plain.greedy_search(mean, limit(source))
         assert one.ids == expected.ids
@@ -236,29 +238,43 @@ def test_an_ensemble_says_the_mean_of_probabilities(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", FEW)
-@pytest.mark.parametrize("few", [False, True])
-def test_a_language_model_goes_on(variant: str, few: bool) -> None:
-    """Prompts of different lengths, side by side."""
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_a_language_model_continues_prompts(variant: str, bucketed: bool) -> None:
+    """Prompts of different lengths in one batch."""
     model = ending_models.ending_language_model(variant)
     prompts = [[BOS, *ids.tolist()] for ids in texts([4, 0, 7, 1], seed=3)]
     search = Search([model], Greedy())
-    search.sizes = StateSizes(bucketed=few)
+    search.sizes = StateSizes(bucketed=bucketed)
     for prompt, (one,) in zip(prompts, search.generate(prompts, max_tokens=20), strict=True):
         expected = plain.greedy_search(plain.continuation_logprobs(model, prompt), 20)
         assert one.ids == expected.ids
         assert abs(one.logprob - expected.logprob) <= 1e-4
 
 
-def test_a_model_is_left_as_it_was() -> None:
-    """Dropout is off while writing, and on again after."""
+@pytest.mark.parametrize("variant", SOME)
+def test_a_language_model_s_beam_equals_plain_beam(variant: str) -> None:
+    model = ending_models.ending_language_model(variant)
+    prompts = [[BOS, *ids.tolist()] for ids in texts([4, 0, 7], seed=3)]
+    strategy = Beam(3, nbest=3, length_penalty=0.6)
+    results = Search([model], strategy).generate(prompts, max_tokens=8)
+    for prompt, hypotheses in zip(prompts, results, strict=True):
+        next_logprobs = plain.continuation_logprobs(model, prompt)
+        expected = plain.beam_search(next_logprobs, 3, 8, length_penalty=0.6)
+        assert [one.ids for one in hypotheses] == [one.ids for one in expected]
+        for one, other in zip(hypotheses, expected, strict=True):
+            assert abs(one.score - other.score) <= 1e-4
+
+
+def test_the_training_mode_is_restored() -> None:
+    """Dropout is off while decoding, and on again after."""
     model = new_translator(dropout=0.5)
     model.train()
     search = Search([model], Greedy())
-    assert written(search) == written(search)
+    assert translate(search) == translate(search)
     assert model.training
 
 
-def test_nothing_to_do_is_no_trouble() -> None:
+def test_empty_inputs() -> None:
     search = Search([ending_models.ending_translator("rope-concat")], Beam(2))
     assert search.translate([]) == []
     assert len(search.translate([[]])) == 1

@@ -1,4 +1,4 @@
-"""On a GPU a captured step writes what an eager one writes, and what the CPU writes."""
+"""On a GPU captured steps give the results of eager ones and of the CPU."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ def on_gpu(variant: str) -> Translator:
 def same(
     one: list[list[Hypothesis]], other: list[list[Hypothesis]], tolerance: float = 1e-4
 ) -> None:
-    """The same scores, and so the same texts or such as are tied."""
-    for several, others in zip(one, other, strict=True):
-        assert len(several) == len(others)
-        for x, y in zip(several, others, strict=True):
+    """Assert equal scores, and equal tokens unless scores are tied."""
+    for hypotheses, others in zip(one, other, strict=True):
+        assert len(hypotheses) == len(others)
+        for x, y in zip(hypotheses, others, strict=True):
             assert abs(x.score - y.score) <= tolerance
-        scores = sorted(one.score for one in several)
+        scores = sorted(one.score for one in hypotheses)
         tied = any(b - a <= 2 * tolerance for a, b in pairwise(scores))
-        assert tied or [one.ids for one in several] == [one.ids for one in others]
+        assert tied or [one.ids for one in hypotheses] == [one.ids for one in others]
 
 
 @by_name
 @pytest.mark.parametrize("variant", CAPTURED)
 def test_captured_is_eager(variant: str, strategy: Strategy) -> None:
-    """The first call captures, the second replays what was captured, on other boards' remains."""
+    """The first call captures, the second replays over states that hold old data."""
     model = on_gpu(variant)
     eager = Search([model], strategy, batch_size=8, capture=False).translate(SOURCES)
     search = Search([model], strategy, batch_size=8, capture=True)
     for _ in range(2):
-        found = search.translate(SOURCES)
-        assert search.capture, "capturing failed and the search went on without"
-        same(found, eager)
+        results = search.translate(SOURCES)
+        assert search.capture, "capturing failed and the search continued without it"
+        same(results, eager)
 
 
 @by_name
 @pytest.mark.parametrize("variant", FEW)
-def test_the_gpu_says_what_the_cpu_says(variant: str, strategy: Strategy) -> None:
-    """By whatever kernels attention takes there."""
+def test_the_gpu_equals_the_cpu(variant: str, strategy: Strategy) -> None:
+    """With the attention kernels of the GPU."""
     expected = Search([ending_models.ending_translator(variant)], strategy).translate(SOURCES)
     same(Search([on_gpu(variant)], strategy).translate(SOURCES), expected, tolerance=1e-3)
 
@@ -85,13 +85,13 @@ def test_language_models_are_captured_too() -> None:
 def test_graphs_are_kept_from_call_to_call() -> None:
     search = Search([on_gpu("rope-concat")], Beam(3), batch_size=8)
     search.translate(SOURCES)
-    boards = dict(search._captured)
+    states = dict(search._captured)
     search.translate(SOURCES)
-    assert search._captured == boards
+    assert search._captured == states
 
 
-def test_weights_that_change_are_read_anew() -> None:
-    """A search kept while a model goes on learning says what the model says now."""
+def test_changed_weights_are_read_again() -> None:
+    """A search that is reused while its model trains uses the current weights."""
     model = on_gpu("alibi-concat")
     search = Search([model], Greedy(), batch_size=8)
     search.translate(SOURCES)
@@ -103,7 +103,7 @@ def test_weights_that_change_are_read_anew() -> None:
 
 
 @pytest.mark.parametrize("variant", ["rope-concat", "t5-concat"])
-def test_half_precision_writes_text(variant: str) -> None:
+def test_bfloat16_decodes(variant: str) -> None:
     model = on_gpu(variant).to(torch.bfloat16)
-    found = Search([model], Beam(4), batch_size=8).translate(SOURCES)
-    assert all(len(several) == 1 and several[0].score <= 0 for several in found)
+    results = Search([model], Beam(4), batch_size=8).translate(SOURCES)
+    assert all(len(hypotheses) == 1 and hypotheses[0].score <= 0 for hypotheses in results)

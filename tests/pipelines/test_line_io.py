@@ -1,4 +1,4 @@
-"""Lines through a pipe: none lost, none shifted, few held, and none waited for."""
+"""Lines through a pipe: none lost, none shifted, few in memory, no waiting for more."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ wild = st.binary(max_size=40) | st.sampled_from(
 )
 
 
-def through(data: bytes) -> list[list[str]]:
-    """What the reader of a pipe gets, with the writer in a thread of its own."""
+def read_through_pipe(data: bytes) -> list[list[str]]:
+    """The groups read from a pipe that another thread writes to."""
     read, write = os.pipe()
 
     def feed() -> None:
@@ -57,28 +57,28 @@ def test_only_a_newline_ends_a_line(lines: list[bytes], ends: bool) -> None:
     data = b"".join(line + b"\n" for line in lines)
     if not ends and lines and lines[-1]:
         data = data[:-1]
-    found = [line for group in through(data) for line in group]
-    assert len(found) == len(lines)
-    assert found == [line_io.decode_line(line) for line in lines]
-    assert not any("\n" in line for line in found)
+    result = [line for group in read_through_pipe(data) for line in group]
+    assert len(result) == len(lines)
+    assert result == [line_io.decode_line(line) for line in lines]
+    assert not any("\n" in line for line in result)
 
 
-def test_a_line_may_be_longer_than_what_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_may_be_longer_than_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_io, "READ_BYTES", 3)
     lines = ["a" * length for length in (0, 1, 2, 3, 4, 6, 50, 0, 7)]
-    found = [line for group in through("\n".join(lines).encode()) for line in group]
-    assert found == lines
+    result = [line for group in read_through_pipe("\n".join(lines).encode()) for line in group]
+    assert result == lines
 
 
 def test_groups_begin_small_and_stay_bounded() -> None:
-    sizes = [len(group) for group in through(b"x\n" * 20000)]
+    sizes = [len(group) for group in read_through_pipe(b"x\n" * 20000)]
     assert sum(sizes) == 20000
     assert sizes[0] <= line_io.FIRST_GROUP
     assert max(sizes) <= line_io.MAX_GROUP
 
 
-def test_a_line_is_there_as_soon_as_it_is_written() -> None:
-    """The writer waits for an answer before it says the next: nobody may wait for more."""
+def test_a_line_is_read_as_soon_as_it_is_written() -> None:
+    """The writer waits for an answer before the next line, so a reader must not wait."""
     read, write = os.pipe()
     lines = line_io.group_lines(line_io.read_pipe(read))
     for number in range(3):
@@ -151,8 +151,8 @@ def test_a_compressed_file_has_the_lines_that_it_was_made_of(lines: list[bytes])
         assert flat(line_io.open_lines(None, path)) == flat(line_io.group_lines([data]))
 
 
-def test_a_large_compressed_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """Few lines of it are there before they are asked for."""
+def test_a_large_compressed_file_is_read_in_blocks(tmp_path: Path) -> None:
+    """Few of its lines are in memory before they are needed."""
     path, line, count = tmp_path / "lines.gz", b"word " * 200 + b"\n", 20_000
     path.write_bytes(gzip.compress(count * line))
     tracemalloc.start()
@@ -162,7 +162,7 @@ def test_a_large_compressed_file_is_read_in_pieces(tmp_path: Path) -> None:
     assert most < count * len(line) / 4
 
 
-def test_a_flag_about_sampling_asks_for_it() -> None:
+def test_a_sampling_flag_turns_sampling_on() -> None:
     assert decode_flags({"beam": 4, "top_k": None, "device": "cpu"}) == {"beam": 4}
     for flag in ({"top_k": 5}, {"temperature": 0.5}, {"seed": 3}):
         assert decode_flags(flag) == {"sample": True} | flag

@@ -1,4 +1,4 @@
-"""Text in, one translation out: blank, too long, unknown words, words that belong together."""
+"""The translation pipeline: blank and long texts, unknown words, alignments."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ WILD = [
 anything = st.text(max_size=60)
 
 
-def scribe(kind: str = "bpe", longest: int = 20, **settings: Any) -> TranslationPipeline:
+def pipeline(kind: str = "bpe", longest: int = 20, **settings: Any) -> TranslationPipeline:
     """A translator with random weights over a tokenizer of this kind."""
     tokenizer = Tokenizer.train(LINES, kind=kind, vocab_size=280 if kind == "bpe" else None)
     base = new_translator()
     model = build("translate", base.config, vocab=tokenizer.vocab_size)
     assert isinstance(model, Translator)
     nbest, aligned = settings.pop("nbest", 1), settings.pop("alignments", False)
-    told = DecodeConfig(**({"max_ratio": 0.5, "max_extra": 4} | settings))
+    decode = DecodeConfig(**({"max_ratio": 0.5, "max_extra": 4} | settings))
     assert isinstance(nbest, int)
     return TranslationPipeline(
-        [model.eval()], tokenizer, told, max_source=longest, nbest=nbest, alignments=bool(aligned)
+        [model.eval()], tokenizer, decode, max_source=longest, nbest=nbest, alignments=bool(aligned)
     )
 
 
 # ----------------------------------------------------------------------------- what is asked for
 
-a_way = st.fixed_dictionaries(
+decode_settings = st.fixed_dictionaries(
     {}, optional={"sample": st.booleans(), "beam": st.integers(1, 5), "seed": st.integers(0, 9)}
 )
 
 
-@given(recipe=a_way, told=a_way)
-def test_what_is_told_goes_over_the_recipe(recipe: dict[str, Any], told: dict[str, Any]) -> None:
-    """All of it, whatever the recipe's way is; only who tells of both ways is refused."""
+@given(recipe=decode_settings, flags=decode_settings)
+def test_settings_override_the_recipe(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Always, except that sampling and a beam together are an error."""
     if recipe.get("sample"):
         recipe["beam"] = 1
     before = DecodeConfig(**recipe)
-    if told.get("sample") and told.get("beam", 1) > 1:
+    if flags.get("sample") and flags.get("beam", 1) > 1:
         with pytest.raises(ConfigError, match="two ways"):
-            merge_decode_config(before, told)
+            merge_decode_config(before, flags)
         return
-    after = merge_decode_config(before, told).model_dump()
-    assert after | told == after
+    after = merge_decode_config(before, flags).model_dump()
+    assert after | flags == after
     ways = {"sample", "beam"}
-    if not ways & told.keys():
-        assert after == before.model_dump() | told
+    if not ways & flags.keys():
+        assert after == before.model_dump() | flags
 
 
 # ---------------------------------------------------------------------------------- one for each
@@ -82,28 +82,30 @@ def test_what_is_told_goes_over_the_recipe(recipe: dict[str, Any], told: dict[st
 @settings(max_examples=15)
 @given(lines=st.lists(anything | st.sampled_from(WILD), max_size=6))
 def test_every_text_has_its_translation(lines: list[str]) -> None:
-    """In order, blank for what is blank, and never more than a line."""
-    found = BPE.translate(lines)
-    assert [one.source for one in found] == lines
-    for line, one in zip(lines, found, strict=True):
+    """In order, blank for a blank text, and never more than a line."""
+    translations = BPE.translate(lines)
+    assert [one.source for one in translations] == lines
+    for line, one in zip(lines, translations, strict=True):
         assert one.line(scores=True).splitlines() in ([], [one.line(scores=True)])
         assert bool(one.choices) == bool(line.strip())
 
 
-BPE = scribe()
+BPE = pipeline()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char", "byte"])
-def test_every_tokenizer_takes_everything(kind: str) -> None:
-    found = scribe(kind, nbest=2, beam=2, alignments=True, copy_unknown=True).translate(WILD)
-    assert [bool(one.choices) for one in found] == [bool(line.strip()) for line in WILD]
-    for one in found:
+def test_every_tokenizer_takes_any_text(kind: str) -> None:
+    translations = pipeline(kind, nbest=2, beam=2, alignments=True, copy_unknown=True).translate(
+        WILD
+    )
+    assert [bool(one.choices) for one in translations] == [bool(line.strip()) for line in WILD]
+    for one in translations:
         for choice in one.choices:
             read, written = len(one.source.split()), len(choice.text.split())
             assert all(0 <= s < read and 0 <= t < written for s, t in choice.links)
 
 
-def test_a_translation_does_not_know_its_neighbours() -> None:
+def test_a_translation_does_not_depend_on_the_batch() -> None:
     together = BPE.translate(LINES)
     for line, one in zip(LINES, together, strict=True):
         (alone,) = BPE.translate([line])
@@ -114,8 +116,8 @@ def test_a_translation_does_not_know_its_neighbours() -> None:
 
 
 @given(text=st.text(alphabet="ab ,.!?。\n", max_size=80), longest=st.integers(1, 12))
-def test_parts_are_the_whole(text: str, longest: int) -> None:
-    """End to end, none too long, and cut where words end wherever that is possible."""
+def test_parts_join_to_the_whole(text: str, longest: int) -> None:
+    """In order, and none is too long."""
     spans = split_long(text, lambda some: [len(one) <= longest for one in some])
     assert "".join(text[start:stop] for start, stop in spans) == text
     assert all(stop - start <= longest for start, stop in spans)
@@ -138,8 +140,8 @@ def test_sentences_stay_whole() -> None:
 @pytest.mark.parametrize(
     "run", [".", "…", "!?", '"', ")", ".'", ".)", " ", ". ", ",", "。", "—", "a", "\u2028"]
 )
-def test_a_run_of_any_sign_is_read_once(run: str) -> None:
-    """Else the hundred thousand of them would take minutes: the alarm ends them after one."""
+def test_long_runs_of_a_sign_take_linear_time(run: str) -> None:
+    """In quadratic time 100,000 of them would take minutes; the alarm fires after one."""
 
     def late(*_: object) -> None:
         raise TimeoutError
@@ -164,9 +166,9 @@ def test_a_sentence_ends_after_its_signs_and_space(text: str) -> None:
     ]
 
 
-def test_a_long_text_is_read_in_parts_and_none_is_lost() -> None:
+def test_a_long_text_is_split_and_no_part_is_lost() -> None:
     long = "the cat sees a dog . " * 12
-    (whole,) = scribe(nbest=3, beam=3, alignments=True).translate([long])
+    (whole,) = pipeline(nbest=3, beam=3, alignments=True).translate([long])
     assert whole.parts == 12
     assert len(whole.choices) == 3
     scores = [choice.score for choice in whole.choices]
@@ -179,7 +181,7 @@ def test_a_long_text_is_read_in_parts_and_none_is_lost() -> None:
 
 
 def test_alignments_are_of_words() -> None:
-    (one,) = scribe(alignments=True).translate(["the old cat sees"])
+    (one,) = pipeline(alignments=True).translate(["the old cat sees"])
     choice = one.choices[0]
     assert choice.weights is not None
     assert choice.weights.shape == (len(choice.text.split()), 4)
@@ -192,17 +194,17 @@ def test_alignments_are_of_words() -> None:
 
 @settings(max_examples=20)
 @given(text=anything)
-def test_ids_spell_the_words_they_belong_to(text: str) -> None:
+def test_decode_words_counts_the_words_of_the_text(text: str) -> None:
     ids = BPE.tokenizer.encode(text)
-    spelt, words = alignment.decode_words(BPE.tokenizer, ids)
-    assert spelt.split() == BPE.tokenizer.decode(ids).split()
+    decoded, words = alignment.decode_words(BPE.tokenizer, ids)
+    assert decoded.split() == BPE.tokenizer.decode(ids).split()
     assert len(words) == len(ids)
     assert words == sorted(words)
-    assert max(words, default=0) == max(0, len(spelt.split()) - 1)
+    assert max(words, default=0) == max(0, len(decoded.split()) - 1)
 
 
 def test_unknown_words_are_copied() -> None:
-    """From where the model looked: the weights say which word that was."""
+    """From the source word with the most attention."""
     tokenizer = Tokenizer.train(LINES, kind="word")
     ids = [*tokenizer.encode("le"), UNK, *tokenizer.encode("voit"), UNK]
     source = "the Zorglub sees Zara"
@@ -211,40 +213,40 @@ def test_unknown_words_are_copied() -> None:
     assert alignment.decode_words(tokenizer, ids, copied) == ("le Zorglub voit Zara", [0, 1, 2, 3])
     assert alignment.decode_words(tokenizer, ids)[0] == "le voit"
     letters = Tokenizer.train(LINES, kind="char")
-    spelt = [letters.encode("c")[0], UNK, letters.encode("t")[0]]
-    copied = alignment.unknown_copies(letters, spelt, np.eye(3), "xöz")
-    assert alignment.decode_words(letters, spelt, copied)[0] == "cöt"
+    ids = [letters.encode("c")[0], UNK, letters.encode("t")[0]]
+    copied = alignment.unknown_copies(letters, ids, np.eye(3), "xöz")
+    assert alignment.decode_words(letters, ids, copied)[0] == "cöt"
 
 
 def test_unknown_words_are_copied_when_asked() -> None:
-    """A model that writes nothing but `<unk>` says the source's words."""
-    asked, plainly = scribe("word", copy_unknown=True), scribe("word")
-    for one in (asked, plainly):
+    """A model that generates only `<unk>` returns words of the source."""
+    copying, plain = pipeline("word", copy_unknown=True), pipeline("word")
+    for one in (copying, plain):
         table = one.models[0].embedding.table.weight.data
         table[:] = table[UNK] * 0.9
         table[UNK] *= 1 / 0.9
     words = ["the", "Zorglub", "sees"]
-    said = asked.translate([" ".join(words)])[0].text.split()
-    assert said
-    assert set(said) <= set(words)
-    assert plainly.translate([" ".join(words)])[0].text == ""
+    words_out = copying.translate([" ".join(words)])[0].text.split()
+    assert words_out
+    assert set(words_out) <= set(words)
+    assert plain.translate([" ".join(words)])[0].text == ""
 
 
 # ---------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize("how", [{}, {"beam": 3}, {"sample": True}])
+@pytest.mark.parametrize("decode", [{}, {"beam": 3}, {"sample": True}])
 @pytest.mark.parametrize("texts", [1, 100])
-def test_weights_that_are_no_numbers_are_a_sentence(how: dict[str, Any], texts: int) -> None:
-    """Not an empty line, which would pass for a translation."""
-    broken = scribe(**how)
+def test_weights_that_are_nan_are_an_error(decode: dict[str, Any], texts: int) -> None:
+    """An empty line would pass for a translation."""
+    broken = pipeline(**decode)
     with torch.no_grad():
         broken.models[0].embedding.table.weight[10] = torch.nan
     with pytest.raises(RunError, match=r"^weight embedding\.table\.weight: .* not a number"):
         broken.translate(["the cat sees a dog"] * texts)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_contradicting_settings_are_refused() -> None:
     for beam, nbest in ((2, 3), (1, 0)):
         with pytest.raises(ConfigError, match="nbest"):
             build_strategy(DecodeConfig(beam=beam), nbest)
@@ -263,10 +265,10 @@ def test_a_blank_text_is_an_empty_line() -> None:
     nbest=st.booleans(),
     alignments=st.booleans(),
 )
-def test_a_program_gets_the_same_keys_for_every_text(
+def test_json_has_the_same_keys_for_every_text(
     lines: list[str], nbest: bool, alignments: bool
 ) -> None:
-    """Blank or not: what docs/decoding.md lists, and what was asked for."""
+    """Blank or not: the keys that docs/decoding.md lists, and those asked for."""
     keys = ["source", "translation", "score", "cut", "parts"]
     keys += ["nbest"] * nbest + ["alignment", "weights"] * alignments
     for one in SEVERAL.translate(lines):
@@ -277,11 +279,11 @@ def test_a_program_gets_the_same_keys_for_every_text(
             assert len(fields["nbest"]) == (3 if one.source.strip() else 0)
 
 
-SEVERAL = scribe(nbest=3, beam=3, alignments=True)
+SEVERAL = pipeline(nbest=3, beam=3, alignments=True)
 
 
 @given(text=st.text(), pairs=st.booleans())
-def test_one_string_is_no_list_of_texts(text: str, pairs: bool) -> None:
+def test_a_single_string_is_an_error(text: str, pairs: bool) -> None:
     for take in (require_iterable, partial(require_texts, pairs=pairs)):
         with pytest.raises(DataError, match="Give a list"):
             take(text)
@@ -293,7 +295,7 @@ def test_one_string_is_no_list_of_texts(text: str, pairs: bool) -> None:
     before=st.lists(st.text(), max_size=3),
     wrong=st.none() | st.integers() | st.binary() | st.tuples(st.text(), st.none()),
 )
-def test_what_is_no_text_is_named_by_its_place(before: list[str], wrong: object) -> None:
+def test_a_wrong_text_is_named_by_its_number(before: list[str], wrong: object) -> None:
     for pairs in (True, False):
         with pytest.raises(DataError, match=f"text {len(before) + 1} is .* no string"):
             require_texts([*before, wrong], pairs=pairs)
