@@ -1,4 +1,7 @@
-"""heed from Python: what the commands do, as objects."""
+"""heed from Python: Translator, LanguageModel, Classifier and `load`.
+
+Only `train` imports the training code, and only when it is called.
+"""
 
 from __future__ import annotations
 
@@ -10,48 +13,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from rich.console import Console
 
 from heed import models
 from heed.config import SECTIONS, Recipe
-from heed.data.corpus import Files, names_of
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import engine_choice
 from heed.decode.settings import merge_decode_config
-from heed.errors import ConfigError, DataError, HeedWarning, RunError, nearest
-from heed.few import kept
-from heed.metrics.perplexity import TokenLosses, token_losses
-from heed.pipelines.classify import ClassificationPipeline, Label, Text, check_text_kind
-from heed.pipelines.generate import GenerationPipeline, OnText
+from heed.errors import ConfigError, HeedWarning, RunError, nearest
 from heed.pipelines.line_io import require_iterable, require_texts
+from heed.pipelines.lru import LruCache
 from heed.pipelines.translate import Translation, TranslationPipeline
-from heed.probe.attention_maps import CrossMap, cross_map
 from heed.runs.labels import Calibration, Classes
 from heed.runs.run import Run
-from heed.train import run as engine
-from heed.train.prepare.class_weights import classes_in
-from heed.train.prepare.setup import open_corpora
-from heed.train.resolve import free_folder
 
 if TYPE_CHECKING:
+    from heed.data.corpus import Files
     from heed.decode.ctranslate2_engine import CTranslate2Engine
+    from heed.metrics.perplexity import TokenLosses
+    from heed.pipelines.classify import Label, Text
+    from heed.pipelines.generate import GenerationPipeline, OnText
+    from heed.probe.attention_maps import CrossMap
 
-STREAMED = 64
-"""Lines read ahead of a stream and translated side by side."""
-TRAINED_BY = ("model", "train", "tokenizer", "data", "decode")
-"""Where `train` looks for a key that it is told, in this order."""
+STREAM_LINES = 64
+"""Lines that `Translator.stream` reads ahead and translates as one batch."""
+TRAINING_SECTIONS = ("model", "train", "tokenizer", "data", "decode")
+"""The recipe sections in which `train` looks up a keyword argument, in this order."""
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
 M = TypeVar("M", models.Translator, models.LanguageModel, models.Classifier)
-KINDS: dict[str, type[torch.nn.Module]] = {
+MODEL_CLASSES: dict[str, type[torch.nn.Module]] = {
     "translate": models.Translator,
     "generate": models.LanguageModel,
     "classify": models.Classifier,
 }
-"""The model of each task."""
+"""The model class of each task."""
 
 
 class Translator:
-    """A trained translator: text in, text out. With more models, an ensemble of them."""
+    """A trained translator: text in, text out. With several models, an ensemble."""
 
     def __init__(
         self,
@@ -64,11 +62,11 @@ class Translator:
     ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
         self.models, self.served = [model, *others], served
-        self.both = recipe.data.bidirectional
-        """Whether the models translate either way."""
-        self.longest = recipe.data.max_length
-        """Tokens of a text that all of the models read."""
-        self._scribes: dict[str, TranslationPipeline] = {}
+        self.bidirectional = recipe.data.bidirectional
+        """Whether all models translate in both directions."""
+        self.max_length = recipe.data.max_length
+        """The longest sequence, in tokens, that all models read."""
+        self._pipelines = LruCache[TranslationPipeline]()
 
     @classmethod
     def load(
@@ -79,32 +77,39 @@ class Translator:
         precision: str = "float32",
         engine: str = "heed",
     ) -> Translator:
-        """The translator that a run trained; of several runs, the mean of what they say.
+        """Load the translator of a run; several runs form an ensemble that averages predictions.
 
-        `engine` is who writes: heed itself, or "ctranslate2" where that is installed.
+        `engine` is "heed", or "ctranslate2" if that is installed.
         """
         engine_choice.check_engine(engine, models=1 + len(others))
-        own = precision if engine == engine_choice.HEED else "float32"
-        model, tokenizer, recipe = _load(folder, models.Translator, device, own)
-        more, trained_on = [], [recipe.data]
+        # CTranslate2 converts float32 weights to its precision itself.
+        model_precision = precision if engine == engine_choice.HEED else "float32"
+        model, tokenizer, recipe = _load(folder, models.Translator, device, model_precision)
+        other_models, data = [], [recipe.data]
         for other in others:
-            another, its_own, trained_by = _load(other, models.Translator, device, precision)
-            if its_own.fingerprint() != tokenizer.fingerprint():
+            other_model, other_tokenizer, other_recipe = _load(
+                other, models.Translator, device, precision
+            )
+            if other_tokenizer.fingerprint() != tokenizer.fingerprint():
                 raise RunError(
-                    f"its tokenizer is not that of {folder}, so they cannot write together.",
+                    f"its tokenizer differs from that of {folder}; an ensemble shares one.",
                     where=str(other),
-                    todo="Train it on the same pieces: `[init] from` takes another run's.",
+                    todo="Train it with the same tokenizer: `[init] from` takes another run's.",
                 )
-            more.append(another)
-            trained_on.append(trained_by.data)
-        told = {"device": device, "precision": precision}
+            other_models.append(other_model)
+            data.append(other_recipe.data)
         served = engine_choice.load_engine(
-            engine, model, tokenizer, max_source=recipe.data.max_length, **told
+            engine,
+            model,
+            tokenizer,
+            max_source=recipe.data.max_length,
+            device=device,
+            precision=precision,
         )
-        found = cls(model, tokenizer, recipe, others=more, served=served)
-        found.both = all(data.bidirectional for data in trained_on)
-        found.longest = min(data.max_length for data in trained_on)
-        return found
+        translator = cls(model, tokenizer, recipe, others=other_models, served=served)
+        translator.bidirectional = all(section.bidirectional for section in data)
+        translator.max_length = min(section.max_length for section in data)
+        return translator
 
     @classmethod
     def train(
@@ -117,26 +122,26 @@ class Translator:
         device: str = "auto",
         **settings: Any,
     ) -> Translator:
-        """Train on two files, or a table, and load what came of it.
+        """Train on two parallel files, or a table, and load the result.
 
-        `settings` are a recipe's keys: layers=4, position="rope", epochs=10. A key that several
-        sections have, is that of `model`, else of `train`.
+        `settings` are recipe keys: layers=4, position="rope", epochs=10. A key that several
+        sections have is taken as `model`'s, else as `train`'s.
         """
-        folder = trained("translate", train, dev, run, seed, device, settings)
+        folder = _train_run("translate", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
     def translate(self, texts: Iterable[str], **settings: Any) -> list[str]:
-        """One translation a text, in order; what is blank stays empty.
+        """Translate texts: one translation per text, in order; a blank text stays empty.
 
         `settings` are keys of a recipe's `[decode]`: beam=5, length_penalty=0.6. With
-        `reverse=True` a run that was trained with `data.bidirectional` translates the other way.
+        `reverse=True` a run trained with `data.bidirectional` translates in the other direction.
         """
-        found = self.translations(require_texts(texts), **settings)
-        long = [i for i, one in enumerate(found) if one.parts > 1]
-        if long:
-            told = f"text {long[0] + 1}: {found[long[0]].split_warning}"
-            warnings.warn(told, HeedWarning, stacklevel=2)
-        return [one.text for one in found]
+        translations = self.translations(require_texts(texts), **settings)
+        split = [i for i, translation in enumerate(translations) if translation.parts > 1]
+        if split:
+            message = f"text {split[0] + 1}: {translations[split[0]].split_warning}"
+            warnings.warn(message, HeedWarning, stacklevel=2)
+        return [translation.text for translation in translations]
 
     def translations(
         self,
@@ -148,31 +153,30 @@ class Translator:
         first: int = 0,
         **settings: Any,
     ) -> list[Translation]:
-        """The same with scores, further translations and alignments.
+        """Translate texts, with scores, n-best lists and word alignments.
 
-        `first` is the number of the first text: what it samples depends on it.
+        `first` is the number of the first text: it seeds the sampling of each text.
         """
-        asked, scribe = require_texts(texts), self.scribe(nbest, alignments, reverse, **settings)
-        return scribe.translate(asked, first=first)
+        pipeline = self.pipeline(nbest, alignments, reverse, **settings)
+        return pipeline.translate(require_texts(texts), first=first)
 
-    def scribe(
+    def pipeline(
         self, nbest: int = 1, alignments: bool = False, reverse: bool = False, **settings: Any
     ) -> TranslationPipeline:
-        """What translates by these settings, kept for the next time."""
-        if reverse and not self.both:
+        """The translation pipeline for these settings; recently used ones are reused."""
+        if reverse and not self.bidirectional:
             what = "was not trained with data.bidirectional = true and translates one way only."
             raise ConfigError([f"This run {what}"])
         if reverse and self.served is not None:
-            raise ConfigError(["Only heed's own engine translates in reverse: leave --engine out."])
+            raise ConfigError(["Only heed's own engine translates in reverse: omit --engine."])
         decode = merge_decode_config(self.recipe.decode, settings)
-        return kept(
-            self._scribes,
+        return self._pipelines.get(
             f"{decode.model_dump_json()} {nbest} {alignments} {reverse}",
             lambda: TranslationPipeline(
                 self.models,
                 self.tokenizer,
                 decode,
-                max_source=self.longest - 1,
+                max_source=self.max_length - 1,
                 nbest=nbest,
                 alignments=alignments,
                 search=None if self.served is None else self.served.search(decode, nbest),
@@ -181,33 +185,35 @@ class Translator:
         )
 
     def stream(self, lines: Iterable[str], **settings: Any) -> Iterator[str]:
-        """Translations as the lines come, a few at a time, in constant memory."""
+        """Translate lines as they arrive, a few at a time, in constant memory."""
         lines, first = iter(require_iterable(lines)), 0
-        while chunk := list(islice(lines, STREAMED)):
+        while chunk := list(islice(lines, STREAM_LINES)):
             yield from (one.text for one in self.translations(chunk, first=first, **settings))
             first += len(chunk)
 
     def attention(self, text: str, translation: str | None = None) -> CrossMap:
-        """Where the model looks while it writes this translation (its own, unless given one)."""
-        written = self.translate([text])[0] if translation is None else translation
-        return cross_map(self.model, self.tokenizer, text, written)
+        """Cross-attention while generating a translation (default: the model's own)."""
+        from heed.probe.attention_maps import cross_map
+
+        target = self.translate([text])[0] if translation is None else translation
+        return cross_map(self.model, self.tokenizer, text, target)
 
 
 class LanguageModel:
-    """A trained language model: it goes on where a prompt ends."""
+    """A trained language model: it continues prompts."""
 
     def __init__(self, model: models.LanguageModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
-        self._authors: dict[str, GenerationPipeline] = {}
+        self._pipelines = LruCache["GenerationPipeline"]()
 
     @classmethod
     def load(
         cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
     ) -> LanguageModel:
-        """The language model that a run trained."""
+        """Load the language model of a run."""
         model, tokenizer, recipe = _load(folder, models.LanguageModel, device, precision)
         if not model.causal:
-            raise RunError("a masked language model does not write.", where=str(folder))
+            raise RunError("a masked language model cannot generate text.", where=str(folder))
         return cls(model, tokenizer, recipe)
 
     @classmethod
@@ -221,8 +227,8 @@ class LanguageModel:
         device: str = "auto",
         **settings: Any,
     ) -> LanguageModel:
-        """Train on plain text, and load what came of it; `settings` are a recipe's keys."""
-        folder = trained("generate", train, dev, run, seed, device, settings)
+        """Train on plain text and load the result; `settings` are recipe keys."""
+        folder = _train_run("generate", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
     def generate(
@@ -237,13 +243,13 @@ class LanguageModel:
         on_text: OnText | None = None,
         **settings: Any,
     ) -> list[list[str]]:
-        """For each prompt `samples` texts that begin with it, `length` new tokens long at most.
+        """Continue each prompt: `samples` texts that begin with it, of at most `length` new tokens.
 
         `settings` are keys of a recipe's `[decode]`: temperature=0.8, top_p=0.9, seed=3. Tokens are
-        drawn unless `beam` or `sample=False` is given, or the recipe has a beam. The other
-        arguments are those of `GenerationPipeline.generate`.
+        sampled unless `beam` or `sample=False` is given, or the recipe sets a beam. The other
+        parameters are those of `GenerationPipeline.generate`.
         """
-        found = self.author(**settings).generate(
+        continuations = self.pipeline(**settings).generate(
             require_texts(prompts),
             length=length,
             samples=samples,
@@ -252,25 +258,29 @@ class LanguageModel:
             cut_prompt=cut_prompt,
             on_text=on_text,
         )
-        return [[one.whole for one in several] for several in found]
+        return [[one.whole for one in prompt_samples] for prompt_samples in continuations]
 
-    def author(self, **settings: Any) -> GenerationPipeline:
-        """What writes by these settings; unless they or the recipe have a beam, by chance."""
-        searched = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
-        told = settings if searched else {"sample": True} | settings
-        decode = merge_decode_config(self.recipe.decode, told)
-        longest = self.recipe.data.max_length
-        return kept(
-            self._authors,
+    def pipeline(self, **settings: Any) -> GenerationPipeline:
+        """The generation pipeline for these settings; it samples unless a beam is set."""
+        from heed.pipelines.generate import GenerationPipeline
+
+        searches = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
+        decode = merge_decode_config(
+            self.recipe.decode, settings if searches else {"sample": True} | settings
+        )
+        context = self.recipe.data.max_length
+        return self._pipelines.get(
             decode.model_dump_json(),
-            lambda: GenerationPipeline(self.model, self.tokenizer, decode, context=longest),
+            lambda: GenerationPipeline(self.model, self.tokenizer, decode, context=context),
         )
 
-    def judge(self, texts: Sequence[str], *, stride: int | None = None) -> list[TokenLosses]:
-        """The loss of every token of each text, its end mark last."""
+    def token_losses(self, texts: Sequence[str], *, stride: int | None = None) -> list[TokenLosses]:
+        """The loss of every token of each text, <eos> included."""
+        from heed.metrics.perplexity import token_losses
+
         ids, window = self.tokenizer.encode_batch(require_texts(texts)), self.recipe.data.max_length
-        marks = self.tokenizer.specials
-        return token_losses(self.model, ids, window=window, stride=stride, specials=marks)
+        specials = self.tokenizer.specials
+        return token_losses(self.model, ids, window=window, stride=stride, specials=specials)
 
 
 class Classifier:
@@ -285,8 +295,10 @@ class Classifier:
         *,
         temperature: float = 1.0,
     ) -> None:
+        from heed.pipelines.classify import ClassificationPipeline
+
         self.model, self.tokenizer, self.recipe, self.classes = model, tokenizer, recipe, classes
-        self.labeller = ClassificationPipeline(
+        self.pipeline = ClassificationPipeline(
             model,
             tokenizer,
             classes,
@@ -298,12 +310,12 @@ class Classifier:
     def load(
         cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
     ) -> Classifier:
-        """The classifier that a run trained, its probabilities as they were calibrated, if so."""
+        """Load the classifier of a run; its probabilities use the run's calibration, if any."""
         model, tokenizer, recipe = _load(folder, models.Classifier, device, precision)
         run = Run.open(Path(folder))
-        fitted = Calibration.read(run)
-        temperature = 1.0 if fitted is None else fitted.temperature
-        return cls(model, tokenizer, recipe, _classes(run, recipe), temperature=temperature)
+        calibration = Calibration.read(run)
+        temperature = 1.0 if calibration is None else calibration.temperature
+        return cls(model, tokenizer, recipe, Classes.require(run), temperature=temperature)
 
     @classmethod
     def train(
@@ -316,29 +328,31 @@ class Classifier:
         device: str = "auto",
         **settings: Any,
     ) -> Classifier:
-        """Train on a table of texts and labels, and load what came of it.
+        """Train on a table of texts and labels, and load the result.
 
-        `settings` are a recipe's keys: layers=1, pooling="max", class_weights="balanced".
+        `settings` are recipe keys: layers=1, pooling="max", class_weights="balanced".
         """
-        folder = trained("classify", train, dev, run, seed, device, settings)
+        folder = _train_run("classify", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
     def classify(self, texts: Iterable[Text]) -> list[str]:
-        """The label of each text, in order; of pairs, `texts` are pairs. What is blank has none."""
+        """The label of each text (or text pair), in order; a blank text has the label ""."""
         return [label.name or "" for label in self._labels(texts)]
 
     def probabilities(self, texts: Iterable[Text]) -> list[dict[str, float]]:
-        """How likely each class is, text by text; for a blank one there is nothing to say."""
+        """The probability of each class, for each text; empty for a blank text."""
         return [label.probabilities for label in self._labels(texts)]
 
     def _labels(self, texts: Iterable[Text]) -> list[Label]:
-        asked = require_texts(texts, pairs=True)
-        check_text_kind(self.classes, asked)
-        return self.labeller.classify(asked)
+        from heed.pipelines.classify import check_text_kind
+
+        inputs = require_texts(texts, pairs=True)
+        check_text_kind(self.classes, inputs)
+        return self.pipeline.classify(inputs)
 
 
 def load(folder: str | Path, *, device: str = "auto") -> Translator | LanguageModel | Classifier:
-    """Whatever the run in this folder is."""
+    """Load the model of a run, as the class of its task."""
     task = Run.open(Path(folder)).recipe().task
     if task == "translate":
         return Translator.load(folder, device=device)
@@ -347,15 +361,25 @@ def load(folder: str | Path, *, device: str = "auto") -> Translator | LanguageMo
     return Classifier.load(folder, device=device)
 
 
-def _classes(run: Run, recipe: Recipe) -> Classes:
-    """What a run tells apart; one made before that was kept must still have its training text."""
-    try:
-        return Classes.read(run) or classes_in(run, open_corpora(recipe)["train"])
-    except DataError as error:
-        return classes_in(run, None, str(error))
+def _load(
+    folder: str | Path, kind: type[M], device: str, precision: str
+) -> tuple[M, Tokenizer, Recipe]:
+    """Load a run's model, tokenizer and recipe; an error if the run has another task."""
+    from heed.train.run import load as load_run
+
+    if precision not in PRECISIONS:
+        raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(PRECISIONS)}."])
+    model, tokenizer, recipe = load_run(Path(folder), device=device)
+    if not isinstance(model, kind):
+        task = next(task for task, one in MODEL_CLASSES.items() if one is kind)
+        raise RunError(f"this run was trained to {recipe.task}, not to {task}.", where=str(folder))
+    return model.to(PRECISIONS[precision]), tokenizer, recipe
 
 
-def trained(
+# ------------------------------------------------------------------------------------- training
+
+
+def _train_run(
     task: str,
     train: Files,
     dev: Files,
@@ -364,37 +388,29 @@ def trained(
     device: str,
     settings: Mapping[str, Any],
 ) -> Path:
-    """The folder of a run trained on files, by a recipe's keys."""
+    """Train a run on files with these recipe keys; returns its folder."""
+    from rich.console import Console
+
+    from heed.data.corpus import names_of
+    from heed.train import run as train_run
+    from heed.train.resolve import free_folder
+
     files = {"train": names_of(train), "dev": names_of(dev)}
     tables: dict[str, Any] = {"task": task, "seed": seed, "data": files}
     for key, value in settings.items():
-        told = names_of(value) if key in ("test", "text") else value
-        tables.setdefault(_section_of(key), {})[key] = told
+        tables.setdefault(_section_of(key), {})[key] = (
+            names_of(value) if key in ("test", "text") else value
+        )
     folder = Path(run) if run is not None else free_folder(task)
-    engine.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))
+    train_run.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))
     return folder
 
 
-def _load(
-    folder: str | Path, kind: type[M], device: str, precision: str
-) -> tuple[M, Tokenizer, Recipe]:
-    """A run's model, where it is of the kind that is needed."""
-    if precision not in PRECISIONS:
-        raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(PRECISIONS)}."])
-    model, tokenizer, recipe = engine.load(Path(folder), device=device)
-    if not isinstance(model, kind):
-        needed = next(task for task, one in KINDS.items() if one is kind)
-        raise RunError(
-            f"this run was trained to {recipe.task}, not to {needed}.", where=str(folder)
-        )
-    return model.to(PRECISIONS[precision]), tokenizer, recipe
-
-
 def _section_of(key: str) -> str:
-    """The section of a recipe that has this key."""
-    known = {name: kind.keys() for name, kind in SECTIONS.items() if name in TRAINED_BY}
-    for section in TRAINED_BY:
-        if key in known[section]:
+    """The recipe section that has this key."""
+    keys = {name: kind.keys() for name, kind in SECTIONS.items() if name in TRAINING_SECTIONS}
+    for section in TRAINING_SECTIONS:
+        if key in keys[section]:
             return section
-    every = [name for names in known.values() for name in names]
-    raise ConfigError([f"There is no key {key!r}.{nearest(key, every)}"])
+    every_key = [name for names in keys.values() for name in names]
+    raise ConfigError([f"There is no key {key!r}.{nearest(key, every_key)}"])

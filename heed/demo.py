@@ -1,4 +1,4 @@
-"""`heed demo`: the whole story on the generated world, from nothing to a drawn attention map."""
+"""`heed demo`: train on the generated corpus, translate, score, and plot attention maps."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from heed.train.checkpoint import checksum
 RECIPE = "demo-translate"
 ALIGNED = 200
 """Sentences whose attention is compared with the gold alignment."""
-SIGNED, UNFINISHED = "demo.json", ".unfinished-"
-"""What a whole demo leaves, with the names of its files; and where a new one works until then."""
-AGAIN = "Begin anew with: heed demo"
-SHOWN = 8
-DRAWN = 3
+RESULT_FILE, WORK_PREFIX = "demo.json", ".unfinished-"
+"""The result of a finished demo, with hashes of its files; the prefix of its working folder."""
+RESTART = "Start again with: heed demo"
+EXAMPLES = 8
+PLOTTED = 3
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the demo found; `heed demo --json` prints it."""
+    """The scores of a demo, as `heed demo --json` prints them."""
 
     bleu: float
     signature: str
@@ -54,37 +54,37 @@ class Result:
     run: str
 
 
-def demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = None) -> Result:
-    """Train, translate, score, draw. The console tells the story as it goes."""
-    began = time.monotonic()
+def run_demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = None) -> Result:
+    """Train, translate, score and plot; progress is printed on the console."""
+    start = time.monotonic()
     changes = [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"])
     recipe = Recipe.read(find(RECIPE), changes)
-    with _room(folder) as draft:
-        _introduce(recipe, console)
-        run = train_run.start(recipe, draft, device="cpu", console=console)
-        facts = _story(run, recipe, console)
-        seconds = round(time.monotonic() - began, 1)
-        result = Result(**facts, seconds=seconds, run=str(folder))
-        _sign(draft, result)
-    _conclude(result, Run(folder), console)
+    with _replace_when_finished(folder) as work_folder:
+        _print_introduction(recipe, console)
+        run = train_run.start(recipe, work_folder, device="cpu", console=console)
+        scores = _evaluate_and_plot(run, recipe, console)
+        seconds = round(time.monotonic() - start, 1)
+        result = Result(**scores, seconds=seconds, run=str(folder))
+        _write_result(work_folder, result)
+    _print_summary(result, Run(folder), console)
     return result
 
 
-def _story(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
-    """What a trained run is worth, as facts and figures."""
+def _evaluate_and_plot(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Score a trained run on the test set and plot its attention; returns the scores."""
     translator = Translator.load(run.folder, device="cpu")
     test = list(synthetic.sentences("test", recipe.data.synthetic_test, seed=recipe.seed))
-    console.print(f"Translating {len(test):,} sentences of combinations it never saw…")
+    console.print(f"Translating {len(test):,} sentences with word combinations unseen in training…")
     hypotheses = translator.translate(s.english for s in test)
     references = [s.french for s in test]
-    _show(test, hypotheses, console)
+    _print_translations(test, hypotheses, console)
     dev = list(synthetic.sentences("dev", ALIGNED, seed=recipe.seed))
-    layer = best_layer(_maps(translator, dev), [s.alignment for s in dev])
-    maps = _maps(translator, test[:ALIGNED])
+    layer = best_layer(_cross_maps(translator, dev), [s.alignment for s in dev])
+    maps = _cross_maps(translator, test[:ALIGNED])
     error = alignment_error_rate(
         [m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]]
     )
-    _draw(run, test, maps, layer)
+    _plot_attention(run, test, maps, layer)
     score = bleu(hypotheses, references)
     return {
         "bleu": score.score,
@@ -96,173 +96,174 @@ def _story(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------ a demo takes the place of a demo, of nothing else
+# --------------------------------------------- a demo replaces an earlier demo, and nothing else
 
 
 @contextmanager
-def _room(folder: Path) -> Iterator[Path]:
-    """A folder to work in. When all went well, what is in it takes the place of an earlier demo in
-    `folder`; if not, `folder` is as it was."""
-    _refuse_others(folder)
-    made = not folder.exists()
+def _replace_when_finished(folder: Path) -> Iterator[Path]:
+    """A working folder whose content replaces an earlier demo in `folder`, only on success."""
+    _refuse_foreign_files(folder)
+    created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        # Inside, for beside it one may not be allowed to write.
-        with TemporaryDirectory(prefix=UNFINISHED, dir=folder) as own:
-            draft, before = Path(own) / "demo", Path(own) / "before"
-            with _none_to_resume(folder):
-                yield draft
-            _refuse_others(folder)  # it took minutes
+        # Inside the folder: its parent may not be writable.
+        with TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as temporary:
+            work_folder, before = Path(temporary) / "demo", Path(temporary) / "before"
+            with _without_resume_hint(folder):
+                yield work_folder
+            _refuse_foreign_files(folder)  # again: training took minutes
             before.mkdir()
-            _move(folder, before)
-            _move(draft, folder)
+            _move_files(folder, before)
+            _move_files(work_folder, folder)
     finally:
-        if made and not any(folder.iterdir()):
+        if created and not any(folder.iterdir()):
             folder.rmdir()
 
 
 @contextmanager
-def _none_to_resume(folder: Path) -> Iterator[None]:
-    """A demo that ends too soon leaves nothing, so its errors name no run to go on with."""
+def _without_resume_hint(folder: Path) -> Iterator[None]:
+    """Change errors that suggest to resume: an interrupted demo leaves no run."""
     try:
         yield
     except StoppedError as stopped:
-        what = "Stopped; of this demo nothing is kept."
-        raise StoppedError(what, todo=AGAIN, code=stopped.code) from stopped
+        what = "Stopped; this demo was discarded."
+        raise StoppedError(what, todo=RESTART, code=stopped.code) from stopped
     except RunError as error:
-        raise RunError(error.what, where=str(folder), todo=AGAIN) from error
+        raise RunError(error.what, where=str(folder), todo=RESTART) from error
 
 
-def _move(here: Path, there: Path) -> None:
-    """All that is in one folder to another. What names the files as a demo's goes last."""
-    names = [path.name for path in here.iterdir() if not path.name.startswith(UNFINISHED)]
-    for name in sorted(names, key=SIGNED.__eq__):
-        (here / name).rename(there / name)
+def _move_files(source: Path, target: Path) -> None:
+    """Move all files of a folder to another, the result file last: it marks a complete demo."""
+    names = [path.name for path in source.iterdir() if not path.name.startswith(WORK_PREFIX)]
+    for name in sorted(names, key=RESULT_FILE.__eq__):
+        (source / name).rename(target / name)
 
 
-def _sign(folder: Path, result: Result) -> None:
-    """Write the result, and which files are this demo's own."""
-    facts = asdict(result) | {"files": _files(folder)}
-    write_atomic(folder / SIGNED, json.dumps(facts, indent=1) + "\n")
+def _write_result(folder: Path, result: Result) -> None:
+    """Write the result, with the hashes of the demo's files."""
+    content = asdict(result) | {"files": _hash_files(folder)}
+    write_atomic(folder / RESULT_FILE, json.dumps(content, indent=1) + "\n")
 
 
-def _refuse_others(folder: Path) -> None:
-    """Nothing is replaced but files that a demo wrote and nobody changed since."""
-    found = _files(folder)
+def _refuse_foreign_files(folder: Path) -> None:
+    """Raise an error if the folder has files that no demo wrote, or that were changed since."""
+    hashes = _hash_files(folder)
     try:
-        signed = json.loads((folder / SIGNED).read_text(encoding="utf-8"))["files"]
+        recorded = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
-        signed = {}
-    others = [name for name, digest in found.items() if signed.get(name) != digest]
-    if signed == {} and (folder / SIGNED).exists():
-        others.append(SIGNED)
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        recorded = {}
+    foreign = [name for name, digest in hashes.items() if recorded.get(name) != digest]
+    if recorded == {} and (folder / RESULT_FILE).exists():
+        foreign.append(RESULT_FILE)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise RunError(
-            f"there are files here that are not a demo's, or were changed: {others[0]}{more}.",
+            f"this folder has files that no demo wrote, or that were changed: {foreign[0]}{more}.",
             where=str(folder),
-            todo="Name another folder with --run, or move them away.",
+            todo="Give another folder with --run, or move the files away.",
         )
 
 
-def _files(folder: Path) -> dict[str, str]:
-    """A hash of every file, by its name; that of a link is where it leads."""
-    found = {}
+def _hash_files(folder: Path) -> dict[str, str]:
+    """The hash of every file by name; for a symbolic link, its target."""
+    hashes = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if name.parts[0].startswith(UNFINISHED) or str(name) == SIGNED:
+        if name.parts[0].startswith(WORK_PREFIX) or str(name) == RESULT_FILE:
             continue
         if path.is_symlink():
-            found[name.as_posix()] = f"a link to {path.readlink()}"
+            hashes[name.as_posix()] = f"a link to {path.readlink()}"
         elif not path.is_dir():
-            found[name.as_posix()] = checksum(path)
-    return found
+            hashes[name.as_posix()] = checksum(path)
+    return hashes
 
 
-def _introduce(recipe: Recipe, console: Console) -> None:
+def _print_introduction(recipe: Recipe, console: Console) -> None:
     m = recipe.model
     console.print(
-        f"[bold]heed demo[/]: a Transformer learns English to French from nothing.\n"
-        f"{recipe.data.synthetic:,} generated pairs · {m.layers}+{m.layers} layers, "
-        f"width {m.width}, "
-        f"{m.heads} heads, position [cyan]{m.position}[/] · the test holds combinations of words "
-        "that training never showed.",
+        f"[bold]heed demo[/]: a Transformer learns English to French from scratch.\n"
+        f"{recipe.data.synthetic:,} generated pairs · {m.layers}+{m.layers} layers, width {m.width}, "
+        f"{m.heads} heads, position [cyan]{m.position}[/] · the test set has "
+        "word combinations unseen in training.",
         highlight=False,
     )
 
 
-def _maps(translator: Translator, sentences: Sequence[synthetic.Sentence]) -> list[CrossMap]:
-    """Attention while the reference is written, so that the gold alignment fits its words."""
+def _cross_maps(translator: Translator, sentences: Sequence[synthetic.Sentence]) -> list[CrossMap]:
+    """Cross-attention of the reference translations: the gold alignment is about their words."""
     pairs = [(s.english, s.french) for s in sentences]
     return cross_maps(translator.model, translator.tokenizer, pairs)
 
 
-def _show(test: Sequence[synthetic.Sentence], hypotheses: Sequence[str], console: Console) -> None:
-    """A few translations beside their references, words coloured."""
+def _print_translations(
+    test: Sequence[synthetic.Sentence], hypotheses: Sequence[str], console: Console
+) -> None:
+    """Print a few translations beside their references, with colored words."""
     headers = ("English", "the model's French", "reference")
     table = build_table(*headers, title="Held-out sentences")
-    for i in chosen(test, hypotheses):
-        shown, reference = coloured(hypotheses[i], test[i].french)
+    for i in choose_examples(test, hypotheses):
+        shown, reference = color_words(hypotheses[i], test[i].french)
         table.add_row(test[i].english, shown, reference)
     console.print(table)
 
 
-def chosen(test: Sequence[synthetic.Sentence], hypotheses: Sequence[str]) -> list[int]:
-    """Which to show: the longest right ones, then two wrong ones, or more where there is room."""
+def choose_examples(test: Sequence[synthetic.Sentence], hypotheses: Sequence[str]) -> list[int]:
+    """The examples to print: the longest correct ones, then at least two wrong ones."""
     right = [i for i, s in enumerate(test) if hypotheses[i] == s.french]
     wrong = [i for i, s in enumerate(test) if hypotheses[i] != s.french]
-    wrong = wrong[: max(2, SHOWN - len(right))]
+    wrong = wrong[: max(2, EXAMPLES - len(right))]
     right.sort(key=lambda i: -len(test[i].english))
-    return right[: SHOWN - len(wrong)] + wrong
+    return right[: EXAMPLES - len(wrong)] + wrong
 
 
-def coloured(hypothesis: str, reference: str) -> tuple[Text, Text]:
-    """Words that agree in green; the model's others in red, the reference's underlined."""
+def color_words(hypothesis: str, reference: str) -> tuple[Text, Text]:
+    """Equal words in green; other words red in the hypothesis, underlined in the reference."""
     ours, theirs = hypothesis.split(), reference.split()
-    shown, wanted = Text(), Text()
+    left, right = Text(), Text()
     for kind, i, j, k, n in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
-        same = kind == "equal"
+        equal = kind == "equal"
         for word in ours[i:j]:
-            shown.append(word + " ", style="green" if same else "bold red")
+            left.append(word + " ", style="green" if equal else "bold red")
         for word in theirs[k:n]:
-            wanted.append(word + " ", style="" if same else "underline")
-    return shown, wanted
+            right.append(word + " ", style="" if equal else "underline")
+    return left, right
 
 
-def _draw(
+def _plot_attention(
     run: Run, test: Sequence[synthetic.Sentence], maps: Sequence[CrossMap], layer: int
 ) -> None:
-    """Cross-attention of a few sentences, the mean of a layer's heads and each head apart."""
+    """Plot the cross-attention of a few sentences: the mean of a layer's heads, and each head."""
     fitting = [i for i in range(len(maps)) if 8 <= len(maps[i].source_words) <= 14]
-    for number, i in enumerate(fitting[:DRAWN], start=1):
-        found, links = maps[i], {(t, s) for s, t in test[i].alignment}
+    for number, i in enumerate(fitting[:PLOTTED], start=1):
+        cross, links = maps[i], {(t, s) for s, t in test[i].alignment}
         figure = plot.attention_map(
-            found.mean_over_heads(layer),
-            found.target_words,
-            found.source_words,
+            cross.mean_over_heads(layer),
+            cross.target_words,
+            cross.source_words,
             title=f"Cross-attention, layer {layer + 1}, mean of heads",
             gold=links,
-            row_label="written",
-            column_label="read",
+            row_label="target",
+            column_label="source",
         )
         plot.save(figure, run.figures / f"attention-{number}")
         heads = plot.attention_grid(
-            found.weights_lhnm[layer],
-            found.target_words,
-            found.source_words,
+            cross.weights_lhnm[layer],
+            cross.target_words,
+            cross.source_words,
             title=f"Cross-attention, layer {layer + 1}, by head",
             gold=links,
         )
         plot.save(heads, run.figures / f"attention-{number}-heads")
 
 
-def _conclude(result: Result, run: Run, console: Console) -> None:
+def _print_summary(result: Result, run: Run, console: Console) -> None:
     console.print(
         f"\n[bold]{result.bleu:.2f} BLEU[/] ({result.signature})\n"
-        f"[bold]{result.exact_match:.1%}[/] of {result.sentences:,} sentences right to the letter\n"
+        f"[bold]{result.exact_match:.1%}[/] of {result.sentences:,} sentences equal "
+        "their reference\n"
         f"[bold]{1 - result.alignment_error:.1%}[/] agreement of cross-attention (layer "
         f"{result.alignment_layer}) with the gold alignment (error {result.alignment_error:.3f})\n"
-        f"{result.seconds:.0f} s in all · figures in {run.figures}",
+        f"{result.seconds:.0f} s in total · figures in {run.figures}",
         highlight=False,
     )
     console.print(

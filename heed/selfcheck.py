@@ -1,8 +1,8 @@
-"""`heed selfcheck`: proves on this machine what the rest of heed relies on.
+"""`heed selfcheck`: verify on this machine what the rest of heed relies on.
 
 Fused attention equals plain, decoding with a cache equals decoding without, a run that was killed
-and resumed ends with the same bits as one that was not, and two ranks learn what one does. Each
-check says what it ran and the largest deviation it saw.
+and resumed has the same bits as an uninterrupted one, and training on two ranks equals training on
+one. Each check reports what it ran and the largest deviation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.table import Table
+from rich.build_checks_table import Table
 from torch import Tensor
 
 from heed.config import POSITIONS, ModelConfig, Recipe
@@ -35,7 +35,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True)
 class Check:
-    """One claim, what was run to see it, and how far it was off."""
+    """One claim, what was run to test it, and the deviation measured."""
 
     claim: str
     ran: str
@@ -48,35 +48,35 @@ class Check:
         return self.deviation <= self.allowed
 
 
-def selfcheck(say: Callable[[str], None]) -> list[Check]:
-    """Run every check on every device there is."""
-    for line in equipment():
+def run_checks(say: Callable[[str], None]) -> list[Check]:
+    """Run every check on every available device."""
+    for line in describe_machine():
         say(line)
     checks = []
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in devices:
         dtypes = [torch.float32, *([torch.bfloat16] if device == "cuda" else [])]
         for dtype in dtypes:
-            say(f"fused and plain, with and without a cache: {device}, {_name(dtype)}…")
-            checks.append(_fused_is_plain(device, dtype))
-            checks.append(_cached_is_full(device, dtype))
-    say("a run killed and resumed, beside one left alone…")
-    checks.append(_resumed_is_unbroken())
-    say("a run on two ranks, beside one on one…")
-    checks.append(_two_ranks_are_one())
+            say(f"fused and plain, with and without a cache: {device}, {_dtype_name(dtype)}…")
+            checks.append(_check_fused(device, dtype))
+            checks.append(_check_cached(device, dtype))
+    say("a run killed and resumed, compared with an uninterrupted one…")
+    checks.append(_check_resumed())
+    say("a run on two ranks, compared with one rank…")
+    checks.append(_check_two_ranks())
     return checks
 
 
-def equipment() -> Iterator[str]:
-    """What this machine has to run fast with, and what happens without it."""
+def describe_machine() -> Iterator[str]:
+    """The machine's compilers and devices, and what heed does where one is missing."""
     yield f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
     if compiler := cpp_compiler():
         yield f"C++ compiler: {compiler}"
     else:
-        yield "no C++ compiler: nothing is compiled; torch's own kernels serve"
+        yield "no C++ compiler: nothing is compiled; torch's kernels are used"
     if not torch.cuda.is_available():
         precision = "bfloat16" if wants_bf16("auto", torch.device("cpu")) else "float32"
-        yield f"no GPU: everything runs on the CPU, training in {precision} unless told otherwise"
+        yield f"no GPU: everything runs on the CPU; the default training precision is {precision}"
         return
     from torch.utils._triton import has_triton
 
@@ -85,58 +85,60 @@ def equipment() -> Iterator[str]:
         yield "no Triton: long biased attention runs on SDPA, with memory quadratic in length"
 
 
-def _model(position: str, device: str, dtype: torch.dtype) -> LanguageModel:
-    """A small language model with every parameter moved off its beginning."""
+def _build_model(position: str, device: str, dtype: torch.dtype) -> LanguageModel:
+    """A small language model with every parameter moved away from its initial value."""
     torch.manual_seed(0)
     config = ModelConfig(layers=2, width=64, heads=4, position=position, dropout=0.0)
     model = build("generate", config, vocab=VOCAB)
     if not isinstance(model, LanguageModel):
-        raise TypeError("selfcheck looks at a language model")
+        raise TypeError("selfcheck needs a language model")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model.to(device, dtype)
 
 
-def _ids(device: str) -> tuple[Tensor, Tensor]:
-    """Random texts, some padded on the left and some on the right."""
+def _random_batch(device: str) -> tuple[Tensor, Tensor]:
+    """Random ids and their mask; one row is padded on the left, one on the right."""
     ids = torch.randint(VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     mask[1, :5], mask[2, -7:] = False, False
     return ids.to(device), mask.to(device)
 
 
-def _fused_is_plain(device: str, dtype: torch.dtype) -> Check:
-    worst, (ids, mask) = 0.0, _ids(device)
+def _check_fused(device: str, dtype: torch.dtype) -> Check:
+    worst, (ids, mask) = 0.0, _random_batch(device)
     for position in POSITIONS.names():
-        model = _model(position, device, dtype)
-        found = []
+        model = _build_model(position, device, dtype)
+        outputs = []
         for logits in (model(ids, mask=mask), model.trace(ids, mask=mask).logits):
             model.zero_grad()
             logits[mask].float().square().mean().backward()
-            slopes = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-            found.append((logits[mask].detach(), torch.cat(slopes)))
-        for fused, plain in zip(*found, strict=True):
-            worst = max(worst, _apart(fused, plain))
-    ran = f"{len(POSITIONS.names())} positions, logits and gradients, {device} {_name(dtype)}"
+            gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            outputs.append((logits[mask].detach(), torch.cat(gradients)))
+        for fused, plain in zip(*outputs, strict=True):
+            worst = max(worst, _relative_error(fused, plain))
+    ran = f"{len(POSITIONS.names())} positions, logits and gradients, {device} {_dtype_name(dtype)}"
     return Check("fused = plain", ran, worst, TOLERANCE[dtype])
 
 
 @torch.inference_mode()
-def _cached_is_full(device: str, dtype: torch.dtype) -> Check:
-    worst, (ids, mask) = 0.0, _ids(device)
+def _check_cached(device: str, dtype: torch.dtype) -> Check:
+    worst, (ids, mask) = 0.0, _random_batch(device)
     for position in POSITIONS.names():
-        model, cache = _model(position, device, dtype).eval(), Cache()
+        model, cache = _build_model(position, device, dtype).eval(), Cache()
         steps = [
             model(ids[:, i : i + 1], mask=mask[:, i : i + 1], cache=cache) for i in range(LENGTH)
         ]
-        worst = max(worst, _apart(torch.cat(steps, dim=1)[mask], model(ids, mask=mask)[mask]))
-    ran = f"{len(POSITIONS.names())} positions, {LENGTH} steps, {device} {_name(dtype)}"
+        worst = max(
+            worst, _relative_error(torch.cat(steps, dim=1)[mask], model(ids, mask=mask)[mask])
+        )
+    ran = f"{len(POSITIONS.names())} positions, {LENGTH} steps, {device} {_dtype_name(dtype)}"
     return Check("cached = uncached", ran, worst, TOLERANCE[dtype])
 
 
-def _resumed_is_unbroken() -> Check:
-    """The real command, killed with SIGKILL once it has saved, and resumed."""
+def _check_resumed() -> Check:
+    """Kill `heed train` with SIGKILL after its first checkpoint, resume it, compare all bits."""
     recipe = Recipe.of(
         {
             "data": {"synthetic": 300, "synthetic_test": 50, "max_length": 48},
@@ -149,20 +151,23 @@ def _resumed_is_unbroken() -> Check:
         path = Path(folder)
         (path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
         train = ("train", str(path / "recipe.toml"), "--device", "cpu", "--run")
-        _command(*train, str(path / "whole")).wait()
-        process, saved = _command(*train, str(path / "broken")), path / "broken" / "checkpoints"
+        _start_command(*train, str(path / "whole")).wait()
+        process, saved = (
+            _start_command(*train, str(path / "broken")),
+            path / "broken" / "checkpoints",
+        )
         while process.poll() is None and not any(saved.glob("step-*")):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        _command("resume", str(path / "broken"), "--device", "cpu").wait()
-        same = _outcome(path / "whole") == _outcome(path / "broken")
-    ran = "60 updates, killed after a checkpoint; weights and metrics by the byte"
+        _start_command("resume", str(path / "broken"), "--device", "cpu").wait()
+        same = _read_outcome(path / "whole") == _read_outcome(path / "broken")
+    ran = "60 steps, killed after a checkpoint; weights and metrics, byte for byte"
     return Check("resumed = unbroken", ran, 0.0 if same else float("inf"), 0.0)
 
 
-def _two_ranks_are_one() -> Check:
-    """The real command on two processes: the losses of every update, and the dev set's."""
+def _check_two_ranks() -> Check:
+    """Run `heed train` on two processes; compare the loss of every step and of the dev set."""
     recipe = Recipe.of(
         {
             "data": {"synthetic": 300, "synthetic_test": 50, "max_length": 48},
@@ -177,23 +182,23 @@ def _two_ranks_are_one() -> Check:
         path = Path(folder)
         (path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
         train = ("train", str(path / "recipe.toml"), "--device", "cpu", "--run")
-        _command(*train, str(path / "one")).wait()
-        _command(*train, str(path / "two"), launcher=launcher).wait()
-        one, two = _losses(path / "one"), _losses(path / "two")
-    whole = one.keys() == two.keys() and len(one) > 10
-    apart = max(abs(one[key] - two[key]) / one[key] for key in one) if whole else float("inf")
-    ran = "10 updates by DDP on gloo, float32, no dropout; the losses of all and of dev"
-    return Check("two ranks = one", ran, apart, 1e-6)
+        _start_command(*train, str(path / "one")).wait()
+        _start_command(*train, str(path / "two"), launcher=launcher).wait()
+        one, two = _read_losses(path / "one"), _read_losses(path / "two")
+    complete = one.keys() == two.keys() and len(one) > 10
+    errors = [abs(one[key] - two[key]) / one[key] for key in one] if complete else [float("inf")]
+    ran = "10 steps of DDP on gloo, float32, no dropout; all losses, training and dev"
+    return Check("two ranks = one", ran, max(errors), 1e-6)
 
 
-def _losses(folder: Path) -> dict[tuple[str, int], float]:
+def _read_losses(folder: Path) -> dict[tuple[str, int], float]:
     lines = Run(folder).metrics() if Run(folder).finished else []
     sets = {"train": lambda line: line, "evaluate": lambda line: line["dev"]}
-    found = {(line["event"], line["step"]): sets[line["event"]](line)["loss"] for line in lines}
-    return {place: loss for place, loss in found.items() if loss is not None}
+    losses = {(line["event"], line["step"]): sets[line["event"]](line)["loss"] for line in lines}
+    return {key: loss for key, loss in losses.items() if loss is not None}
 
 
-def _command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+def _start_command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *launcher, "heed", *arguments],
         stdout=subprocess.DEVNULL,
@@ -202,22 +207,22 @@ def _command(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Pope
     )
 
 
-def _outcome(folder: Path) -> object:
+def _read_outcome(folder: Path) -> object:
     run = Run(folder)
     lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
     return run.weights_path.read_bytes() if run.finished else folder, lines
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
+def _relative_error(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def table(checks: list[Check]) -> Table:
-    """The checks for a person."""
+def build_checks_table(checks: list[Check]) -> Table:
+    """A table of the checks for the terminal."""
     shown = build_table("claim", "what was run", "largest deviation", "allowed", "")
     for check in checks:
         verdict = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"

@@ -25,7 +25,7 @@ from heed import LanguageModel, Translator
 from heed.config import DecodeConfig, Recipe
 from heed.data import synthetic
 from heed.errors import ConfigError, DataError, RunError
-from heed.few import MOST
+from heed.pipelines.lru import SIZE
 from heed.train import run as train_run
 
 SMALL = {"layers": 1, "width": 32, "heads": 2, "steps": 150, "lr": 5e-3, "batch_tokens": 512}
@@ -83,7 +83,7 @@ def translator(run: Path) -> Translator:
 
 def test_the_documented_way_to_draw_attention(run: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
-    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "draw" in x)
+    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "plot" in x)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(run)
     answer = subprocess.run(
@@ -124,8 +124,8 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
         train_run.start(Recipe.of(told), place / "lm", device="cpu", console=Console(quiet=True))
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
-    authors = [weakref.ref(model.author(seed=seed)) for seed in range(9)]
-    assert sum(one() is not None for one in authors) == MOST
+    authors = [weakref.ref(model.pipeline(seed=seed)) for seed in range(9)]
+    assert sum(one() is not None for one in authors) == SIZE
     prompts = ["The cat", "", "One day the old woman"]
     found = model.generate(prompts, length=7, samples=3, top_k=20)
     assert found == model.generate(prompts, length=7, samples=3, top_k=20)
@@ -144,7 +144,7 @@ def test_one_file_needs_no_list(
     begun: list[Recipe] = []
     monkeypatch.setattr(train_run, "start", lambda recipe, *_, **__: begun.append(recipe))
     files = {split: kind(place / f"{split}.txt") for split in ("train", "dev", "test")}
-    package.api.trained(
+    package.api._train_run(
         "generate", files["train"], files["dev"], place / "one", 0, "cpu", {"test": files["test"]}
     )
     data = begun[0].data
@@ -171,9 +171,9 @@ def test_settings_change_how_it_writes(translator: Translator) -> None:
 
 def test_few_ways_to_write_are_kept(translator: Translator) -> None:
     """Each may hold much of a GPU's memory, so the others are gone as soon as they are left."""
-    made = [weakref.ref(translator.scribe(sample=True, seed=seed)) for seed in range(9)]
-    assert [one() is not None for one in made] == [False] * (9 - MOST) + [True] * MOST
-    assert made[-1]() is translator.scribe(sample=True, seed=8)
+    made = [weakref.ref(translator.pipeline(sample=True, seed=seed)) for seed in range(9)]
+    assert [one() is not None for one in made] == [False] * (9 - SIZE) + [True] * SIZE
+    assert made[-1]() is translator.pipeline(sample=True, seed=8)
 
 
 def test_a_beam_needs_no_word_against_draws(translator: Translator) -> None:
@@ -207,7 +207,7 @@ def test_an_ensemble_of_one_run_is_the_run(run: Path, translator: Translator) ->
 def test_runs_write_together_if_they_share_pieces(run: Path, another: Path, stranger: Path) -> None:
     both = Translator.load(run, another, device="cpu")
     assert len(both.translate(LINES)) == len(LINES)
-    with pytest.raises(RunError, match="tokenizer is not that of"):
+    with pytest.raises(RunError, match="tokenizer differs from that of"):
         Translator.load(run, stranger, device="cpu")
 
 

@@ -106,21 +106,19 @@ def test_a_text_is_answered_alike_in_any_company(run: Path) -> None:
 
 
 def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:
-    """Without them, as older runs are, it asks its training text, which must still be there."""
-    kept = Run(run).classes_path
-    text = kept.read_text(encoding="utf-8")
+    """It needs no training data to be loaded; without the names it is an error that says so."""
+    path = Run(run).classes_path
+    text = path.read_text(encoding="utf-8")
     before = Classifier.load(run, device="cpu").classify(LINES)
-    kept.unlink()
     train = place / "train.tsv"
+    train.rename(place / "elsewhere.tsv")
     try:
         assert Classifier.load(run, device="cpu").classify(LINES) == before
-        train.rename(place / "elsewhere.tsv")
-        with pytest.raises(RunError, match=r"does not say what its classes are called.*no such"):
+        path.unlink()
+        with pytest.raises(RunError, match=r"has no classes\.json"):
             Classifier.load(run, device="cpu")
-        kept.write_text(text, encoding="utf-8")
-        assert Classifier.load(run, device="cpu").classify(LINES) == before
     finally:
-        kept.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         (place / "elsewhere.tsv").rename(train)
 
 
@@ -189,7 +187,7 @@ def pumped(run: Path, groups: list[list[str]], **shown: bool) -> tuple[list[str]
     """What comes out of the pipe, and what is said aside."""
     out = io.BytesIO()
     aside: list[str] = []
-    pipeline = Classifier.load(run, device="cpu").labeller
+    pipeline = Classifier.load(run, device="cpu").pipeline
     run_lines(groups, ClassificationLines(pipeline, **shown), out=out, warn=aside.append)
     return out.getvalue().decode().split("\n")[:-1], aside
 
@@ -203,7 +201,7 @@ def test_every_group_is_written_before_the_next_is_read(run: Path) -> None:
             yield lines
             seen.append(out.getvalue().count(b"\n"))
 
-    pipeline = Classifier.load(run, device="cpu").labeller
+    pipeline = Classifier.load(run, device="cpu").pipeline
     run_lines(groups(), ClassificationLines(pipeline), out=out, warn=lambda _: None)
     assert seen == [2, 3, len(LINES)]
 
@@ -365,7 +363,7 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
         assert facts["log_loss"] <= facts["uncalibrated"]["log_loss"] + 1e-9
         assert facts["loss"] == pytest.approx(facts["uncalibrated"]["log_loss"], rel=1e-4)
         after = Classifier.load(run, device="cpu")
-        assert after.labeller.temperature == fitted["temperature"]
+        assert after.pipeline.temperature == fitted["temperature"]
         assert after.classify(texts) == before.classify(texts)
         assert after.probabilities(texts) != before.probabilities(texts)
         again = told(run, test=[str(place / "test.tsv")])

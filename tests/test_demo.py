@@ -17,7 +17,7 @@ from test_cli import heed
 from torch import Tensor
 
 from heed.data import synthetic
-from heed.demo import SHOWN, chosen, coloured, demo
+from heed.demo import EXAMPLES, choose_examples, color_words, run_demo
 from heed.errors import RunError, StoppedError
 from heed.recipes import names
 from heed.train import checkpoint
@@ -100,8 +100,8 @@ def test_what_is_not_a_demos_is_never_removed(
     shutil.copytree(folder / str(result["run"]), run)
     (run / name).write_text("mine")
     before = contents(run)
-    with pytest.raises(RunError, match="not a demo's"):
-        demo(run, console=Console(quiet=True), steps=2)
+    with pytest.raises(RunError, match="no demo wrote"):
+        run_demo(run, console=Console(quiet=True), steps=2)
     assert contents(run) == before
 
 
@@ -113,7 +113,7 @@ def test_it_replaces_only_a_demo(folder: Path, result: dict[str, object], tmp_pa
     before = contents(run)
     answer = heed("demo", "--steps", "2", "--run", str(run))
     assert answer.returncode == 2
-    assert "not a demo's" in answer.stderr
+    assert "no demo wrote" in answer.stderr
     assert "--run" in answer.stderr
     assert contents(run) == before
 
@@ -125,7 +125,7 @@ def test_a_demo_that_fails_leaves_the_earlier_one(
     monkeypatch.setenv("HEED_CACHE", "/dev/null/cache")
     for place in (run, folder / "other"):
         with pytest.raises(NotADirectoryError):
-            demo(place, console=Console(quiet=True), steps=2)
+            run_demo(place, console=Console(quiet=True), steps=2)
         assert contents(folder) == before
     assert not (folder / "other").exists()
 
@@ -138,7 +138,7 @@ def test_a_demo_that_finds_no_room_names_no_run_to_resume(
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
     with pytest.raises(RunError, match="the disk is full") as told:
-        demo(tmp_path / "run", console=Console(quiet=True), steps=2)
+        run_demo(tmp_path / "run", console=Console(quiet=True), steps=2)
     assert told.value.where == str(tmp_path / "run")
     assert "resume" not in str(told.value)
     assert not [*tmp_path.iterdir()]
@@ -150,7 +150,7 @@ def test_a_demo_that_is_stopped_leaves_the_earlier_one(
 ) -> None:
     run, before = folder / str(result["run"]), contents(folder)
     with asked_at(3, number), pytest.raises(StoppedError) as stopped:
-        demo(run, console=Console(quiet=True), steps=9)
+        run_demo(run, console=Console(quiet=True), steps=9)
     assert stopped.value.code == 128 + number
     assert "resume" not in str(stopped.value)
     assert contents(folder) == before
@@ -161,14 +161,14 @@ def test_as_many_are_shown_as_there_is_room_for(right: list[bool]) -> None:
     """Right ones first; and of the wrong ones two, where there are so many."""
     test = list(synthetic.sentences("test", len(right), seed=0))
     said = [s.french if good else "" for s, good in zip(test, right, strict=True)]
-    shown = chosen(test, said)
-    assert len({*shown}) == len(shown) == min(SHOWN, len(test))
+    shown = choose_examples(test, said)
+    assert len({*shown}) == len(shown) == min(EXAMPLES, len(test))
     assert [right[i] for i in shown] == sorted((right[i] for i in shown), reverse=True)
     assert sum(not right[i] for i in shown) >= min(2, right.count(False))
 
 
 def test_colours_tell_right_from_wrong() -> None:
-    shown, wanted = coloured("le chat voit la", "le chien voit la maison")
+    shown, wanted = color_words("le chat voit la", "le chien voit la maison")
     styles = {shown.plain[span.start : span.end].strip(): str(span.style) for span in shown.spans}
     assert styles == {"le": "green", "chat": "bold red", "voit": "green", "la": "green"}
     assert wanted.plain.split() == ["le", "chien", "voit", "la", "maison"]

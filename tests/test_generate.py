@@ -162,7 +162,7 @@ TEXTS = ["Le chat voit la femme.", "😀 <pad> [bold]", ""]
 def test_texts_of_ones_own_token_by_token(run: Path, model: LanguageModel) -> None:
     flags = [part for text in TEXTS for part in ("--text", text)]
     facts = json.loads(told("evaluate", str(run), *flags, "--json"))
-    for text, one, own in zip(TEXTS, facts["scored_texts"], model.judge(TEXTS), strict=True):
+    for text, one, own in zip(TEXTS, facts["scored_texts"], model.token_losses(TEXTS), strict=True):
         assert one["text"] == text
         assert [token["loss"] for token in one["by_token"]] == pytest.approx(own.losses.tolist())
         assert one["tokens"] == len(one["by_token"]) == len(text.encode()) + 1
@@ -234,16 +234,16 @@ def test_the_recipe_s_beam_searches_unless_draws_are_asked_for(model: LanguageMo
     """And without one, tokens are drawn."""
     recipe = replace(model.recipe, decode=DecodeConfig(beam=3, length_penalty=0.5))
     other = LanguageModel(model.model, model.tokenizer, recipe)
-    assert model.author().settings.sample
-    assert other.author().settings == recipe.decode
+    assert model.pipeline().settings.sample
+    assert other.pipeline().settings == recipe.decode
     assert other.generate(["Le"], length=5) == model.generate(
         ["Le"], length=5, beam=3, length_penalty=0.5
     )
     for flags in ({"seed": 1}, {"top_p": 0.9}):
-        drawn = other.author(**decode_flags(flags)).settings
+        drawn = other.pipeline(**decode_flags(flags)).settings
         assert (drawn.sample, drawn.beam, drawn.length_penalty) == (True, 1, 0.5)
-    assert not model.author(beam=2).settings.sample
-    assert not model.author(sample=False).settings.sample
+    assert not model.pipeline(beam=2).settings.sample
+    assert not model.pipeline(sample=False).settings.sample
 
 
 def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
@@ -258,7 +258,7 @@ def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
     for by_pipe in ([], ["--file", "-"]):
         answer = heed(*asked, *CPU, *by_pipe, stdin="".join(f"{line}\n" for line in prompts))
         assert answer.stdout == by_file, answer.stderr
-    out, author = io.BytesIO(), model.author(seed=3, top_k=40)
+    out, author = io.BytesIO(), model.pipeline(seed=3, top_k=40)
     nothing = line_io.open_lines(None, Path(os.devnull))
     task = GenerationLines(author, 20)
     line_io.run_lines(line_io.lines_or_default(nothing, ""), task, out=out, warn=print)
@@ -440,7 +440,7 @@ def test_a_shipped_recipe_trains(name: str, place: Path, tmp_path: Path) -> None
 
 
 def test_one_text_alone_is_a_sentence(model: LanguageModel) -> None:
-    calls: list[Any] = [model.generate, model.judge, lambda x: model.generate([""], stop=x)]
+    calls: list[Any] = [model.generate, model.token_losses, lambda x: model.generate([""], stop=x)]
     for call in calls:
         for texts, said in (("Hello", "Give a list"), ([None], "text 1 is None")):
             with pytest.raises(DataError, match=said):

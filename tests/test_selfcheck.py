@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_cli import heed
 
-from heed.selfcheck import equipment
+from heed.selfcheck import describe_machine
 from heed.train.prepare.setup import wants_bf16
 
 
@@ -31,6 +31,6 @@ def test_the_arithmetic_that_is_told_is_what_training_takes(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    told = " ".join(equipment())
+    told = " ".join(describe_machine())
     assert ("bfloat16" in told) == wants_bf16("auto", torch.device("cpu")) == bool(able)
     assert ("float32" in told) != ("bfloat16" in told)

@@ -1,4 +1,4 @@
-"""The command line: one function a command, no logic, nothing slow imported before its time."""
+"""The command line: one function per command, no logic, no slow imports before one runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 
 from heed import __version__
 
-# Importing these adds their commands to the app, in the order that `heed --help` lists them.
+# Importing these modules registers their commands, in the order that `heed --help` lists them.
 from heed.cli import evaluate, inference, machine, train
-from heed.cli.common import app, sentence
+from heed.cli.common import app, describe_file_error
 
 # isort: split
 from heed.cli import convert
@@ -21,30 +21,32 @@ from heed.cli import convert
 __all__ = ["app", "convert", "evaluate", "inference", "machine", "main", "train"]
 
 
-def _version(asked: bool) -> None:
-    """Say which heed this is, and do nothing else."""
-    if asked:
+def _print_version(requested: bool) -> None:
+    """Print the version and exit."""
+    if requested:
         typer.echo(f"heed {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def options(
+def common_options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Say which heed this is."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """Options of every command."""
+    """Options that every command has."""
     if debug:
         os.environ["HEED_DEBUG"] = "1"
 
 
 def main() -> None:
-    """Run a command, and end as ranks that trained together must."""
+    """Run the command line; after distributed training, end all ranks with one exit code."""
     try:
-        _run()
+        _run_command()
     except SystemExit as end:
         if "heed.train.distributed.ranks" in sys.modules:
             from heed.train.distributed.ranks import leave
@@ -53,27 +55,29 @@ def main() -> None:
         raise
 
 
-def _run() -> None:
-    """Run a command; a mistake a person can mend is a sentence and exit code 2."""
+def _run_command() -> None:
+    """Run a command; an error that the user can fix is printed as a sentence, with exit code 2."""
     from heed.errors import HeedError, HeedWarning, StoppedError
 
-    shown = warnings.showwarning
+    default_showwarning = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def showwarning(
+        message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any
+    ) -> None:
         if issubclass(category, HeedWarning):
             typer.echo(f"heed: {message}", err=True)
         else:
-            shown(message, category, *place, **more)
+            default_showwarning(message, category, *args, **kwargs)
 
-    warnings.showwarning = show
+    warnings.showwarning = showwarning
     try:
         app()
     except StoppedError as stopped:
         typer.echo(str(stopped), err=True)
         raise SystemExit(stopped.code) from None
     except (HeedError, OSError) as error:
-        told = sentence(error) if isinstance(error, OSError) else error
-        if told is None or os.environ.get("HEED_DEBUG"):
+        message = describe_file_error(error) if isinstance(error, OSError) else error
+        if message is None or os.environ.get("HEED_DEBUG"):
             raise
-        typer.echo(f"heed: {told}", err=True)
+        typer.echo(f"heed: {message}", err=True)
         raise SystemExit(2) from None

@@ -1,4 +1,4 @@
-"""What commands share: the app they belong to, options that mean the same everywhere, output."""
+"""Shared by all commands: the Typer app, common options, console and JSON output."""
 
 from __future__ import annotations
 
@@ -16,105 +16,114 @@ if TYPE_CHECKING:
     from heed.errors import HeedError
 
 
-class Commands(TyperGroup):
-    """All commands. One whose output nobody reads any more ends as by the signal of that."""
+class CommandGroup(TyperGroup):
+    """The command group. On a closed pipe it exits with 141 (128 + SIGPIPE)."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            _drop_output()
+            _discard_output()
             raise SystemExit(141) from None
 
 
 app = typer.Typer(
     name="heed",
-    cls=Commands,
+    cls=CommandGroup,
     help="Train Transformers from scratch on your own text, see what they attend to, "
     "and know which change was real.",
-    epilog="Begin with: heed demo",
+    epilog="Start with: heed demo",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, as `heed train` made it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, for a program.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, created by `heed train`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Metric = Annotated[
-    str | None, typer.Option(help="Any of bleu, chrf, ter, with commas between; unset, all.")
+    str | None,
+    typer.Option(help="Metrics, separated by commas: bleu, chrf, ter. Default: all."),
 ]
-Bootstrap = Annotated[int, typer.Option(help="Samples behind each interval and test; 0 is none.")]
+Bootstrap = Annotated[
+    int, typer.Option(help="Bootstrap samples for each interval and test; 0 for none.")
+]
 SentencesTo = Annotated[
     Path | None, typer.Option(help="Write every sentence with its BLEU to this TSV file.")
 ]
 
 
-class Decoding(TyperCommand):
-    """A command some of whose flags are keys of `[decode]`: their help is that of the key.
+class DecodingCommand(TyperCommand):
+    """A command whose decoding options take their help from the keys of `[decode]`.
 
-    It is looked up when someone asks for it: recipes load what no other help needs.
+    The help is filled in only when it is printed, because importing recipes is slow.
     """
 
-    def format_help(self, *args: Any, **more: Any) -> None:
+    def format_help(self, *args: Any, **kwargs: Any) -> None:
         from heed.config import DecodeConfig
 
         for option in self.params:
             key = DecodeConfig.model_fields.get(option.name or "")
             if key is not None and isinstance(option, TyperOption) and option.help is None:
                 option.help = " ".join((key.description or "").split())
-        super().format_help(*args, **more)
+        super().format_help(*args, **kwargs)
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Where a person reads: the terminal, or standard error where a program reads the answer."""
+    """The console for messages: standard output, or standard error if `quiet` (with --json)."""
     from rich.console import Console
 
-    class Screen(Console):
+    class PipeSafeConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise  # for the group of commands, not with a code of rich's own
+            raise  # CommandGroup sets the exit code; rich would exit with 1
 
-    return Screen(stderr=quiet)
+    return PipeSafeConsole(stderr=quiet)
 
 
 def print_json(value: object) -> None:
-    """An answer for a program, on one line."""
+    """Print a value as JSON on one line."""
     from heed.files import to_json
 
     typer.echo(to_json(value))
 
 
+def print_warning(message: str) -> None:
+    """Print a warning about the input on standard error, so that the output stays clean."""
+    typer.echo(message, err=True)
+
+
 def output() -> BinaryIO:
-    """Where a command writes that answers line by line."""
+    """Standard output as bytes, for commands that answer line by line."""
     from heed.errors import HeedError
 
     if sys.stdout is None:
         raise HeedError(
-            "there is nowhere to write: standard output is closed.", todo="Send it to a file."
+            "the result cannot be written: standard output is closed.",
+            todo="Redirect it to a file.",
         )
     return sys.stdout.buffer
 
 
-def sentence(problem: OSError) -> HeedError | None:
-    """What to tell of a file or folder that cannot be used; None for what is another's fault."""
+def describe_file_error(problem: OSError) -> HeedError | None:
+    """An error message for a file or folder that cannot be used; None if it is a bug in heed."""
     from heed.files import DISK_FULL, describe_os_error
 
     where = todo = None
     if problem.errno in DISK_FULL:
         where = "standard output, or a file that was being written"
-        _let_go()
+        _flush_output()
     if problem.filename is not None and _in_cache(str(problem.filename)):
-        todo = "Set HEED_CACHE to a folder that you may write in and that has room."
+        todo = "Set HEED_CACHE to a writable folder with free space."
     return describe_os_error(problem, where=where, todo=todo)
 
 
-def _let_go() -> None:
-    """Write what is left to standard output, if it can be written."""
+def _flush_output() -> None:
+    """Flush standard output, or discard what cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
-        _drop_output()
+        _discard_output()
 
 
 def _in_cache(name: str) -> bool:
@@ -123,6 +132,6 @@ def _in_cache(name: str) -> bool:
     return Path(name).is_relative_to(cache_root())
 
 
-def _drop_output() -> None:
-    """What is still to be written goes nowhere, so that the interpreter does not try it again."""
+def _discard_output() -> None:
+    """Send buffered output to /dev/null, so that the interpreter does not fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Commands that take models in from other libraries, and give ours to them."""
+"""Commands that convert models: import from Hugging Face, export to other libraries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import typer
 from heed.cli.common import RunFolder, app
 
 
-@app.command("import", rich_help_panel="Exchange")
+@app.command("import", rich_help_panel="Convert")
 def import_(
-    folder: Annotated[str, typer.Argument(help="A folder of transformers, or a name on the hub.")],
-    run: Annotated[Path, typer.Option(help="The run folder to make.")],
+    folder: Annotated[
+        str,
+        typer.Argument(help="A folder written by save_pretrained, or a model name on the hub."),
+    ],
+    run: Annotated[Path, typer.Option(help="The run folder to create.")],
 ) -> None:
-    """Make a run of a pretrained model: BERT, RoBERTa, GPT-2, Marian or T5.
+    """Create a run from a pretrained Hugging Face model: BERT, RoBERTa, GPT-2, Marian or T5.
 
     heed import models/roberta-sst2 --run runs/sst2
     """
@@ -24,20 +27,21 @@ def import_(
     typer.echo(import_model(folder, run))
 
 
-@app.command(rich_help_panel="Exchange")
+@app.command(rich_help_panel="Convert")
 def export(
     run: RunFolder,
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
-    to: Annotated[str, typer.Option(help="hf, ctranslate2 or onnx.")] = "hf",
+    folder: Annotated[Path, typer.Argument(help="The folder to create.")],
+    to: Annotated[str, typer.Option(help="Format: hf, ctranslate2 or onnx.")] = "hf",
     quantize: Annotated[
-        str | None, typer.Option(help="Of ctranslate2: how to keep weights, int8 or float16, say.")
+        str | None,
+        typer.Option(help="Type of the stored weights, ctranslate2 only: int8, float16, ..."),
     ] = None,
 ) -> None:
-    """Write a finished run in the form that another library reads.
+    """Export a finished run to Hugging Face transformers, CTranslate2 or ONNX.
 
     heed export runs/mine models/mine --to hf
     """
     from heed.export import export
 
     export(run, folder, to=to, **({} if quantize is None else {"quantize": quantize}))
-    typer.echo(f"{folder}: written for {to}.")
+    typer.echo(f"{folder}: exported to {to}.")

@@ -1,4 +1,4 @@
-"""Commands that score."""
+"""Commands that score: evaluate a run, score translation files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from heed.cli.common import (
     AsJson,
     Bootstrap,
-    Decoding,
+    DecodingCommand,
     Device,
     Metric,
     RunFolder,
@@ -21,34 +21,46 @@ from heed.cli.common import (
 )
 
 
-@app.command(rich_help_panel="Score", cls=Decoding)
+@app.command(rich_help_panel="Score", cls=DecodingCommand)
 def evaluate(
     run: RunFolder,
-    test: Annotated[list[str] | None, typer.Option(help="A file to score on; repeat.")] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(help="A file to evaluate on; repeat for more.")
+    ] = None,
     split: Annotated[
-        str | None, typer.Option(help="dev, test, train or a named set; unset, test, or dev.")
+        str | None,
+        typer.Option(help="dev, test, train or a name in data.sets. Default: test, else dev."),
     ] = None,
     sentences: SentencesTo = None,
     beam: int | None = None,
     metric: Metric = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Beside a classifier, simple ones on the same text.")
+        bool,
+        typer.Option(
+            "--baseline", help="Also train and score baselines on the same data (classifiers)."
+        ),
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit a classifier's probabilities to dev, and keep.")
+        bool,
+        typer.Option(
+            "--calibrate", help="Fit a temperature on dev and save it in the run (classifiers)."
+        ),
     ] = False,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="A text of yours, with what each token costs a language model; repeat."),
+        typer.Option(
+            help="A text: print the loss of each token (language models); repeat for more."
+        ),
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Tokens between windows over long text; unset, half of one.")
+        int | None,
+        typer.Option(help="Tokens between windows over long text. Default: half a window."),
     ] = None,
     bootstrap: Bootstrap = 1000,
     device: Device = "auto",
     json: AsJson = False,
 ) -> None:
-    """Score a run on held-out text, the part that train does not have beside the whole.
+    """Evaluate a run on held-out text, with intervals; also without the texts seen in training.
 
     heed evaluate runs/demo
 
@@ -94,22 +106,28 @@ def score(
     hypotheses: Annotated[
         list[Path],
         typer.Argument(
-            help="Translations, one a line, or runs that were evaluated; more are held against "
+            help="Translations, one per line, or evaluated runs. Several: each is compared with "
             "the first."
         ),
     ],
     ref: Annotated[
         list[Path] | None,
-        typer.Option(help="References, one a line; repeat for several. Evaluated runs have them."),
+        typer.Option(
+            help="References, one per line; repeat for several. Evaluated runs contain theirs."
+        ),
     ] = None,
-    src: Annotated[Path | None, typer.Option(help="Sources, for BLEU by their length.")] = None,
+    src: Annotated[
+        Path | None, typer.Option(help="Source sentences, for BLEU by source length.")
+    ] = None,
     sentences: SentencesTo = None,
     metric: Metric = None,
     bootstrap: Bootstrap = 1000,
-    seed: Annotated[int | None, typer.Option(help="Of the resampling; unset, sacreBLEU's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the bootstrap. Default: sacreBLEU's.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Score translations as sacreBLEU does, with intervals, and test systems against the first.
+    """Score translations with sacreBLEU, with intervals; test each system against the first.
 
     heed score out.fr --ref test.fr --src test.en
 

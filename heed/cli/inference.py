@@ -1,4 +1,4 @@
-"""Commands that write with a trained model."""
+"""Commands that use a trained model: translate, classify, generate."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import Decoding, Device, RunFolder, app, output
+from heed.cli.common import DecodingCommand, Device, RunFolder, app, output, print_warning
 
 
-@app.command(rich_help_panel="Use a model", cls=Decoding)
+@app.command(rich_help_panel="Use a model", cls=DecodingCommand)
 def translate(
     context: typer.Context,
     run: RunFolder,
     text: Annotated[
-        list[str] | None, typer.Argument(help="Sentences; without any, a pipe.")
+        list[str] | None,
+        typer.Argument(help="Sentences to translate. Default: the lines of standard input."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Translate the lines of this file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Translate the lines of this file (- for standard input).")
+    ] = None,
     others: Annotated[
-        list[Path] | None, typer.Option("--with", help="Another run to write with this; repeat.")
+        list[Path] | None,
+        typer.Option("--with", help="Another run, for an ensemble; repeat for more."),
     ] = None,
     beam: int | None = None,
-    nbest: Annotated[int, typer.Option(help="Translations of each line, tabs between.")] = 1,
+    nbest: Annotated[
+        int, typer.Option(help="Translations per line (n-best), separated by tabs.")
+    ] = 1,
     length_penalty: float | None = None,
     coverage_penalty: float | None = None,
     early_stop: bool | None = None,
@@ -37,25 +43,30 @@ def translate(
     max_ratio: float | None = None,
     max_extra: int | None = None,
     batch_size: int | None = None,
-    scores: Annotated[bool, typer.Option("--scores", help="A score after each.")] = False,
-    alignments: Annotated[
-        bool, typer.Option("--alignments", help="Source-target word pairs after each.")
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Print a score after each translation.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    alignments: Annotated[
+        bool,
+        typer.Option("--alignments", help="Print source-target word pairs after each translation."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     device: Device = "auto",
     precision: Annotated[
-        str, typer.Option(help="float32 or bf16; of ctranslate2 int8 and float16, too.")
+        str, typer.Option(help="float32 or bf16; with --engine ctranslate2 also int8 and float16.")
     ] = "float32",
-    engine: Annotated[str, typer.Option(help="Who writes: heed or ctranslate2.")] = "heed",
+    engine: Annotated[str, typer.Option(help="Inference engine: heed or ctranslate2.")] = "heed",
     reverse: Annotated[
         bool,
-        typer.Option("--reverse", help="The other way round, of a run with data.bidirectional."),
+        typer.Option(
+            "--reverse", help="Translate in reverse; needs a run trained with data.bidirectional."
+        ),
     ] = False,
 ) -> None:
-    """Translate sentences, a file or a pipe, one line out for each line in.
+    """Translate sentences, a file or standard input: one line out for each line in.
 
-    What is not said here, is as the decode section of the run's recipe has it. A flag about draws,
-    from --temperature to --seed, asks for draws; --beam for none.
+    Defaults come from the recipe's [decode]. Any sampling option (--temperature … --seed) turns
+    sampling on; --beam turns it off.
 
     heed translate runs/demo "The old woman sees the cat."
 
@@ -66,33 +77,42 @@ def translate(
     from heed.pipelines import line_io
     from heed.pipelines.translate import TranslationLines
 
-    settings = decode_flags(context.params)  # all flags that [decode] has a key for
-    told = {"device": device, "precision": precision, "engine": engine}
-    translator = Translator.load(run, *(others or ()), **told)
-    pipeline = translator.scribe(nbest, alignments, reverse, **settings)
+    settings = decode_flags(context.params)  # the options that are keys of [decode]
+    translator = Translator.load(
+        run, *(others or ()), device=device, precision=precision, engine=engine
+    )
+    pipeline = translator.pipeline(nbest, alignments, reverse, **settings)
     line_io.run_lines(
         line_io.open_lines(text, file),
         TranslationLines(pipeline, scores, alignments, json, nbest > 1),
         out=output(),
-        warn=lambda message: typer.echo(message, err=True),
+        warn=print_warning,
     )
 
 
 @app.command(rich_help_panel="Use a model")
 def classify(
     run: RunFolder,
-    text: Annotated[list[str] | None, typer.Argument(help="Texts; without any, a pipe.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Classify the lines of this file.")] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to classify. Default: the lines of standard input."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Classify the lines of this file (- for standard input).")
+    ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="How likely each class is, after the label.")
+        bool,
+        typer.Option(
+            "--probabilities", help="Print the probability of each class after the label."
+        ),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
 ) -> None:
-    """Classify texts, a file or a pipe, one line out for each line in.
+    """Classify texts, a file or standard input: one line out for each line in.
 
-    A run that was trained on pairs takes two texts a line, with a tab between.
+    A run trained on text pairs reads two texts per line, separated by a tab.
 
     heed classify runs/mine "What a wonderful film!" --probabilities
 
@@ -102,47 +122,58 @@ def classify(
     from heed.pipelines import line_io
     from heed.pipelines.classify import ClassificationLines
 
-    pipeline = Classifier.load(run, device=device, precision=precision).labeller
+    classifier = Classifier.load(run, device=device, precision=precision)
     line_io.run_lines(
         line_io.open_lines(text, file),
-        ClassificationLines(pipeline, probabilities, json),
+        ClassificationLines(classifier.pipeline, probabilities, json),
         out=output(),
-        warn=lambda message: typer.echo(message, err=True),
+        warn=print_warning,
     )
 
 
-@app.command(rich_help_panel="Use a model", cls=Decoding)
+@app.command(rich_help_panel="Use a model", cls=DecodingCommand)
 def generate(
     context: typer.Context,
     run: RunFolder,
-    text: Annotated[list[str] | None, typer.Argument(help="Prompts, as by --prompt.")] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="What to go on from; repeat. Without any, a pipe.")
+    text: Annotated[
+        list[str] | None, typer.Argument(help="Prompts to continue, like --prompt.")
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Go on from each line of this file.")] = None,
-    length: Annotated[int, typer.Option(help="New tokens at most.")] = 100,
-    samples: Annotated[int, typer.Option(help="Texts for each prompt.")] = 1,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A prompt to continue; repeat for more. Default: the lines of standard input."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Continue each line of this file (- for standard input).")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 100,
+    samples: Annotated[int, typer.Option(help="Samples per prompt.")] = 1,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
     seed: int | None = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this string; repeat.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this string; repeat for more.")
+    ] = None,
     cut_prompt: Annotated[
-        bool, typer.Option("--cut-prompt", help="Make room: leave out its oldest tokens.")
+        bool,
+        typer.Option("--cut-prompt", help="Drop the oldest tokens of a prompt that is too long."),
     ] = False,
     batch_size: int | None = None,
     stream: Annotated[
-        bool | None, typer.Option(help="Write while it is made; unset, on a terminal.")
+        bool | None,
+        typer.Option(help="Print tokens as they are generated. Default: on a terminal."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a text.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
 ) -> None:
-    """Write on from prompts, lines of a file or of a pipe; from nothing where there are none.
+    """Continue generating from prompts, the lines of a file or of standard input.
 
-    What is not said here, is as the decode section of the run's recipe has it. Tokens are drawn,
-    unless it has a beam and no flag is about draws.
+    Without any prompt, generate from an empty one. Defaults come from the recipe's [decode]. Tokens
+    are sampled, unless the recipe sets a beam and no sampling option is given.
 
     heed generate runs/mine --prompt "My fellow Americans" --length 50 --top-p 0.9
 
@@ -154,16 +185,16 @@ def generate(
     from heed.pipelines.generate import GenerationLines
 
     model = LanguageModel.load(run, device=device, precision=precision)
-    pipeline = model.author(**decode_flags(context.params))
+    pipeline = model.pipeline(**decode_flags(context.params))
     out = output()
     streamed = out.isatty() if stream is None else stream
     stream_to = out if streamed else None
     prompts = [*(text or ()), *(prompt or ())]
-    alone = file is None and sys.stdin is not None and sys.stdin.isatty()
-    groups = line_io.open_lines(prompts or ([""] if alone else None), file)
+    no_input = file is None and sys.stdin is not None and sys.stdin.isatty()
+    groups = line_io.open_lines(prompts or ([""] if no_input else None), file)
     line_io.run_lines(
         line_io.lines_or_default(groups, ""),
         GenerationLines(pipeline, length, samples, stop or (), cut_prompt, json, stream_to),
         out=out,
-        warn=lambda message: typer.echo(message, err=True),
+        warn=print_warning,
     )

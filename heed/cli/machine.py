@@ -1,4 +1,4 @@
-"""Commands about this machine: how fast it is, and whether all holds on it."""
+"""Commands about this machine: bench measures speed, selfcheck verifies correctness."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from heed.cli.common import AsJson, Device, app, console, print_json
 @app.command(rich_help_panel="This machine")
 def bench(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe; without one, the standard shapes.")
+        str | None, typer.Argument(help="A recipe to measure. Default: standard model shapes.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
-    train: Annotated[list[str] | None, typer.Option(help="A file to learn from; repeat.")] = None,
-    dev: Annotated[list[str] | None, typer.Option(help="A file to choose by; repeat.")] = None,
+    train: Annotated[
+        list[str] | None, typer.Option(help="A training file; repeat for more.")
+    ] = None,
+    dev: Annotated[list[str] | None, typer.Option(help="A dev file; repeat for more.")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, over the recipe; repeat.")
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, overrides the recipe; repeat for more."),
     ] = None,
     device: Device = "auto",
     precision: Annotated[str | None, typer.Option(help="auto, float32 or bf16.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to use.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads.")] = None,
     against: Annotated[
-        str | None, typer.Option(help="Run a peer beside it, in turns: transformers.")
+        str | None, typer.Option(help="Also measure a peer on the same batches: transformers.")
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(help="Updates to time; unset, epochs for some seconds.")
+        int | None, typer.Option(help="Training steps to time. Default: whole epochs, for seconds.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """How fast training is here: tokens/s, share of the machine's peak, memory, start-up.
+    """Measure training speed: tokens/s, share of the machine's peak FLOP/s, memory, start-up.
 
     heed bench demo-translate
 
@@ -43,7 +46,7 @@ def bench(
         precompile.start_early(device)
     from heed.bench import command
 
-    facts, report = command.bench(
+    figures, report = command.bench(
         (recipe, task, train, dev, change, precision),
         device=device,
         threads=threads,
@@ -52,22 +55,22 @@ def bench(
         console=console(quiet=json),
     )
     if json:
-        print_json(facts)
+        print_json(figures)
     else:
         console().print(report)
 
 
 @app.command(rich_help_panel="This machine")
 def selfcheck(json: AsJson = False) -> None:
-    """Prove on this machine: fused = plain, cached = uncached, resumed = unbroken, two = one."""
+    """Verify on this machine: fused = plain, cached = uncached, resumed = unbroken, 2 ranks = 1."""
     from dataclasses import asdict
 
-    from heed import selfcheck as checks
+    from heed.selfcheck import build_checks_table, run_checks
 
     screen = console(quiet=json)
-    done = checks.selfcheck(lambda text: screen.print(text, highlight=False, markup=False))
+    checks = run_checks(lambda text: screen.print(text, highlight=False, markup=False))
     if json:
-        print_json([asdict(check) | {"holds": check.holds} for check in done])
+        print_json([asdict(check) | {"holds": check.holds} for check in checks])
     else:
-        screen.print(checks.table(done))
-    raise typer.Exit(0 if all(check.holds for check in done) else 1)
+        screen.print(build_checks_table(checks))
+    raise typer.Exit(0 if all(check.holds for check in checks) else 1)

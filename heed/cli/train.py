@@ -1,4 +1,4 @@
-"""Commands that make runs: the demo, training, resuming, and what lies beside them."""
+"""Commands that create runs: demo, train, resume; and recipes, runs, check beside them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from heed.cli.common import AsJson, Device, RunFolder, app, console, print_json
 
 @app.command(rich_help_panel="Train")
 def demo(
-    run: Annotated[Path, typer.Option(help="Where to put the run.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Another seed gives another corpus and model.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Fewer updates, for a quick look.")] = None,
+    run: Annotated[Path, typer.Option(help="The run folder to create.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the generated corpus and of the model.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps; fewer for a quick look.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train, translate, score and draw on a generated corpus, in under three minutes."""
+    """Train, translate, score and plot attention on a generated corpus, in under three minutes."""
     from dataclasses import asdict
 
-    from heed.demo import demo as show
+    from heed.demo import run_demo
 
-    result = show(run, console=console(quiet=json), seed=seed, steps=steps)
+    result = run_demo(run, console=console(quiet=json), seed=seed, steps=steps)
     if json:
         print_json(asdict(result))
 
@@ -31,30 +33,37 @@ def demo(
 @app.command(rich_help_panel="Train")
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe file, or a shipped name (see `heed recipes`).")
+        str | None,
+        typer.Argument(help="A recipe file, or the name of a shipped recipe (see `heed recipes`)."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
     train: Annotated[
-        list[str] | None, typer.Option(help="A file to learn from, not the recipe's; repeat.")
+        list[str] | None,
+        typer.Option(help="A training file, in place of the recipe's; repeat for more."),
     ] = None,
-    dev: Annotated[list[str] | None, typer.Option(help="A file to choose by; repeat.")] = None,
+    dev: Annotated[
+        list[str] | None,
+        typer.Option(help="A dev file, to choose the best weights; repeat for more."),
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder in which the recipe's files are.")
+        Path | None, typer.Option(help="The folder that contains the recipe's data files.")
     ] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, over the recipe; repeat.")
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, overrides the recipe; repeat for more."),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="The folder to make; unset, under runs/.")
+        Path | None, typer.Option(help="The run folder to create. Default: a new one in runs/.")
     ] = None,
     device: Device = "auto",
     precision: Annotated[str | None, typer.Option(help="auto, float32 or bf16.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads to use.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would take.")
+        bool,
+        typer.Option("--dry-run", help="Only estimate parameters, memory and training time."),
     ] = False,
 ) -> None:
-    """Train a model by a recipe, or on files alone with sensible settings.
+    """Train a model by a recipe, or on files alone with default settings.
 
     heed train demo-translate --run runs/first
 
@@ -74,45 +83,45 @@ def train(
     else:
         folder = run or resolve.free_folder(name)
         train_run.start(resolved, folder, device=device, console=console())
-        if os.environ.get("RANK", "0") == "0":
-            _score_test(folder, device)
-            typer.echo(resolve.farewell(folder, resolved))
+        _finish(folder, device)
 
 
 @app.command(rich_help_panel="Train")
 def resume(run: RunFolder, device: Device = "auto") -> None:
-    """Go on with a run that was stopped, to the same bits as if it had not been."""
+    """Resume an interrupted run; the result has the same bits as an uninterrupted run."""
     from heed.train import precompile
 
     precompile.start_early(device)
-    from heed.train import resolve
     from heed.train import run as train_run
 
-    done = train_run.resume(run, device=device, console=console())
-    if os.environ.get("RANK", "0") == "0":
-        _score_test(run, device)
-        typer.echo(resolve.farewell(run, done.recipe()))
+    train_run.resume(run, device=device, console=console())
+    _finish(run, device)
 
 
-def _score_test(run: Path, device: str) -> None:
-    """What `train.evaluate_test` asks for, unless it was done before."""
+def _finish(folder: Path, device: str) -> None:
+    """Score the test set if the recipe asks for it, and print the next command; rank 0 only."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from heed.evaluate.after_training import evaluate_test
+    from heed.evaluate.tables import render_evaluation
     from heed.runs.run import Run
+    from heed.train import resolve
 
-    opened = Run.open(run)
-    if (recipe := opened.recipe()).train.evaluate_test:
-        from heed.cli import evaluate
-        from heed.runs.best_weights import describe_weights
-        from heed.runs.results_file import read_results
-
-        before = read_results(run).get("test")
-        if before is None or before["checkpoint"] != describe_weights(opened, recipe):
-            metric = "bleu,chrf" if recipe.task == "translate" else None
-            evaluate.evaluate(run, split="test", metric=metric, device=device)
+    screen = console()
+    evaluate_test(
+        folder,
+        device=device,
+        notify=screen.print,
+        on_result=lambda result: screen.print(render_evaluation(result)),
+    )
+    typer.echo(resolve.next_steps(folder, Run.open(folder).recipe()))
 
 
 @app.command(rich_help_panel="Train")
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this one, every key explained.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The recipe to print, with every key explained.")
+    ] = None,
 ) -> None:
     """List the shipped recipes, or print one with every key explained."""
     from heed.recipes import show, table
@@ -125,43 +134,47 @@ def recipes(
 
 @app.command(rich_help_panel="Train")
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="The folder that contains the runs.")] = Path(
+        "runs"
+    ),
     json: AsJson = False,
 ) -> None:
     """List runs with their scores."""
     from heed.runs.index import build_runs_table, list_runs
 
-    found = list_runs(folder)
+    listed = list_runs(folder)
     if json:
-        print_json(found)
-    elif not found:
-        typer.echo(f"{folder}: there are no runs here. Make one: heed demo")
+        print_json(listed)
+    elif not listed:
+        typer.echo(f"{folder}: there are no runs here. Create one with: heed demo")
     else:
-        console().print(build_runs_table(found))
-        for run in found:
+        console().print(build_runs_table(listed))
+        for run in listed:
             if run["broken"]:
                 typer.echo(run["broken"], err=True)
 
 
 @app.command(rich_help_panel="Train")
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Text to look at: splits, or two sides.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Data files: train, dev and test, or both languages.")
+    ],
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
     batch: Annotated[
-        bool, typer.Option("--batch", help="Print one batch as training would see it.")
+        bool, typer.Option("--batch", help="Print one batch as the model sees it in training.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """The data doctor: what would hurt training or flatter a score, by file and line."""
+    """Check data files: duplicates, overlap of train and test, wrong lines; by file and line."""
     if batch:
         from heed.data.doctor.show_batch import show_batch
 
         console().print(show_batch(files, task=task))
         return
-    from heed.data.doctor import check as examine
+    from heed.data.doctor import check as check_files
     from heed.data.doctor import render
 
-    report = examine(files, task=task)
+    report = check_files(files, task=task)
     if json:
         typer.echo(report.to_json())
     else:

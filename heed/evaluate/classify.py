@@ -37,7 +37,6 @@ from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.runs.labels import Calibration, Classes
 from heed.runs.results_file import PREDICTIONS, Result, save_table
 from heed.stats.bootstrap import Floats, Ints
-from heed.train.prepare.class_weights import classes_in
 
 UNCALIBRATED = ("log_loss", "brier", "calibration_error", "interval")
 """Metrics of the probabilities before calibration; the interval only with resamples."""
@@ -47,7 +46,7 @@ def evaluate_parts(job: Job) -> list[Result]:
     """The metrics of the predictions for each part of the set."""
     if job.options.baseline:
         require_sklearn()
-    classes = classes_in(job.run, job.train.corpus, job.train.missing)
+    classes = Classes.require(job.run)
     pipeline = ClassificationPipeline(
         cast("Classifier", job.model),
         job.tokenizer,

@@ -21,7 +21,6 @@ from heed.errors import ConfigError, DataError
 from heed.evaluate import classify, generate, translate
 from heed.evaluate.held_out_set import (
     HeldOutSet,
-    TrainingText,
     find_set,
     find_training_text,
     reserved_names,
@@ -31,9 +30,9 @@ from heed.evaluate.job import Job, Notify, Options
 from heed.models import LanguageModel
 from heed.runs import results_file
 from heed.runs.best_weights import describe_weights
+from heed.runs.labels import Classes
 from heed.runs.results_file import Result
 from heed.runs.run import Run
-from heed.train.prepare.class_weights import classes_in
 from heed.train.prepare.setup import batches_of
 from heed.train.run import load
 from heed.train.validate import evaluate as mean_loss
@@ -98,7 +97,7 @@ def _evaluate(
         records=records,
         seen=seen,
         parts=parts,
-        batches=_batches(run, recipe, held_out, tokenizer, train),
+        batches=_batches(run, recipe, held_out, tokenizer),
         options=options,
         notify=notify,
     )
@@ -149,13 +148,11 @@ def _with_unique_name(
     return replace(held_out, name=unique)
 
 
-def _batches(
-    run: Run, recipe: Recipe, held_out: HeldOutSet, tokenizer: Tokenizer, train: TrainingText
-) -> Batches:
+def _batches(run: Run, recipe: Recipe, held_out: HeldOutSet, tokenizer: Tokenizer) -> Batches:
     """The set as batches, built as in training."""
     classes: tuple[str, ...] = ()
     if recipe.task == "classify":
-        classes = classes_in(run, train.corpus, train.missing).names
+        classes = Classes.require(run).names
     store = open_store(held_out.corpus, tokenizer, classes=classes)
     return batches_of(recipe, store, held_out.rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from heed.errors import RunError
 from heed.files import write_atomic
 from heed.runs.run import Run
 
@@ -29,6 +30,18 @@ class Classes:
             return None
         content = json.loads(run.classes_path.read_text(encoding="utf-8"))
         return cls(tuple(content["names"]), content["pairs"])
+
+    @classmethod
+    def require(cls, run: Run) -> Classes:
+        """The classes of a classifier's run; an error if its file is missing."""
+        classes = cls.read(run)
+        if classes is None:
+            raise RunError(
+                f"this run has no {run.classes_path.name}, so its class names are unknown.",
+                where=str(run.folder),
+                todo="Restore the file, or train again.",
+            )
+        return classes
 
 
 @dataclass(frozen=True)

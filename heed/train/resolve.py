@@ -154,7 +154,7 @@ def free_folder(name: str) -> Path:
     return folder
 
 
-def farewell(folder: Path, recipe: Recipe) -> str:
+def next_steps(folder: Path, recipe: Recipe) -> str:
     """Where the model is, and what to type next."""
     name = shlex.quote(str(folder))
     written = recipe.task == "generate" and recipe.train.objective == "causal"

@@ -79,7 +79,7 @@ def test_the_command_translates_both_ways(run: Path) -> None:
 
 def test_a_run_of_one_direction_refuses(run: Path) -> None:
     translator = Translator.load(run, device="cpu")
-    translator.both = False
+    translator.bidirectional = False
     with pytest.raises(ConfigError, match=r"data\.bidirectional = true"):
         translator.translate(["A"], reverse=True)
     assert translator.translate(["a b"]) == ["A B"]

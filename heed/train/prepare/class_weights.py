@@ -8,29 +8,14 @@ from numpy.typing import NDArray
 from heed.config import Recipe
 from heed.data.batching.bucketed import Batches, at
 from heed.data.corpus import Corpus
-from heed.errors import ConfigError, DataError, RunError, nearest
+from heed.errors import ConfigError, DataError, nearest
 from heed.runs.labels import Classes
-from heed.runs.run import Run
 
 
 def classes_of(corpus: Corpus) -> Classes:
     """The classes that a training text names."""
     pairs = corpus.layout is not None and len(corpus.layout.texts) == 2
     return Classes(tuple(corpus.labels()), pairs)
-
-
-def classes_in(run: Run, train: Corpus | None, missing: str = "") -> Classes:
-    """A run's classes: from its folder, or, of an older run, from the text it learnt from."""
-    kept = Classes.read(run)
-    if kept is not None:
-        return kept
-    if train is None:
-        raise RunError(
-            f"this run does not say what its classes are called, and {missing}",
-            where=str(run.folder),
-            todo="Put the training text back where it was, or train again.",
-        )
-    return classes_of(train)
 
 
 def weights_of(recipe: Recipe, classes: Classes, train: Batches) -> tuple[float, ...] | None:
