@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.build_checks_table import Table
+from rich.table import Table
 from torch import Tensor
 
 from heed.config import POSITIONS, ModelConfig, Recipe

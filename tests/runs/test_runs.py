@@ -163,7 +163,7 @@ def test_training_ends_with_what_to_type_next(name: str, word: str, tmp_path: Pa
 
 def test_who_cannot_write_is_not_told_to() -> None:
     masked = Recipe.of({"task": "generate", "model": TINY, "train": {"objective": "masked"}})
-    assert "heed generate" not in resolve.farewell(Path("runs/x"), masked)
+    assert "heed generate" not in resolve.next_steps(Path("runs/x"), masked)
 
 
 # ------------------------------------------------------------------- weights that are not whole
