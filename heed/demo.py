@@ -182,7 +182,8 @@ def _print_introduction(recipe: Recipe, console: Console) -> None:
     m = recipe.model
     console.print(
         f"[bold]heed demo[/]: a Transformer learns English to French from scratch.\n"
-        f"{recipe.data.synthetic:,} generated pairs · {m.layers}+{m.layers} layers, width {m.width}, "
+        f"{recipe.data.synthetic:,} generated pairs · {m.layers}+{m.layers} layers, "
+        f"width {m.width}, "
         f"{m.heads} heads, position [cyan]{m.position}[/] · the test set has "
         "word combinations unseen in training.",
         highlight=False,
