@@ -41,6 +41,7 @@ from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.models import Translator, build
+from heed.runs.load import load_run
 
 Sources = list[list[int]]
 Run = Callable[[], Sources]
@@ -90,9 +91,8 @@ def random_task(shape: str, *, vocab: int, texts: int, tokens: int, device: str,
 
 def task_of(run: Path, source: Path, *, texts: int, tokens: int, device: str, size: int) -> Task:
     """A trained model and real text: all of it, or about so many of its lines."""
-    from heed.train import run as train_run
 
-    model, tokenizer, recipe = train_run.load(run, device=device)
+    model, tokenizer, recipe = load_run(run, device=device)
     if not isinstance(model, Translator):
         raise SystemExit(f"{run} does not translate.")
     lines = [line for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]

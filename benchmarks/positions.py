@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from heed.bench.standard_shapes import Setting, trainee
 from heed.config import ModelConfig
+from heed.device import wants_bf16
 from heed.models import LanguageModel, build
 from heed.nn.stack import Stack
-from heed.train.prepare.setup import wants_bf16
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
 BEFORE_BLOCKS = ("sinusoidal", "learned")

@@ -60,10 +60,11 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
 
     from heed.bench.startup import STAGES
     from heed.bench.timing import process_age, synchronize
+    from heed.device import choose_device
     from heed.runs.run import Run
     from heed.train.precompile.start import CompileProcess, stamp_path
     from heed.train.prepare import setup
-    from heed.train.prepare.setup import choose_device, validate_recipe
+    from heed.train.prepare.setup import validate_recipe
     from heed.train.run import build_loop
     from heed.train.validate import evaluate
 

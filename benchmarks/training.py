@@ -37,9 +37,9 @@ from heed.bench.standard_shapes import (
     trainee,
 )
 from heed.bench.timing import Product, side_by_side
+from heed.device import wants_bf16
 from heed.errors import HeedError
 from heed.train.execution.choose import obstacle
-from heed.train.prepare.setup import wants_bf16
 
 WORKS = ("gpt2", "sets", "few", "small")
 NANOGPT = 521_000

@@ -24,6 +24,7 @@ from heed.pipelines.line_io import require_iterable, require_texts
 from heed.pipelines.lru import LruCache
 from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.runs.labels import Calibration, Classes
+from heed.runs.load import load_run
 from heed.runs.run import Run
 
 if TYPE_CHECKING:
@@ -365,8 +366,6 @@ def _load(
     folder: str | Path, kind: type[M], device: str, precision: str
 ) -> tuple[M, Tokenizer, Recipe]:
     """Load a run's model, tokenizer and recipe; an error if the run has another task."""
-    from heed.train.run import load as load_run
-
     if precision not in PRECISIONS:
         raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(PRECISIONS)}."])
     model, tokenizer, recipe = load_run(Path(folder), device=device)

@@ -22,12 +22,12 @@ from rich.table import Table
 from torch import Tensor
 
 from heed.config import POSITIONS, ModelConfig, Recipe
+from heed.device import wants_bf16
 from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
 from heed.runs.run import Run
 from heed.terminal import build_table
 from heed.train.execution.choose import cpp_compiler
-from heed.train.prepare.setup import wants_bf16
 
 VOCAB, LENGTH, ROWS = 50, 24, 3
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

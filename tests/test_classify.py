@@ -107,7 +107,7 @@ def test_a_text_is_answered_alike_in_any_company(run: Path) -> None:
 
 def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:
     """It needs no training data to be loaded; without the names it is an error that says so."""
-    path = Run(run).classes_path
+    path = Run(run).labels_path
     text = path.read_text(encoding="utf-8")
     before = Classifier.load(run, device="cpu").classify(LINES)
     train = place / "train.tsv"
@@ -115,7 +115,7 @@ def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:
     try:
         assert Classifier.load(run, device="cpu").classify(LINES) == before
         path.unlink()
-        with pytest.raises(RunError, match=r"has no classes\.json"):
+        with pytest.raises(RunError, match=r"has no labels\.json"):
             Classifier.load(run, device="cpu")
     finally:
         path.write_text(text, encoding="utf-8")

@@ -25,8 +25,8 @@ from heed.data.tokenizers.pretrained import Borrowed
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.export import FORMATS
 from heed.models import build, huggingface
+from heed.runs.load import load_run
 from heed.runs.run import Run
-from heed.train import run as train_run
 
 LINES = ["the old cat sat on the mat .", "a dog sees the cat !", "who are you ?"]
 MARKS = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
@@ -108,7 +108,7 @@ def test_a_run_of_a_folder_and_a_folder_of_the_run(name: str, tmp_path: Path, he
     assert {"recipe.toml", "tokenizer.json", "model.safetensors", "environment.json"} <= {
         path.name for path in run.iterdir()
     }
-    model, tokenizer, recipe = train_run.load(run, device="cpu")
+    model, tokenizer, recipe = load_run(run, device="cpu")
     assert isinstance(tokenizer, Borrowed)
     assert recipe.model == model.config
     assert heed("export", run, out, "--to", "hf").code == 0

@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_cli import heed
 
+from heed.device import wants_bf16
 from heed.selfcheck import describe_machine
-from heed.train.prepare.setup import wants_bf16
 
 
 def test_everything_holds_on_this_machine() -> None:

@@ -15,7 +15,7 @@ from heed.data.corpus.text_files import unescaped
 from heed.errors import ConfigError
 from heed.recipes import find as shipped
 from heed.runs.results_file import TRANSLATIONS
-from heed.runs.run import FORMAT, Run
+from heed.runs.run import Run
 from ted import joined
 from ted.joined import Array
 from ted.systems import System, runs_among
@@ -79,7 +79,7 @@ class Trained:
     def scaled_otherwise(self) -> bool:
         """Whether it was made when tokens and positions began at other sizes than now."""
         positions = self.run.recipe().model.position in ("sinusoidal", "learned", "t5")
-        return positions and self.run.format() < FORMAT
+        return positions and int(self.run.environment().get("format", 2)) < 2
 
     def curve(self) -> list[Facts]:
         """By epoch: training loss as it was met, and how dev went."""

@@ -13,10 +13,10 @@ from heed.bench import standard_shapes
 from heed.bench.peers import require_transformers
 from heed.bench.report import recipe_report, standard_report
 from heed.bench.startup import Startup
+from heed.device import choose_device
 from heed.errors import ConfigError
 from heed.runs.environment import describe_environment
 from heed.train import resolve as training
-from heed.train.prepare.setup import choose_device
 
 Say = Callable[[str], None]
 Told = tuple[dict[str, Any], RenderableType]

@@ -33,12 +33,13 @@ from heed.bench.timing import matrix_peak, peak_memory, seconds, side_by_side, s
 from heed.config import Recipe
 from heed.data.batching.bucketed import Batch
 from heed.data.tokenizers.tokenizer import EOS
+from heed.device import choose_device
 from heed.models import Translator
 from heed.runs.run import Run
 from heed.train import precompile
 from heed.train.loop import Loop
 from heed.train.prepare.init_from import settled
-from heed.train.prepare.setup import TrainingSetup, choose_device, prepare, validate_recipe
+from heed.train.prepare.setup import TrainingSetup, prepare, validate_recipe
 from heed.train.run import build_loop, memory_guard
 
 Say = Callable[[str], None]

@@ -15,11 +15,11 @@ from heed.config import Recipe, apply_overrides
 from heed.data.batching.bucketed import Batch
 from heed.data.batching.length_buckets import Shape
 from heed.data.tokenizers.tokenizer import MASK
+from heed.device import wants_bf16
 from heed.models import Model, build
 from heed.train.execution.choose import Ahead, build_step
 from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, OptimizerSettings, build_optimizer, set_lr
-from heed.train.prepare.setup import wants_bf16
 from heed.train.state import State
 
 Say = Callable[[str], None]

@@ -31,10 +31,10 @@ from heed.models import LanguageModel
 from heed.runs import results_file
 from heed.runs.best_weights import describe_weights
 from heed.runs.labels import Classes
+from heed.runs.load import load_run
 from heed.runs.results_file import Result
 from heed.runs.run import Run
 from heed.train.prepare.setup import batches_of
-from heed.train.run import load
 from heed.train.validate import evaluate as mean_loss
 
 WHOLE_SET_ONLY = ("best", "worst", "decode", "calibration", "sets")
@@ -69,7 +69,7 @@ def _evaluate(
     """The result, and the functions that save it."""
     run = Run.open(folder)
     _check_options(folder, run.recipe().task, options)
-    model, tokenizer, recipe = load(folder, device=device)
+    model, tokenizer, recipe = load_run(folder, device=device)
     weights = describe_weights(run, recipe)
     if options.text:
         head = {"run": str(folder), "task": recipe.task, "checkpoint": weights}

@@ -12,9 +12,9 @@ from heed.data.batching.bucketed import Rows
 from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.doctor import overlap
 from heed.data.held_out import set_aside
+from heed.data.splits import open_splits, split_files, synthetic_files
 from heed.errors import ConfigError, DataError, RunError, nearest
 from heed.runs.run import Run
-from heed.train.prepare.setup import open_corpora, with_dev, world_files
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ def find_training_text(run: Run, recipe: Recipe) -> TrainingText:
         return TrainingText(None, "this run names no training text.")
     try:
         if data.synthetic is not None:
-            corpus = open_corpora(recipe)["train"]
+            corpus = open_splits(recipe)["train"]
         else:
             corpus = open_corpus(
                 data.train, task=recipe.task, unit=data.unit, drop=data.drop_pattern
             )
-            corpus = corpus if data.dev else with_dev(corpus)["train"]
+            corpus = corpus if data.dev else split_files(corpus)["train"]
         fingerprint = corpus.fingerprint()
     except DataError as error:
         return TrainingText(None, f"the training text cannot be read: {error}")
@@ -112,7 +112,7 @@ def _recipe_sets(recipe: Recipe) -> dict[str, Sequence[str]]:
     """The files of each set that the recipe names."""
     data, named = recipe.data, dict[str, Sequence[str]](recipe.data.sets)
     if data.synthetic is not None:
-        return named | world_files(recipe)
+        return named | synthetic_files(recipe)
     splits = {"train": data.train, "dev": data.dev, "test": data.test}
     return named | {name: files for name, files in splits.items() if files}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from heed.decode.engine_choice import check_installed
 from heed.errors import ConfigError, RunError
 from heed.models import Translator
-from heed.train import run as train_run
+from heed.runs.load import load_run
 
 WEIGHT_TYPES = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_bfloat16")
 """The number types in which CTranslate2 can store weights."""
@@ -20,7 +20,7 @@ def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
         raise ConfigError(
             [f"quantize cannot be {quantize!r}: use one of {', '.join(WEIGHT_TYPES)}."]
         )
-    model, tokenizer, recipe = train_run.load(run, device="cpu")
+    model, tokenizer, recipe = load_run(run, device="cpu")
     if not isinstance(model, Translator):
         what = (
             f"this run was trained to {recipe.task}; only translators are exported to CTranslate2."

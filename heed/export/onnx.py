@@ -39,8 +39,8 @@ from heed.nn.masks import count_positions
 from heed.nn.positions import Rope
 from heed.nn.stack import Block, Stack
 from heed.nn.tokens import Tokens
+from heed.runs.load import load_run
 from heed.runs.run import Run
-from heed.train import run as train_run
 
 REQUIRED_PACKAGES = ("onnx", "onnxscript")
 BATCH, LENGTH, SOURCE, PAST = 2, 3, 5, 4
@@ -57,7 +57,7 @@ def export(run: Path, folder: Path) -> None:
     if missing:
         what = f"{' and '.join(missing)}: not installed."
         raise RunError(what, todo="Install with: pip install heed[onnx]")
-    model, tokenizer, recipe = train_run.load(run, device="cpu")
+    model, tokenizer, recipe = load_run(run, device="cpu")
     unsupported = find_unsupported(model.config, causal=is_generative(model))
     if unsupported:
         raise ConfigError(unsupported, where=str(run))
@@ -67,7 +67,7 @@ def export(run: Path, folder: Path) -> None:
     config = {"task": recipe.task, **_model_sizes(model), "max_length": recipe.data.max_length}
     config |= {"ids": asdict(tokenizer.specials), "unwritten": tokenizer.specials.unwritten}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    classes = Run(run).classes_path
+    classes = Run(run).labels_path
     if classes.exists():
         shutil.copy(classes, folder)
 

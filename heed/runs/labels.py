@@ -21,14 +21,14 @@ class Classes:
         """Write the classes, if any, to the run folder, so that it works without training data."""
         if self.names:
             text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
-            write_atomic(run.classes_path, text + "\n")
+            write_atomic(run.labels_path, text + "\n")
 
     @classmethod
     def read(cls, run: Run) -> Classes | None:
         """The classes of a run; None where the run has no such file."""
-        if not run.classes_path.exists():
+        if not run.labels_path.exists():
             return None
-        content = json.loads(run.classes_path.read_text(encoding="utf-8"))
+        content = json.loads(run.labels_path.read_text(encoding="utf-8"))
         return cls(tuple(content["names"]), content["pairs"])
 
     @classmethod
@@ -37,7 +37,7 @@ class Classes:
         classes = cls.read(run)
         if classes is None:
             raise RunError(
-                f"this run has no {run.classes_path.name}, so its class names are unknown.",
+                f"this run has no {run.labels_path.name}, so its class names are unknown.",
                 where=str(run.folder),
                 todo="Restore the file, or train again.",
             )

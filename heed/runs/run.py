@@ -2,7 +2,7 @@
 
 recipe.toml         the resolved recipe, with every key
 tokenizer.json      the tokenizer
-classes.json        a classifier's class names, in order
+labels.json         a classifier's class names, in order
 calibration.json    the temperature of its probabilities, once it is calibrated
 model.safetensors   the chosen weights, once training is finished
 checkpoints/        training states to resume from, and the best weights so far
@@ -28,9 +28,8 @@ from heed.errors import RunError
 from heed.files import write_atomic
 from heed.runs.environment import describe_environment
 
-FORMAT = 2
-"""Version of the folder's format. In version 1 the embedding scale did not depend on the position
-encoding and learned position tables were not scaled; such recipes are read with those scales."""
+FORMAT = 3
+"""Version of the folder's format: recipe keys and file names. Other versions are refused."""
 BEST = "best-"
 """Prefix of the best weights' file name; the step follows."""
 
@@ -42,7 +41,7 @@ class Run:
         self.folder = folder
         self.recipe_path = folder / "recipe.toml"
         self.tokenizer_path = folder / "tokenizer.json"
-        self.classes_path = folder / "classes.json"
+        self.labels_path = folder / "labels.json"
         self.calibration_path = folder / "calibration.json"
         self.weights_path = folder / "model.safetensors"
         self.checkpoints = folder / "checkpoints"
@@ -90,15 +89,15 @@ class Run:
         return self.weights_path.exists()
 
     @property
-    def best_path(self) -> Path:
-        """The best weights so far; in runs of earlier versions their name has no step."""
+    def best_path(self) -> Path | None:
+        """The best weights so far; None before the first evaluation."""
         paths = list_weights(self.checkpoints, BEST)
-        return paths[-1] if paths else self.checkpoints / "best.safetensors"
+        return paths[-1] if paths else None
 
     def require_weights(self) -> Path:
         """Path of the chosen weights; an error if training is not finished."""
         if not self.finished:
-            missing = "" if self.best_path.exists() else ", and it has no weights yet"
+            missing = "" if self.best_path else ", and it has no weights yet"
             raise RunError(
                 f"the training of this run is not finished{missing}.",
                 where=str(self.folder),
@@ -108,12 +107,14 @@ class Run:
 
     def recipe(self) -> Recipe:
         """The run's resolved recipe."""
-        recipe = Recipe.read(self.recipe_path)
-        return recipe if self.format() >= FORMAT else _from_format_1(recipe)
-
-    def format(self) -> int:
-        """Version of the folder's format."""
-        return int(self.environment().get("format", FORMAT))
+        version = self.environment().get("format", FORMAT)
+        if version != FORMAT:
+            raise RunError(
+                f"this run has format {version}, and this version of heed reads format {FORMAT}.",
+                where=str(self.folder),
+                todo="Use the version of heed in its environment.json, or train it again.",
+            )
+        return Recipe.read(self.recipe_path)
 
     def environment(self) -> dict[str, Any]:
         """Content of `environment.json`; empty before training has started."""
@@ -130,7 +131,7 @@ class Run:
 
     def write_environment(self, info: dict[str, Any]) -> None:
         """Write `environment.json`: versions, hardware and `info`."""
-        info = describe_environment() | info | {"format": self.format()}
+        info = describe_environment() | info | {"format": FORMAT}
         text = json.dumps(info, indent=1, ensure_ascii=False)
         write_atomic(self.environment_path, text + "\n")
 
@@ -176,11 +177,3 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
         if init.from_model is None
         else init.model_copy(update={"from_model": absolute([init.from_model])[0]}),
     )
-
-
-def _from_format_1(recipe: Recipe) -> Recipe:
-    """A recipe of format 1, with the scales that were fixed then."""
-    model = recipe.model
-    scale = model.embedding_scale or (model.embedding_width or model.width) ** 0.75
-    before = model.model_copy(update={"embedding_scale": scale, "position_scale": 1.0})
-    return replace(recipe, model=before)

@@ -67,7 +67,7 @@ def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Tensor]
     for path in sorted(folder.glob(f"{WHOLE}*"), reverse=True):
         try:
             facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            if not _matches(path / "tensors.safetensors", facts["checksum"]):
+            if checksum(path / "tensors.safetensors") != facts["checksum"]:
                 raise ValueError("its checksum does not match")
             return load_file(path / "tensors.safetensors"), facts
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -171,13 +171,6 @@ def checksum(path: Path) -> str:
     with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
         digests = pool.map(lambda start: _digest(path, start, PART), starts)
         return BY_PARTS + blake2b(b"".join(digests), digest_size=16).hexdigest()
-
-
-def _matches(path: Path, told: str) -> bool:
-    """Whether a file has this checksum. In earlier versions that of a large one is of the whole."""
-    if told.startswith(BY_PARTS):
-        return checksum(path) == told
-    return _digest(path, 0, path.stat().st_size).hex() == told
 
 
 def _digest(path: Path, start: int, size: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from heed.config.checks import find_unknown_metric
-from heed.errors import ConfigError
+from heed.errors import ConfigError, RunError
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
 from heed.runs.best_weights import score_key
@@ -109,7 +109,10 @@ class Ledger:
 
         Asked of the first rank alone.
         """
-        best = read_weights(self.run.best_path)
+        best_path = self.run.best_path
+        if best_path is None:
+            raise RunError("its best weights are missing.", where=str(self.run.checkpoints))
+        best = read_weights(best_path)
         if self.settings.average_checkpoints > 1:
             mean = checkpoint.mean_of_recent(
                 self.run.checkpoints, self.settings.average_checkpoints

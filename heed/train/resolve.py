@@ -16,6 +16,7 @@ from heed.config import Recipe, apply_overrides, error_location, read_tables
 from heed.data.batching.bucketed import Batches
 from heed.data.batching.packing import PackedBatches
 from heed.data.corpus import infer_task
+from heed.device import choose_device
 from heed.errors import ConfigError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
@@ -24,7 +25,7 @@ from heed.train import precompile
 from heed.train.distributed.ranks import among_several, one_voice
 from heed.train.optimizers.build import rates
 from heed.train.prepare.init_from import settled
-from heed.train.prepare.setup import choose_device, prepare, validate_recipe
+from heed.train.prepare.setup import prepare, validate_recipe
 from heed.train.run import build_loop
 
 SMALL = 2**21

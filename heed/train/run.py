@@ -1,29 +1,26 @@
-"""Start a run, go on with one, load what it learnt."""
+"""Start a training run, or resume one."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from heed import plot
 from heed.config import Recipe
 from heed.config.checks import find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_TOKENS
-from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
+from heed.device import choose_device
+from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
 from heed.files import write_atomic
-from heed.models import Model, from_weights
-from heed.models.weights import read_weights, refuse_misfit
+from heed.models.weights import refuse_misfit
 from heed.nn.lora import merged
 from heed.runs.run import Run
 from heed.train import checkpoint
+from heed.train.curves import draw_curves
 from heed.train.distributed.ranks import World, joined
 from heed.train.distributed.sharding import Twin, spread
 from heed.train.execution.choose import Ahead, build_step
@@ -33,13 +30,11 @@ from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, build_optimizer, settings_of
 from heed.train.optimizers.schedules import schedule
 from heed.train.prepare.init_from import Origin, settled
-from heed.train.prepare.setup import Say, TrainingSetup, choose_device, prepare, validate_recipe
+from heed.train.prepare.setup import Say, TrainingSetup, prepare, validate_recipe
 from heed.train.progress import View
 from heed.train.state import State, under
 
 DEFAULT_EPOCHS = 20
-BEYOND_AXES = 1e100
-"""A perplexity that is not drawn. A run whose rate was too high has such, and infinite ones."""
 
 
 class OutOfRoomError(HeedError):
@@ -236,67 +231,3 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
         raise OutOfRoomError(
             f"memory ran out with train.{name} = {size}.", todo=f"Use {smaller}"
         ) from error
-
-
-def draw_curves(run: Run) -> None:
-    """Loss by step, of training and of every set evaluated, the best marked; of a language model
-    the perplexity of those sets as well, on a scale of logarithms."""
-    lines, task = run.metrics(), run.recipe().task
-    learning = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
-    while_training = [(line["step"], line["loss"]) for line in learning]
-    losses = {"while training": while_training} | _evaluated(lines, "loss")
-    figure = plot.curves(
-        {name: points for name, points in losses.items() if points},
-        title="Loss while training",
-        x="step",
-        y=f"cross-entropy a {'text' if task == 'classify' else 'token'}",
-        best=_lowest(_evaluated(lines, "loss")),
-    )
-    plot.save(figure, run.figures / "loss")
-    if task == "generate" and (found := _evaluated(lines, "perplexity")):
-        figure = plot.curves(
-            found,
-            title="Perplexity at every evaluation",
-            x="step",
-            y="perplexity by token",
-            best=_lowest(found),
-            log_y=True,
-        )
-        plot.save(figure, run.figures / "perplexity")
-
-
-def _evaluated(lines: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[float, float]]]:
-    """Every set's values by step; one beyond what an axis can hold is left out."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for line in lines:
-        if line["event"] == "evaluate":
-            for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
-                if line[name][metric] < BEYOND_AXES:
-                    label = "train, evaluated" if name == "train" else name
-                    series.setdefault(label, []).append((line["step"], line[name][metric]))
-    return dict(sorted(series.items()))
-
-
-def _lowest(series: dict[str, list[tuple[float, float]]]) -> dict[str, float]:
-    """Where each is at its best."""
-    return {name: min(points, key=lambda point: point[1])[0] for name, points in series.items()}
-
-
-def load(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recipe]:
-    """The model a run chose, its tokenizer and its recipe; of an unfinished run, the best yet."""
-    run, chosen = Run.open(folder), choose_device(device)
-    recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
-    weights, causal = read_weights(_best(run, recipe)), recipe.train.objective == "causal"
-    model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(folder))
-    return model.to(chosen).eval(), tokenizer, recipe
-
-
-def _best(run: Run, recipe: Recipe) -> Path:
-    """The chosen weights; before the end, those that were best so far, and a word about it."""
-    adapted = recipe.init.lora is not None  # until the end adapters lie beside the weights
-    best = run.best_path
-    if run.finished or adapted or not best.exists():
-        return run.require_weights()
-    so_far = "its training is not finished; these are its best weights so far."
-    warnings.warn(f"{run.folder}: {so_far}", HeedWarning, stacklevel=3)
-    return best

@@ -21,8 +21,8 @@ from heed.errors import HeedError
 from heed.evaluate.tables import render_evaluation
 from heed.models import Translator
 from heed.runs.best_weights import describe_weights
+from heed.runs.load import load_run
 from heed.runs.run import Run
-from heed.train import run as train_run
 from heed.train.dev_bleu import dev_bleu, pairs_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -118,7 +118,7 @@ def test_an_output_that_hits_the_limit_is_counted(run: Path) -> None:
 
 
 def test_dev_bleu_is_the_bleu_of_dev(run: Path, text: Path) -> None:
-    model, tokenizer, recipe = train_run.load(run, device="cpu")
+    model, tokenizer, recipe = load_run(run, device="cpu")
     assert isinstance(model, Translator)
     corpus = open_corpus(sides(text, "test"), task="translate")
     batches = Batches(open_store(corpus, tokenizer), "translate", max_length=256)

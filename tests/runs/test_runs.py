@@ -18,6 +18,7 @@ from heed.config import Recipe
 from heed.errors import RunError
 from heed.runs.best_weights import LOWER_IS_BETTER, chosen_evaluation
 from heed.runs.index import build_runs_table, list_runs
+from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import resolve
 from heed.train import run as train_run
@@ -194,7 +195,7 @@ def test_weights_that_were_cut_off_are_a_sentence(run: Path, share: float) -> No
     try:
         Run(run).weights_path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(RunError, match="not a whole safetensors file") as told:
-            train_run.load(run, device="cpu")
+            load_run(run, device="cpu")
     finally:
         Run(run).weights_path.write_bytes(whole)
     assert told.value.where == str(Run(run).weights_path)
@@ -212,7 +213,7 @@ def test_a_recipe_that_was_changed_is_a_sentence(run: Path, change: str, tmp_pat
     try:
         Run(run).recipe_path.write_text("\n".join(changed))
         with pytest.raises(RunError, match=r"not those of the model that its recipe\.toml"):
-            train_run.load(run, device="cpu")
+            load_run(run, device="cpu")
         moved = Run(run).weights_path.rename(tmp_path / "model.safetensors")
         try:
             with pytest.raises(
@@ -224,4 +225,4 @@ def test_a_recipe_that_was_changed_is_a_sentence(run: Path, change: str, tmp_pat
     finally:
         Run(run).recipe_path.write_text(before)
     assert len(str(e.value).splitlines()) == 1
-    train_run.load(run, device="cpu")
+    load_run(run, device="cpu")

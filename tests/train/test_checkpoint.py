@@ -5,7 +5,6 @@ And where none is whole, nothing that was learnt is lost without a word.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -56,15 +55,14 @@ def test_a_byte_that_changed_is_found_in_whatever_part(size: int, place: int, pa
         patch.setattr(checkpoint, "PART", part)
         path, content = Path(folder) / "file", bytearray(range(size))
         path.write_bytes(content)
-        told = checkpoint.checksum(path)
-        assert checkpoint._matches(path, told)
-        assert checkpoint._matches(path, blake2b(content, digest_size=16).hexdigest())
+        before = checkpoint.checksum(path)
+        assert checkpoint.checksum(path) == before
         if place < size:
             content[place] ^= 1
         else:
             content.append(0)
         path.write_bytes(content)
-        assert not checkpoint._matches(path, told)
+        assert checkpoint.checksum(path) != before
 
 
 def test_one_put_aside_twice_is_there_once(tmp_path: Path) -> None:

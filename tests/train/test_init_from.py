@@ -30,6 +30,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, HeedError, RunError
 from heed.models import Classifier
 from heed.models.layer_index import heights
+from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import resolve
 from heed.train import run as train_run
@@ -219,7 +220,7 @@ def test_a_folder_of_transformers_is_tuned_by_the_same_command(
     train = {"layer_decay": 0.8, "steps": 4}
     recipe = told(text, "classify", init={"from": str(roberta)} | init, train=train, data_length=40)
     run = trained(recipe, tmp_path / "run")
-    _, tokenizer, _ = train_run.load(run.folder, device="cpu")
+    _, tokenizer, _ = load_run(run.folder, device="cpu")
     assert tokenizer.fingerprint() == Tokenizer.load(roberta / "tokenizer.json").fingerprint()
     again = trained(run.recipe(), tmp_path / "again")
     assert outcome(again) == outcome(run)
@@ -374,7 +375,7 @@ def test_a_run_that_is_not_finished_is_refused(text: Path, tmp_path: Path, best:
     run = Run.create(tmp_path / "half", told(text, "generate", model=MODEL))
     if best:
         run.checkpoints.mkdir()
-        run.best_path.touch()
+        (run.checkpoints / "best-000000001.safetensors").touch()
     with pytest.raises(RunError, match=r"not finished.* heed resume") as refused:
         settled(told(text, "classify", init={"from": str(run.folder)}))
     assert ("no weights" in str(refused.value)) is not best
@@ -411,7 +412,7 @@ def test_what_is_frozen_stays_to_the_bit(
     run = trained(told(text, "classify", init=init, train=train), tmp_path / "run", device)
     before = load_file(origins / "classify" / "model.safetensors")
     after = load_file(run.weights_path)
-    places = heights(train_run.load(run.folder, device="cpu")[0])
+    places = heights(load_run(run.folder, device="cpu")[0])
     frozen = {"embeddings": 0, "body": 2}.get(str(freeze), freeze)
     assert isinstance(frozen, int)
     moved = []
@@ -582,7 +583,7 @@ def test_adapters_are_merged_at_the_end(
     assert not torch.equal(
         after["stack.blocks.0.attention.qkv.weight"], before["stack.blocks.0.attention.qkv.weight"]
     )
-    model, _, recipe = train_run.load(run.folder, device="cpu")
+    model, _, recipe = load_run(run.folder, device="cpu")
     parts = prepare(recipe, run, device=CPU, say=print)
     score = evaluate(model, parts.sets["dev"], device=CPU)
     best = min(line["dev"]["loss"] for line in run.metrics() if line["event"] == "evaluate")
@@ -732,7 +733,7 @@ def test_a_masked_model_reads_the_text_of_a_labelled_table(text: Path, tmp_path:
     tables = recipe.tables() | {"data": {"train": [str(text / "a.tsv")]}}
     tables["train"] |= {"objective": "masked"}
     run = trained(Recipe.of(tables), tmp_path / "masked")
-    _, tokenizer, _ = train_run.load(run.folder, device="cpu")
+    _, tokenizer, _ = load_run(run.folder, device="cpu")
     assert tokenizer.vocab_size == 5 + len("abcdefgh")
     recipe = told(
         text, "classify", init={"from": str(run.folder)}, train={"best_metric": "dev/accuracy"}

@@ -19,6 +19,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.models import Classifier
 from heed.nn.ngrams import contrast
+from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.prepare.ngram_weights import counted, parting
@@ -109,7 +110,7 @@ def test_a_run_keeps_what_it_counted(text: Path) -> None:
         train_run.start(told(text), text / "broken", device="cpu", console=QUIET)
     train_run.resume(text / "broken", device="cpu", console=QUIET)
     assert outcome(text / "whole") == outcome(text / "broken")
-    model, tokenizer, _ = train_run.load(text / "whole", device="cpu")
+    model, tokenizer, _ = load_run(text / "whole", device="cpu")
     assert isinstance(model, Classifier)
     assert model.grams is not None
     assert model.grams.between_v is not None

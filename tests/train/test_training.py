@@ -23,6 +23,7 @@ from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
 from heed.train import checkpoint, resolve, validate
 from heed.train import run as train_run
+from heed.train.curves import draw_curves
 from heed.train.objective import Objective
 from heed.train.prepare import setup
 from heed.train.prepare.setup import prepare
@@ -464,5 +465,5 @@ def test_perplexities_beyond_any_axis_are_not_drawn(far: float, tmp_path: Path) 
         for step, value in enumerate([far, 1e6, 50.0], 1)
     ]
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    train_run.draw_curves(run)
+    draw_curves(run)
     assert (run.figures / "perplexity.png").stat().st_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,17 +10,17 @@ import torch
 
 from heed.config import Recipe
 from heed.config.checks import find_conflicts
-from heed.data import synthetic as world
 from heed.data.batching.bucketed import Batches, Rows
 from heed.data.batching.packing import PackedBatches
 from heed.data.batching.random_windows import RandomBlocks
-from heed.data.corpus import Corpus, open_corpus
+from heed.data.corpus import Corpus
 from heed.data.doctor import examine
 from heed.data.held_out import DEV_SHARE, set_aside
-from heed.data.token_store import Store, cache_root, open_store
+from heed.data.splits import open_splits
+from heed.data.token_store import Store, open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.device import wants_bf16
 from heed.errors import ConfigError, DataError
-from heed.files import naming_path
 from heed.models import Classifier, Model, build
 from heed.runs.labels import Classes
 from heed.runs.run import Run
@@ -103,7 +103,7 @@ def _prepare(
     origin: Origin | None,
 ) -> TrainingSetup:
     with world.in_turn():
-        corpora = open_corpora(recipe)
+        corpora = open_splits(recipe)
     known = world.once(lambda: _see_the_doctor(corpora, say))
     with world.in_turn():
         tokenizer = tokenizer_for(
@@ -182,7 +182,7 @@ def validate_recipe(recipe: Recipe, origin: Origin | None = None) -> None:
         raise ConfigError(complaints)
     tokenizer_text(recipe)
     if recipe.data.synthetic is None:
-        refuse_unknown(recipe, open_corpora(recipe)["train"])
+        refuse_unknown(recipe, open_splits(recipe)["train"])
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:
@@ -194,80 +194,6 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Mo
         classes=classes,
         causal=recipe.train.objective == "causal",
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError([f"There is no device {name!r}: use auto, cpu or cuda."])
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(["device cuda was asked for, and torch sees no GPU here: use cpu."])
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        there = torch.cuda.device_count()
-        raise ConfigError([f"There is no device {name!r}: GPUs are cuda:0 to cuda:{there - 1}."])
-    return device
-
-
-def wants_bf16(precision: str, device: torch.device) -> bool:
-    """Whether the forward pass is to be in bfloat16; `auto` is where the device is fast at it."""
-    if precision != "auto":
-        return precision == "bf16"
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    # Without these instructions a CPU would widen every number and narrow every result.
-    able: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
-def open_corpora(recipe: Recipe) -> dict[str, Corpus]:
-    """The splits a recipe names, those of the generated world written first if they are not."""
-    data = recipe.data
-    if data.synthetic is not None:
-        named = {name: files for name, files in world_files(recipe).items() if name != "test"}
-    else:
-        named = {"train": data.train, "dev": data.dev, **data.sets}
-    corpora: dict[str, Corpus] = {}
-    for name, paths in named.items():
-        if paths:
-            like = corpora.get("train")
-            corpora[name] = open_corpus(
-                paths,
-                task=recipe.task,
-                unit=data.unit,
-                like=like,
-                drop=data.drop_pattern if name == "train" else None,
-            )
-    if "dev" not in corpora and "train" in corpora:
-        corpora |= with_dev(corpora["train"])
-    return corpora
-
-
-def with_dev(train: Corpus) -> dict[str, Corpus]:
-    """Of files that are one text each, the last lines are dev; other texts are set aside whole."""
-    if train.unit != "file" or train.layout is not None:
-        return {"train": train}
-    return dict(zip(("train", "dev"), train.parted(1 - DEV_SHARE), strict=True))
-
-
-def world_files(recipe: Recipe) -> dict[str, list[str]]:
-    """The generated world's train, dev and test files for a task, written if they are not there."""
-    size, held_out = recipe.data.synthetic or 0, recipe.data.synthetic_test
-    folder = cache_root() / "synthetic" / f"{world.edition()}-{recipe.seed}-{size}-{held_out}"
-    if not (folder / "test.txt").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with naming_path(folder / "train.txt"):
-            world.write(folder, train=size, dev=held_out, test=held_out, seed=recipe.seed)
-    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
-    return {
-        split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
-        for split in ("train", "dev", "test")
-    }
 
 
 def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:

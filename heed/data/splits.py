@@ -1,0 +1,59 @@
+"""The train, dev and test text of a recipe: files that it names, or generated ones."""
+
+from __future__ import annotations
+
+from heed.config import Recipe
+from heed.data import synthetic
+from heed.data.corpus import Corpus, open_corpus
+from heed.data.held_out import DEV_SHARE
+from heed.data.token_store import cache_root
+from heed.files import naming_path
+
+
+def open_splits(recipe: Recipe) -> dict[str, Corpus]:
+    """Open every split that training reads, by name; generated text is written first."""
+    data = recipe.data
+    if data.synthetic is not None:
+        files = synthetic_files(recipe)
+        files.pop("test")
+    else:
+        files = {"train": data.train, "dev": data.dev, **data.sets}
+    corpora: dict[str, Corpus] = {}
+    for name, paths in files.items():
+        if paths:
+            corpora[name] = open_corpus(
+                paths,
+                task=recipe.task,
+                unit=data.unit,
+                like=corpora.get("train"),
+                drop=data.drop_pattern if name == "train" else None,
+            )
+    if "dev" not in corpora and "train" in corpora:
+        corpora |= split_files(corpora["train"])
+    return corpora
+
+
+def split_files(train: Corpus) -> dict[str, Corpus]:
+    """Where each file is one text, set aside its last lines for dev.
+
+    Other corpora are returned whole: whole sentences of them are set aside later.
+    """
+    if train.unit != "file" or train.layout is not None:
+        return {"train": train}
+    return dict(zip(("train", "dev"), train.parted(1 - DEV_SHARE), strict=True))
+
+
+def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
+    """Generated train, dev and test files for a task, written unless they are cached."""
+    size, test_size = recipe.data.synthetic or 0, recipe.data.synthetic_test
+    name = f"{synthetic.edition()}-{recipe.seed}-{size}-{test_size}"
+    folder = cache_root() / "synthetic" / name
+    if not (folder / "test.txt").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with naming_path(folder / "train.txt"):
+            synthetic.write(folder, train=size, dev=test_size, test=test_size, seed=recipe.seed)
+    suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
+    return {
+        split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
+        for split in ("train", "dev", "test")
+    }

@@ -1,0 +1,38 @@
+"""Choice of the device and of the precision of the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from heed.errors import ConfigError
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device of this name; `auto` is a GPU if there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError([f"There is no device {name!r}: use auto, cpu or cuda."])
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["device cuda is not available, torch sees no GPU here: use cpu."])
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError([f"There is no device {name!r}: GPUs are cuda:0 to cuda:{count - 1}."])
+    return device
+
+
+def wants_bf16(precision: str, device: torch.device) -> bool:
+    """Whether the forward pass is in bfloat16; `auto` is where the device is fast at it."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # A CPU without these instructions converts every operand to float32 and every result back.
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
