@@ -174,6 +174,27 @@ def test_training_does_not_wait_for_a_process_without_work(tmp_path: Path) -> No
     assert not (tmp_path / "stamp").exists()
 
 
+@on_linux
+@pytest.mark.parametrize("ended", [True, False])
+def test_training_waits_for_no_process_of_another_recipe(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on the CPU after one on a GPU, in one process: the first run's process may be left."""
+    process = start.CompileProcess("auto")
+    monkeypatch.setattr(start, "_process", process)
+    try:
+        if ended:
+            process.stop()
+        process.stamp = tmp_path / "of-another-recipe"
+        began = time.monotonic()
+        with start.compiling_ahead(recipe(), torch.device("cpu")):
+            pass
+        assert time.monotonic() - began < start.MAX_WAIT_SECONDS
+        assert (start._process is None) == ended
+    finally:
+        process.stop()
+
+
 CUDA = """
 int cuInit(unsigned flags) { return 0; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }

@@ -131,10 +131,12 @@ def start_early(device: str, recipe: Recipe | None = None) -> None:
 def _start(recipe: Recipe, device: str) -> None:
     """Compile the kernels of this recipe, unless that was done on this machine before."""
     global _process
+    if _process is not None and _process.has_ended:
+        stop_compiling()
     if not _is_useful(device) or recipe.model.family == "lstm":
         return
     stamp = stamp_path(recipe)
-    if _process is not None and (_process.has_ended or _process.stamp not in (None, stamp)):
+    if _process is not None and _process.stamp not in (None, stamp):
         stop_compiling()
     if stamp.exists() and decoding_stamp(stamp).exists():
         return
@@ -165,9 +167,10 @@ def compiling_ahead(recipe: Recipe, device: torch.device) -> Iterator[None]:
             warm_up = pool.submit(_warm_up_torch, device)
             yield
             warm_up.exception()
+        stamp = stamp_path(recipe)
         if _process is not None and _process.stamp is None:  # This recipe needs no kernels.
             stop_compiling()
-        elif _process is not None and not stamp_path(recipe).exists():
+        elif _process is not None and _process.stamp == stamp and not stamp.exists():
             _process.wait()
     except BaseException:
         stop_compiling()
