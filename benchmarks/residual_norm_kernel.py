@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from common import captured, keep, side_by_side, table
 from torch import Tensor, nn
 
-from heed.nn.kernels.linear import ACTIVATIONS, Linear, activated
-from heed.nn.kernels.residual_norm import draw_seeds, join
+from heed.nn.kernels.linear import ACTIVATIONS, Linear, linear_activation
+from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 
 BYTES = 28
 """Of the stream 4 and of the rest 2: forward x, branch, sum, norm; backward the sum, both gradients
@@ -76,7 +76,7 @@ def joins(shape: Shape, device: str, norm: nn.Module, p: float) -> dict[str, Wor
 
     def together() -> tuple[Tensor, Tensor]:
         seed = None if seeds is None else seeds[0]
-        return join(x, branch, norm, dropout, seed=seed, for_map=True)
+        return add_norm(x, branch, norm, dropout, seed=seed, for_linear=True)
 
     return {"apart": passes(device, apart, inputs), "together": passes(device, together, inputs)}
 
@@ -96,7 +96,7 @@ def activations(shape: Shape, device: str, name: str) -> dict[str, Work]:
         return [F.silu(gate) * passed]
 
     def together() -> list[Tensor]:
-        return [activated(x, up, name)]
+        return [linear_activation(x, up, name)]
 
     return {"apart": passes(device, apart, inputs), "together": passes(device, together, inputs)}
 

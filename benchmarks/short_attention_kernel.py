@@ -29,7 +29,7 @@ from torch import Tensor
 
 from heed.config import ModelConfig
 from heed.nn.kernels import dispatch
-from heed.nn.kernels.short_attention import PendingRotation
+from heed.nn.kernels.heads import PendingRotation
 from heed.nn.masks import Mask
 from heed.nn.positions import Rope
 
@@ -69,8 +69,8 @@ def split_by_heads(packed: Tensor, counts: Sequence[int], width: int) -> tuple[T
 def by(way: str) -> Iterator[None]:
     """Only what this way has."""
     limit = dispatch.SHORT if way == "short" else 0
-    split = split_by_heads if way == "SDPA" else dispatch.split
-    with mock.patch.object(dispatch, "SHORT", limit), mock.patch.object(dispatch, "split", split):
+    split = split_by_heads if way == "SDPA" else dispatch.split_heads
+    with mock.patch.multiple(dispatch, SHORT=limit, split_heads=split):
         yield
 
 
@@ -81,7 +81,7 @@ class Work:
     packed: Tensor
     given: Tensor
     mask: Mask
-    turn: PendingRotation | None
+    rotation: PendingRotation | None
     shape: Shape
 
     def run(self, way: str, *, learning: bool) -> None:
@@ -89,8 +89,8 @@ class Work:
         self.packed.grad = None
         counts = (self.shape.heads,) * 3
         with by(way), torch.set_grad_enabled(learning):
-            q, k, v = dispatch.split(self.packed, counts, self.shape.width)
-            out = dispatch.fused(q, k, v, mask=self.mask, turn=self.turn)
+            q, k, v = dispatch.split_heads(self.packed, counts, self.shape.width)
+            out = dispatch.attention(q, k, v, mask=self.mask, rotation=self.rotation)
             out = out.transpose(1, 2).flatten(2)
         if learning:
             out.backward(self.given)

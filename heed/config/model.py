@@ -198,6 +198,11 @@ class ModelConfig(Section):
         _check_ngrams,
     )
 
+    @property
+    def resolved_head_width(self) -> int:
+        """The size of one head: `head_width`, or width / heads."""
+        return self.head_width or self.width // self.heads
+
     def find_leak(self, task: str) -> str | None:
         """Why this model, if causal, needs `leaky = true`; None where it does not leak."""
         if task == "classify" or self.reweight_over == "token" or self.leaky:

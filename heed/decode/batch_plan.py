@@ -77,7 +77,7 @@ def cache_bytes_per_token(models: Sequence[Translator | LanguageModel]) -> int:
     total = 0
     for model in models:
         config, size = model.config, model.embedding.table.weight.element_size()
-        heads, width = config.heads, config.head_width or config.width // config.heads
+        heads, width = config.heads, config.resolved_head_width
         layers = config.decoder_layers or config.layers
         total += 2 * layers * (config.kv_heads or heads) * width * size
     return total

@@ -26,10 +26,10 @@ from heed.decode.state import DecodeState, GrowAxis, StateTensors, gather_parent
 from heed.models import LanguageModel, Translator
 from heed.models.inference import position_limit
 from heed.nn.attention import AttentionContext
-from heed.nn.cache import Cache, FixedLayer
+from heed.nn.cache import Cache, FixedLayerCache
 from heed.nn.kernels.decode_attention import ExplicitMask
 from heed.nn.lstm import LSTMStack
-from heed.nn.positions import Position, PositionBias
+from heed.nn.positions import Position
 from heed.nn.stack import Stack
 from heed.nn.tokens import Tokens
 
@@ -125,8 +125,10 @@ class TransformerStep(ModelStep):
         cross = None
         if stack.crosses:
             cross = self._cross_context(state, stack.cross_position, context)
-        x_bkw = stack.enter(self.model.embedding(state["ids"]), context.q_positions)
-        out = stack.through(x_bkw, context, cross, cache=self._cache(state), weights=with_attention)
+        x_bkw = stack.embed(self.model.embedding(state["ids"]), context.q_positions)
+        out = stack.run_blocks(
+            x_bkw, context, cross, cache=self._cache(state), weights=with_attention
+        )
         attention = mean_attention(out.cross_weights) if out.cross_weights else None
         return self.model.head(out.x_bnw), attention
 
@@ -139,7 +141,7 @@ class TransformerStep(ModelStep):
             for kind, cells in ("self", state.next_cells), ("cross", None):
                 k, v = (state.tensors.get(f"{self.name}.{i}.{kind}.{part}") for part in "kv")
                 if k is not None and v is not None:
-                    layers[f"{i}.{kind}"] = FixedLayer(k, v, cells)
+                    layers[f"{i}.{kind}"] = FixedLayerCache(k, v, cells)
         return Cache(layers=dict(layers))
 
     def _self_context(self, state: DecodeState, position: Position) -> AttentionContext:
@@ -250,8 +252,7 @@ def _attention_context(
         cells_n=cells,
         ends_b=ends_b,
     )
-    shared = None if position.bias_uses_query else PositionBias(position, here, there)
-    return AttentionContext(here, there, mask, bias=shared)
+    return AttentionContext(here, there, mask).prepare(position)
 
 
 def _last_vectors(x_bpw: Tensor, real_bp: Tensor | None) -> Tensor:

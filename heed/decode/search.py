@@ -36,7 +36,7 @@ from heed.decode.state import DecodeState, GrowAxis, ShapeKey, StateTensors, con
 from heed.decode.strategy import Hypothesis, Strategy
 from heed.errors import HeedWarning, RunError
 from heed.models.inference import evaluating, position_limit
-from heed.nn.kernels.prepacked_weights import packed
+from heed.nn.kernels.prepacked_weights import prepack_weights
 
 CHECK_EVERY = 4
 """Tokens between two checks for finished inputs. On a GPU a check reads the flags of the step
@@ -171,7 +171,7 @@ class Search:
             return self._decode_batch(build_prompt(indices), batch_limits, batch_numbers)
 
         pack = self.strategy.beams * sum(lengths) >= PACK_FROM
-        with evaluating(*self.models), packed(self.models if pack else []):
+        with evaluating(*self.models), prepack_weights(self.models if pack else []):
             # Captured states are reused by the next batch: no two batches may run at once.
             parallel = self.device.type == "cpu" and not (self.capture or self.sequential)
             outputs = map_batches(decode, batches, parallel=parallel)

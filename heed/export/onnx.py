@@ -34,7 +34,6 @@ from heed.config import ModelConfig
 from heed.errors import ConfigError, RunError
 from heed.models import LanguageModel, Model, Translator
 from heed.nn.cache import Cache, LayerCache
-from heed.nn.kernels import dispatch
 from heed.nn.masks import count_positions
 from heed.nn.positions import Rope
 from heed.nn.stack import Block, Stack
@@ -146,8 +145,8 @@ class Encoder(nn.Module):
         out, at = [], tokens.positions_bn
         for block in decoder.blocks:
             cross = cast(Block, block).cross
-            k, v = dispatch.split(cross.kv(memory), (cross.kv_heads,) * 2, cross.head_width)
-            _, k = decoder.cross_position.rotate(k, cross.k_norm(k), at, at)
+            k, v = cross.project_source(memory)
+            _, k = decoder.cross_position.rotate(k, k, at, at)
             out += [k, v]
         return out
 
@@ -285,7 +284,7 @@ def _model_sizes(model: Model) -> dict[str, Any]:
     return {
         "layers": config.decoder_layers if translates else config.layers,
         "kv_heads": config.kv_heads or config.heads,
-        "head_width": config.head_width or config.width // config.heads,
+        "head_width": config.resolved_head_width,
         "vocab": model.embedding.table.num_embeddings,
     }
 

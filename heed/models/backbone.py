@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from heed.config import ModelConfig
+from heed.models.base_model import BaseModel, build_embedding, build_stack
 from heed.models.classifier import Pooling
-from heed.models.trace import Base, Trace, build_embedding, build_stack
+from heed.models.trace import Trace
 from heed.nn.cache import Cache
 from heed.nn.tokens import StackOutput, Tokens
 
 
-class Backbone(Base):
+class Backbone(BaseModel):
     """Vectors [b, n, w] for ids [b, n]: what a classifier or a language model has below its head.
 
     Its weights have the names they have there. With `causal`, a token knows those before it alone.

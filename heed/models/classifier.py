@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.models.trace import Base, Trace, build_embedding, build_stack
+from heed.models.base_model import BaseModel, build_embedding, build_stack
+from heed.models.trace import Trace
 from heed.nn.cache import Cache
 from heed.nn.ngrams import NgramFeatures
 from heed.nn.tokens import StackOutput, Tokens
@@ -51,7 +52,7 @@ class Pooling(nn.Module):
         return (x_bnw * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
-class Classifier(Base):
+class Classifier(BaseModel):
     """Logits over classes for each row of ids."""
 
     def __init__(self, config: ModelConfig, *, vocab: int, classes: int) -> None:

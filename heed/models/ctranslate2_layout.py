@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from heed.config import POSITIONS, ModelConfig
 from heed.models.translator import Translator
 from heed.nn.attention import MultiHeadAttention
-from heed.nn.embedding import FeedForward
+from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels.linear import GATES
+from heed.nn.kernels.position_forms import form_of
 from heed.nn.merges import Shift
 from heed.nn.positions import Position, Rope, Shaw
 from heed.nn.stack import Block, Stack
@@ -86,7 +87,7 @@ def positions(model: Translator, least: int = 0) -> int | None:
     """
     position = cast(Stack, model.encoder).position
     limit, kind = position.limit(model.config), type(position)
-    endless_bias = _overrides(kind, "bias") and position.reach is None
+    endless_bias = _overrides(kind, "bias") and form_of(position).max_distance(position) is None
     if limit is None and (_overrides(kind, "embed") or endless_bias):
         return max(least, MIN_POSITIONS)
     return limit
@@ -256,7 +257,8 @@ def _by_distance(
 
     Keys at or before the query come first, then those after it unless attention is causal.
     """
-    n = position.reach + 1 if position.reach is not None else rows or 1
+    max_distance = form_of(position).max_distance(position)
+    n = max_distance + 1 if max_distance is not None else rows or 1
     here, there = torch.tensor([[n - 1]]), torch.arange(2 * n - 1)[None]
     bias_1h1n = position.bias(None, here, there)
     if bias_1h1n is None:

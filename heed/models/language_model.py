@@ -5,12 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.models.trace import Base, Trace, VocabularyHead, build_embedding, build_stack
+from heed.models.base_model import BaseModel, build_embedding, build_stack
+from heed.models.head import VocabularyHead
+from heed.models.trace import Trace
 from heed.nn.cache import Cache
 from heed.nn.tokens import StackOutput, Tokens
 
 
-class LanguageModel(Base):
+class LanguageModel(BaseModel):
     """Token i's logits say what follows it, from tokens 0 … i alone.
 
     With `causal` false they say what stands at i, from all tokens: a masked language model.

@@ -33,7 +33,7 @@ class LayerIndex:
         return self.layer <= self.depth
 
 
-def heights(model: nn.Module) -> dict[str, LayerIndex]:
+def layer_indices(model: nn.Module) -> dict[str, LayerIndex]:
     """Where every parameter stands, by name.
 
     A translator's stacks are counted side by side, each from below. A stack's last norm belongs to

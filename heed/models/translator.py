@@ -5,12 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.models.trace import Base, Trace, VocabularyHead, build_embedding, build_stack
+from heed.models.base_model import BaseModel, build_embedding, build_stack
+from heed.models.head import VocabularyHead
+from heed.models.trace import Trace
 from heed.nn.cache import Cache
 from heed.nn.tokens import StackOutput, Tokens
 
 
-class Translator(Base):
+class Translator(BaseModel):
     """Row i's logits say what follows target i, from the source and targets 0 … i."""
 
     def __init__(self, config: ModelConfig, *, vocab: int, source_vocab: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Weights on disk, safetensors alone: read, written, and refused where they are not a model's."""
+"""Weights on disk, in safetensors alone: reading, writing, and checking them against a model."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from heed.errors import RunError
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file."""
+    """All tensors of a safetensors file."""
     try:
         return load_file(path)
     except SafetensorError as problem:
         raise RunError(
-            f"this is not a whole safetensors file: {problem}.",
+            f"this is not a complete safetensors file: {problem}.",
             where=str(path),
-            todo="It was cut off or changed after it was written: copy it again, or train anew.",
+            todo="It was truncated or changed after it was written: copy it again, or train again.",
         ) from problem
 
 
 def write_weights(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """A file like any other: the library would make one that its owner alone may read."""
+    """Write tensors to a file with the usual permissions (safetensors' own: the owner alone)."""
     path.touch()
     mode = S_IMODE(path.stat().st_mode)
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
     except SafetensorError as problem:
-        told = re.search(r"os error (\d+)", str(problem))
-        if told is None:
+        os_error = re.search(r"os error (\d+)", str(problem))
+        if os_error is None:
             raise
-        number = int(told[1])
+        number = int(os_error[1])
         raise OSError(number, os.strerror(number), str(path)) from problem
     path.chmod(mode)
 
 
-def refuse_misfit(
-    own: Mapping[str, Tensor], found: Mapping[str, Tensor], *, where: str | None = None
+def require_matching_weights(
+    expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, where: str | None = None
 ) -> None:
-    """Every weight of a model must be found, in its shape, and no other."""
-    for name in sorted(own.keys() | found.keys()):
-        wanted, there = (list(w[name].shape) if name in w else None for w in (own, found))
-        if wanted != there:
+    """Raise unless the weights have every expected name and shape, and no other."""
+    for name in sorted(expected.keys() | weights.keys()):
+        needed, actual = (list(w[name].shape) if name in w else None for w in (expected, weights))
+        if needed != actual:
             raise RunError(
-                "the weights of this run are not those of the model that its recipe.toml "
-                f"describes: there, {name} {_is(wanted)}; of the weights it {_is(there)}.",
+                "model.safetensors does not match recipe.toml: the recipe needs "
+                f"{_described(name, needed)}, the file has {_described(name, actual)}.",
                 where=where,
                 todo="Put recipe.toml back as training wrote it, or train a new run.",
             )
 
 
-def _is(shape: list[int] | None) -> str:
-    return "is none" if shape is None else f"has shape {shape}"
+def _described(name: str, shape: list[int] | None) -> str:
+    return f"no {name}" if shape is None else f"{name} with shape {shape}"

@@ -1,28 +1,26 @@
-"""Attention, as a course writes it, and the multi-head layer around it.
+"""Attention as a course writes it, and the multi-head layer around it.
 
-Shapes, in names: b batch, n queries, m keys, h query heads, g key and value heads (h is a multiple
-of g), d head width, w model width.
+Shapes: b batch, n queries, m keys, h query heads, g key and value heads (h is a multiple of g), d
+head width, w model width.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.nn.cache import LayerCache
-from heed.nn.embedding import OutputLinear
 from heed.nn.kernels import dispatch
-from heed.nn.kernels.linear import Linear
-from heed.nn.kernels.short_attention import PendingRotation
+from heed.nn.kernels.heads import Heads, SharedPosition, rotate
+from heed.nn.kernels.linear import Linear, OutputLinear
+from heed.nn.kernels.position_bias import PositionBias
 from heed.nn.masks import Mask
 from heed.nn.merges import Merge
-from heed.nn.positions import Position, PositionBias
-
-STILL = Position()
-"""No position, for queries and keys that the kernel will turn itself."""
+from heed.nn.positions import Position
 
 
 def attend(
@@ -41,7 +39,7 @@ def attend(
     returned are those before dropout: what the model attends to, not what training hid of it.
     """
     scale = q_bhnd.shape[-1] ** -0.5 if scale is None else scale
-    k_bhmd, v_bhmd = (dispatch.share_heads(x, q_bhnd.shape[1]) for x in (k_bgmd, v_bgmd))
+    k_bhmd, v_bhmd = (repeat_heads(x, q_bhnd.shape[1]) for x in (k_bgmd, v_bgmd))
     scores_bhnm = (q_bhnd * scale) @ k_bhmd.mT
     if bias is not None:
         scores_bhnm = scores_bhnm + bias
@@ -53,39 +51,51 @@ def attend(
     return F.dropout(weights_bhnm, dropout, training=dropout > 0) @ v_bhmd, weights_bhnm
 
 
+def repeat_heads(x_bgmd: Tensor, heads: int) -> Tensor:
+    """Grouped-query attention: repeat each key or value head for its group of query heads."""
+    groups = x_bgmd.shape[1]
+    return x_bgmd if groups == heads else x_bgmd.repeat_interleave(heads // groups, dim=1)
+
+
 @dataclass
 class AttentionContext:
-    """What all layers of one forward pass share: who stands where, and who may see whom."""
+    """What all layers of one forward pass share: positions, mask and, across, the source."""
 
     q_positions: Tensor
     k_positions: Tensor
     """Of all keys, cached ones included."""
     mask: Mask | None = None
     real_bn: Tensor | None = None
-    """Which queries are tokens, not padding, for merges that look past one token."""
-    bias: PositionBias | None = None
-    """The position's bias where it is the same for every layer; else each layer makes its own."""
+    """True where a query is a token, not padding: for merges that span several tokens."""
     source_bmw: Tensor | None = None
-    """Whose keys and values to attend to, in cross-attention."""
-    _turn: PendingRotation | None = field(default=None, init=False, repr=False)
+    """In cross-attention, the vectors that keys and values are made of."""
+    shared: SharedPosition = field(init=False, repr=False)
+    """What the layers' kernels share of the position encoding."""
 
-    def turn(self, position: Position) -> PendingRotation | None:
-        """The turn of queries and keys, where an encoding's is one: kernels can do it.
+    def __post_init__(self) -> None:
+        self.shared = SharedPosition(self.q_positions, self.k_positions)
 
-        There is one for all layers, unless a compiler looks on: to it they are to look alike.
-        """
-        if position.frequencies() is None:
-            return None
-        if self._turn is not None and self._turn.position is position:
-            return self._turn
-        turn = PendingRotation(position, self.q_positions, self.k_positions)
-        if not torch.compiler.is_compiling():
-            self._turn = turn
-        return turn
+    def prepare(self, position: Position) -> AttentionContext:
+        """Compute what all layers share of this encoding, before the first of them runs."""
+        if self.mask is not None:
+            dispatch.prepare_shared(self.shared, self.mask, position)
+        return self
+
+    def visible(self) -> Tensor | None:
+        """The mask as a boolean tensor; None where nothing is hidden."""
+        return None if self.mask is None else self.mask.dense()
+
+
+class AttentionInputs(NamedTuple):
+    """What one layer's attention reads beside the vectors."""
+
+    context: AttentionContext
+    position: Position
+    cache: LayerCache | None = None
 
 
 class MultiHeadAttention(nn.Module):
-    """Project to heads, let positions act, attend, merge the heads, project back.
+    """Project to heads, apply the position encoding, attend, merge the heads, project back.
 
     With `source_width` the keys and values come from another sequence (cross-attention).
     """
@@ -124,60 +134,84 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x_bnw: Tensor,
-        sight: AttentionContext,
+        context: AttentionContext,
         position: Position,
-        *,
         cache: LayerCache | None = None,
+        *,
         weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The attended vectors and, with `weights`, what they attended to (else None)."""
-        q_positions, k_positions, mask = sight.q_positions, sight.k_positions, sight.mask
-        plain = weights or position.needs_weights
-        turn = sight.turn(position) if cache is None and not plain else None
-        rotates = position if turn is None else STILL
-        q_bhnd, k_bgmd, v_bgmd = self._heads(x_bnw, sight, rotates, cache)
-        bias = sight.bias or PositionBias(
-            position, q_positions, k_positions, q_bhnd=q_bhnd, scale=self.scale
-        )
-        dropout = self.dropout if self.training else 0.0
-        if plain:
-            dense, added = mask.dense() if mask else None, bias.dense()
-            heads_bhnd, weights_bhnm = attend(
-                q_bhnd, k_bgmd, v_bgmd, mask=dense, bias=added, scale=self.scale, dropout=dropout
-            )
-            extra = position.values(weights_bhnm, q_positions, k_positions)
-            heads_bhnd = heads_bhnd if extra is None else heads_bhnd + extra
+        """The attended vectors and, with `weights`, the attention weights (else None)."""
+        heads = self.project(x_bnw, context, position, cache)
+        bias = context.shared.bias(position, heads.q_bhnd, self.scale)
+        if weights or position.needs_weights:
+            out_bhnd, weights_bhnm = self._attend(heads, bias, context, position)
         else:
-            weights_bhnm = None
-            heads_bhnd = dispatch.fused(
-                q_bhnd,
-                k_bgmd,
-                v_bgmd,
-                mask=mask,
-                bias=bias,
-                scale=self.scale,
-                dropout=dropout,
-                turn=turn,
-            )
-        return self.out(self.merge(heads_bhnd, sight.real_bn)), weights_bhnm if weights else None
+            out_bhnd, weights_bhnm = self._attend_fast(heads, bias, context), None
+        return self.out(self.merge(out_bhnd, context.real_bn)), weights_bhnm if weights else None
 
-    def _heads(
-        self, x_bnw: Tensor, sight: AttentionContext, position: Position, cache: LayerCache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, normalised and rotated, the cached ones first."""
-        q_positions, shared = sight.q_positions, self.kv_heads
+    def _attend(
+        self, heads: Heads, bias: PositionBias, context: AttentionContext, position: Position
+    ) -> tuple[Tensor, Tensor]:
+        """Attention by the plain formula, with its weights and the position's value term."""
+        q, k, v = heads.rotated()
+        out_bhnd, weights_bhnm = attend(
+            q,
+            k,
+            v,
+            mask=context.visible(),
+            bias=bias.dense(),
+            scale=self.scale,
+            dropout=self._dropout(),
+        )
+        extra_bhnd = position.values(weights_bhnm, context.q_positions, context.k_positions)
+        return out_bhnd if extra_bhnd is None else out_bhnd + extra_bhnd, weights_bhnm
+
+    def _attend_fast(self, heads: Heads, bias: PositionBias, context: AttentionContext) -> Tensor:
+        """Attention by the fastest kernel, without weights."""
+        return dispatch.attention(
+            heads.q_bhnd,
+            heads.k_bgmd,
+            heads.v_bgmd,
+            mask=context.mask,
+            bias=bias,
+            scale=self.scale,
+            dropout=self._dropout(),
+            rotation=heads.rotation,
+        )
+
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def project(
+        self,
+        x_bnw: Tensor,
+        context: AttentionContext,
+        position: Position,
+        cache: LayerCache | None = None,
+    ) -> Heads:
+        """Queries, keys and values by head, normalized and rotated, the cached ones first."""
+        q_positions, shared = context.q_positions, context.shared
         if not self.crosses:
-            q, k, v = dispatch.split(self.qkv(x_bnw), (self.heads, shared, shared), self.head_width)
-            q, k = position.rotate(self.q_norm(q), self.k_norm(k), q_positions, q_positions)
-            return (q, k, v) if cache is None else (q, *cache.append(k, v))
-        (q,) = dispatch.split(self.q(x_bnw), (self.heads,), self.head_width)
-        q = self.q_norm(q)
-        if cache is not None and cache.filled:
-            # The source was projected and rotated at the first step: only the query turns.
-            q, _ = position.rotate(q, q[:, :0], q_positions, q_positions)
-            return (q, *cache.read())
-        if sight.source_bmw is None:
+            counts = (self.heads, self.kv_heads, self.kv_heads)
+            q, k, v = dispatch.split_heads(self.qkv(x_bnw), counts, self.head_width)
+            heads = shared.heads(self.q_norm(q), self.k_norm(k), v, position, q_positions)
+        else:
+            (q,) = dispatch.split_heads(self.q(x_bnw), (self.heads,), self.head_width)
+            if cache is not None and cache.filled:
+                # The source was projected and rotated at the first step.
+                q, _ = rotate(position, self.q_norm(q), q[:, :0], q_positions, q_positions)
+                return Heads(q, *cache.read())
+            k, v = self.project_source(context.source_bmw)
+            heads = shared.heads(self.q_norm(q), k, v, position, context.k_positions)
+        if cache is None:
+            return heads
+        q, k, v = heads.rotated()
+        return Heads(q, *cache.append(k, v))
+
+    def project_source(self, source_bmw: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source by head, the keys normalized and not yet rotated."""
+        if source_bmw is None:
             raise ValueError("Cross-attention needs a source until its cache is filled.")
-        k, v = dispatch.split(self.kv(sight.source_bmw), (shared, shared), self.head_width)
-        q, k = position.rotate(q, self.k_norm(k), q_positions, sight.k_positions)
-        return (q, k, v) if cache is None else (q, *cache.append(k, v))
+        counts = (self.kv_heads, self.kv_heads)
+        k, v = dispatch.split_heads(self.kv(source_bmw), counts, self.head_width)
+        return self.k_norm(k), v

@@ -1,8 +1,8 @@
-"""Keys and values kept while decoding, so that each step attends without recomputing the past.
+"""The key-value cache of decoding, so that each step attends without recomputing the past.
 
-A `Cache` belongs to one decoding of one batch. It also remembers what the model was told of the
-tokens so far (which are real, where they stand, their segments), so that a step needs only the new
-ones, and what the source was, so that it is encoded once.
+A `Cache` belongs to one decoding of one batch. It also holds what is known of the tokens so far
+(which are real, their positions and segments), so that a step needs only the new ones, and the
+encoded source, so that it is encoded once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from heed.nn.kernels.decode_attention import put
-from heed.nn.kernels.dispatch import on_gpu
+from heed.nn.kernels import dispatch
 from heed.nn.tokens import Tokens
 
 FIRST_CAPACITY = 64
@@ -27,11 +26,11 @@ class LayerCache:
 
     @property
     def filled(self) -> bool:
-        """Whether anything was kept yet."""
+        """Whether it holds anything yet."""
         return self.length > 0
 
     def append(self, k_bgnd: Tensor, v_bgnd: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep these too, and return all keys and values so far."""
+        """Add these, and return all keys and values so far."""
         added = k_bgnd.shape[2]
         needed = self.length + added
         if not self._buffers or needed > self._buffers[0].shape[2]:
@@ -47,7 +46,7 @@ class LayerCache:
         return k, v
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order: a beam's survivors, say."""
+        """Keep these rows of the batch, in this order: the hypotheses that a beam keeps, say."""
         self._buffers = [buffer.index_select(0, rows) for buffer in self._buffers]
 
     def _grow(self, like: Tensor, capacity: int) -> None:
@@ -58,11 +57,11 @@ class LayerCache:
         self._buffers = fresh
 
 
-class FixedLayer(LayerCache):
-    """Keys and values in tensors that keep their place and size, so that a step can be captured.
+class FixedLayerCache(LayerCache):
+    """Keys and values in tensors of fixed address and size, so that a step can be captured.
 
-    New ones are written at `cells`, a tensor that the caller moves on. Which keys count, the
-    caller's mask must say.
+    New ones are written at `cells`, a tensor that the caller advances. The caller's mask must say
+    which keys count.
     """
 
     def __init__(self, k_bgmd: Tensor, v_bgmd: Tensor, cells: Tensor | None = None) -> None:
@@ -70,20 +69,16 @@ class FixedLayer(LayerCache):
         self._buffers, self.length, self.cells = [k_bgmd, v_bgmd], k_bgmd.shape[2], cells
 
     def append(self, k_bgnd: Tensor, v_bgnd: Tensor) -> tuple[Tensor, Tensor]:
-        """Write these into their cells, and return all there are."""
+        """Write these into their cells, and return all keys and values."""
         if self.cells is None:
-            raise ValueError("Nothing can be added here: no cells were named.")
-        if on_gpu(k_bgnd):
-            put((k_bgnd, v_bgnd), self._buffers, self.cells)
-            return self.read()
-        for buffer, new in zip(self._buffers, (k_bgnd, v_bgnd), strict=True):
-            buffer.index_copy_(2, self.cells, new)
+            raise ValueError("This cache is read-only: it was built without cells.")
+        dispatch.write_cells((k_bgnd, v_bgnd), self._buffers, self.cells)
         return self.read()
 
 
 @dataclass
 class Cache:
-    """Everything a model keeps between decoding steps. Make one, pass it to every call."""
+    """Everything a model keeps between decoding steps. Create one, pass it to every call."""
 
     layers: dict[str, LayerCache] = field(default_factory=dict)
     states: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -91,14 +86,14 @@ class Cache:
     tokens: Tokens | None = None
     memory: Tensor | None = None
     memory_tokens: Tokens | None = None
-    """The encoded source and what was told of it."""
+    """The encoded source and its tokens."""
 
     def layer(self, name: str) -> LayerCache:
-        """The cache of one attention layer, made when first asked for."""
+        """The cache of one attention layer, created on first use."""
         return self.layers.setdefault(name, LayerCache())
 
     def extend(self, new: Tokens) -> Tokens:
-        """Take new tokens; returns what is known of all tokens so far."""
+        """Add new tokens, and return all tokens so far."""
         self.tokens = new if self.tokens is None else self.tokens.followed_by(new)
         return self.tokens
 

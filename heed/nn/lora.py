@@ -1,11 +1,11 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): a map W stays as it was, and W + (α / r) B A is used.
+"""Low-rank adapters (LoRA, Hu et al. 2021): W is frozen, and W + (α / r) B A is used.
 
-Whoever reads a map's `weight` reads the sum, made anew in every pass, so each kernel that takes a
-weight takes an adapted one. That costs one product of [rows, r] and [r, w] a map, next to nothing
-beside the tokens it serves. B begins with zeros: a fresh adapter changes nothing.
+Reading a layer's `weight` gives the sum, computed anew in every pass, so each kernel that takes a
+weight takes an adapted one. That costs one product of [rows, r] and [r, w] per layer, negligible
+beside its tokens. B begins with zeros: a fresh adapter changes nothing.
 
-Queries, keys and values lie side by side in one matrix. Each has factors of its own, as if it were
-a matrix of its own: one pair for all three would have to share its rank among them.
+Queries, keys and values are rows of one matrix. Each has factors of its own, as if it were a matrix
+of its own: one pair for all three would have to share its rank among them.
 
 Shapes: w width, r rank.
 """
@@ -21,35 +21,35 @@ from torch.nn.utils import parametrize
 
 from heed.errors import ConfigError
 from heed.nn.attention import MultiHeadAttention
-from heed.nn.embedding import FeedForward
-from heed.nn.kernels.linear import GATES
+from heed.nn.feed_forward import FeedForward
+from heed.nn.kernels.linear import GATES, without_autocast
 
 On = Literal["qv", "attention", "all"]
-TrainingSetup = list[tuple[int, bool]]
-"""The rows of each projection in a matrix, and whether it is adapted."""
-PLACE = ".parametrizations.weight"
+Projections = list[tuple[int, bool]]
+"""For each projection in a matrix: its rows, and whether it is adapted."""
+SUFFIX = ".parametrizations.weight"
 
 
 class LowRank(nn.Module):
-    """W + (α / r) B A for each projection that is adapted, W for the others."""
+    """W + (α / r) B A for each adapted projection, W for the others."""
 
-    def __init__(self, parts: TrainingSetup, columns: int, *, rank: int, alpha: float) -> None:
+    def __init__(self, parts: Projections, columns: int, *, rank: int, alpha: float) -> None:
         super().__init__()
         self.rows, self.adapted = zip(*parts, strict=True)
         self.scale = alpha / rank
         sizes = [rows for rows, adapted in parts if adapted]
-        # A as `initialise` draws a map's weights: what it gives is as large as what it reads.
+        # A as `initialize` draws a linear layer: its output is as large as its input.
         self.down = nn.ParameterList(torch.randn(rank, columns) * columns**-0.5 for _ in sizes)
         self.up = nn.ParameterList(torch.zeros(rows, rank) for rows in sizes)
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight to use [rows, w]."""
-        return self.added(weight, list(self.down), list(self.up))
+        return self.add_factors(weight, list(self.down), list(self.up))
 
-    def added(self, weight: Tensor, down: Sequence[Tensor], up: Sequence[Tensor]) -> Tensor:
-        """The same with factors given, in full precision whatever the pass around it is in."""
+    def add_factors(self, weight: Tensor, down: Sequence[Tensor], up: Sequence[Tensor]) -> Tensor:
+        """The weight plus the product of these factors, in full precision even under autocast."""
         factors = iter(zip(up, down, strict=True))
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight):
             parts = [
                 torch.addmm(part, *next(factors), alpha=self.scale) if adapted else part
                 for part, adapted in zip(weight.split(self.rows), self.adapted, strict=True)
@@ -65,24 +65,24 @@ def adapt(
     on: On = "attention",
     but: Set[nn.Parameter] = frozenset(),
 ) -> None:
-    """Put adapters beside the maps that `on` names, which learn no more themselves.
+    """Add adapters to the linear layers that `on` names, and freeze those layers.
 
     "qv" are the projections to queries and values, as in the paper, "attention" all four of every
-    attention, "all" the feed-forward's maps as well. `alpha` is twice the rank unless given. All
-    other parameters, and maps whose weights are among `but`, are left as they are.
+    attention, "all" the feed-forward's layers as well. `alpha` is twice the rank unless given. All
+    other parameters, and layers whose weights are among `but`, are left as they are.
     """
-    maps = [(linear, parts) for linear, parts in _maps(model, on) if linear.weight not in but]
-    if not maps:
+    layers = [(linear, parts) for linear, parts in _layers(model, on) if linear.weight not in but]
+    if not layers:
         raise ConfigError(["[init] lora adapts attention, and this model has none."])
-    for linear, parts in maps:
+    for linear, parts in layers:
         device, dtype = linear.weight.device, linear.weight.dtype
         factors = LowRank(parts, linear.in_features, rank=rank, alpha=alpha or 2.0 * rank)
         linear.weight.requires_grad_(False)
         parametrize.register_parametrization(linear, "weight", factors.to(device, dtype))
 
 
-def _maps(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, TrainingSetup]]:
-    """The maps to adapt, each with the projections it packs."""
+def _layers(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, Projections]]:
+    """The linear layers to adapt, each with the projections it packs."""
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             yield from _projections(module, every=on != "qv")
@@ -94,7 +94,7 @@ def _maps(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, TrainingSetup]]
 
 def _projections(
     module: MultiHeadAttention, *, every: bool
-) -> Iterator[tuple[nn.Linear, TrainingSetup]]:
+) -> Iterator[tuple[nn.Linear, Projections]]:
     query, shared = (n * module.head_width for n in (module.heads, module.kv_heads))
     q, k, v = (query, True), (shared, every), (shared, True)
     if module.crosses:
@@ -106,16 +106,16 @@ def _projections(
         yield module.out, [(module.out.out_features, True)]
 
 
-def merged(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an adapted model as a plain one has them, by the very sums that it used."""
+def merge_adapters(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of an adapted model as those of a plain one, by the same sums that it uses."""
     plain = dict(weights)
     for name, module in model.named_modules():
         if isinstance(module, LowRank):
-            place = name.removesuffix(f"{PLACE}.0")
+            layer = name.removesuffix(f"{SUFFIX}.0")
             down, up = (
                 [plain.pop(f"{name}.{side}.{i}") for i in range(len(module.up))]
                 for side in ("down", "up")
             )
-            whole = plain.pop(f"{place}{PLACE}.original")
-            plain[f"{place}.weight"] = module.added(whole, down, up)
+            frozen = plain.pop(f"{layer}{SUFFIX}.original")
+            plain[f"{layer}.weight"] = module.add_factors(frozen, down, up)
     return plain

@@ -2,14 +2,13 @@
 
 An encoder is a bidirectional LSTM, a decoder a forward one; with a source it attends to it by one
 head after the recurrence (Luong et al. 2015). Padding on either side and packed segments change
-nothing: tokens are gathered into one dense row a text first, and put back after.
+nothing: tokens are first gathered into one dense row per sequence, and scattered back after.
 
-Shapes: b batch, n tokens, m keys, r texts, t longest text, w width, e embedding width.
+Shapes: b batch, n tokens, m keys, r sequences, t longest sequence, w width, e embedding width.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
@@ -20,6 +19,7 @@ from heed.config import ModelConfig
 from heed.nn.attention import attend
 from heed.nn.cache import Cache
 from heed.nn.kernels import dispatch
+from heed.nn.kernels.linear import match_matmul_precision
 from heed.nn.masks import Mask
 from heed.nn.tokens import StackOutput, Tokens
 
@@ -55,11 +55,11 @@ class LSTMStack(nn.Module):
         cache: Cache | None = None,
         weights: bool = False,
     ) -> StackOutput:
-        """Vectors for `x_bnw`. `tokens` tells of x; `memory` is the encoded source."""
+        """Vectors for `x_bnw`, whose tokens are `tokens`; `memory` is the encoded source."""
         if cache is not None:
             cache.extend(tokens)
             if tokens.segments_bn is not None:
-                raise ValueError("An LSTM's cache holds one state a row: it takes no segments.")
+                raise ValueError("An LSTM's cache holds one state per row: it takes no segments.")
         rows = _Rows(x_bnw.shape[:2], tokens, x_bnw.device)
         x_bnw = self.dropout(x_bnw)
         out = StackOutput(x_bnw, hidden=[x_bnw] if weights else [])
@@ -76,11 +76,11 @@ class LSTMStack(nn.Module):
             if weights:
                 out.hidden.append(out.x_bnw)
         if memory is not None and memory_tokens is not None:
-            self._look_across(out, tokens, memory, memory_tokens, weights=weights)
+            self._attend_to_source(out, tokens, memory, memory_tokens, weights=weights)
         return out
 
     def _first_state(self, i: int, memory: Tensor, memory_tokens: Tokens, rows: _Rows) -> State:
-        """Begin from the mean of the source (of each packed text its own)."""
+        """The first state, from the mean of the source (of each packed sequence, its own)."""
         real_bm = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
         if memory_tokens.real_bn is not None:
             real_bm = memory_tokens.real_bn
@@ -93,24 +93,24 @@ class LSTMStack(nn.Module):
         h = torch.tanh(self.starts[i](mean_rw))[None]
         return h, torch.zeros_like(h)
 
-    def _look_across(
-        self, out: StackOutput, tokens: Tokens, memory: Tensor, told: Tokens, *, weights: bool
+    def _attend_to_source(
+        self, out: StackOutput, tokens: Tokens, memory: Tensor, source: Tokens, *, weights: bool
     ) -> None:
         """tanh(W [context; x]) with the context attended to in the source by one head."""
         n, m = out.x_bnw.shape[1], memory.shape[1]
-        segments = tokens.segments_bn, told.segments_bn
-        mask = Mask(n, m, memory.device, False, told.real_bn, *segments)
+        segments = tokens.segments_bn, source.segments_bn
+        mask = Mask(n, m, memory.device, False, source.real_bn, *segments)
         q, kv = self.query(out.x_bnw)[:, None], memory[:, None]
         if weights:
-            context, seen = attend(q, kv, kv, mask=mask.dense())
-            out.cross_weights.append(seen)
+            context, attended = attend(q, kv, kv, mask=mask.dense())
+            out.cross_weights.append(attended)
         else:
-            context = dispatch.fused(q, kv, kv, mask=mask)
+            context = dispatch.attention(q, kv, kv, mask=mask)
         out.x_bnw = torch.tanh(self.combine(torch.cat([context[:, 0], out.x_bnw], dim=-1)))
 
 
 class _Rows:
-    """Where each text's tokens are, so that recurrence runs over texts and never over padding."""
+    """Where each sequence's tokens are, so that recurrence never runs over padding."""
 
     def __init__(self, shape: torch.Size, tokens: Tokens, device: torch.device) -> None:
         self.shape = shape
@@ -126,8 +126,8 @@ class _Rows:
         row_bn = self.batch_row[:, None].expand(b, n)
         if tokens.segments_bn is not None:
             pairs = torch.stack([row_bn, tokens.segments_bn], dim=-1)
-            texts, row_bn = torch.unique(pairs.flatten(0, 1), dim=0, return_inverse=True)
-            self.batch_row, self.segment = texts.unbind(dim=1)
+            sequences, row_bn = torch.unique(pairs.flatten(0, 1), dim=0, return_inverse=True)
+            self.batch_row, self.segment = sequences.unbind(dim=1)
             row_bn = row_bn.view(b, n)
         self.row = row_bn[self.real_bn]
         self.lengths = torch.bincount(self.row, minlength=len(self.batch_row))
@@ -137,7 +137,7 @@ class _Rows:
         self.column[order] = torch.arange(len(order), device=device) - starts[self.row[order]]
 
     def gather(self, x_bnw: Tensor) -> Tensor:
-        """[b, n, w] to one row a text [r, t, w]."""
+        """[b, n, w] to one row per sequence [r, t, w]."""
         if self.lengths is None:
             return x_bnw
         longest = max(1, int(self.lengths.max()))
@@ -145,7 +145,7 @@ class _Rows:
         return x_rtw.index_put((self.row, self.column), x_bnw[self.real_bn])
 
     def scatter(self, x_rtw: Tensor) -> Tensor:
-        """Back to where the tokens were; zeros where there was padding."""
+        """[r, t, w] back to [b, n, w]; zeros at padding."""
         if self.lengths is None:
             return x_rtw
         x_bnw = x_rtw.new_zeros(*self.shape, x_rtw.shape[-1])
@@ -155,33 +155,19 @@ class _Rows:
 def _run(
     lstm: nn.LSTM, x_rtw: Tensor, lengths: Tensor | None, state: State | None
 ) -> tuple[Tensor, State]:
-    """One layer over texts of different length, and its state after each text's last token."""
+    """One layer over sequences of different length, and its state after each one's last token."""
     if lengths is None:
-        with _as_exact_as_products():
+        with match_matmul_precision():
             out, last = lstm(x_rtw, state)
         return out, last
-    # Packing refuses empty texts: they take one step, and keep the state they had.
+    # Packing refuses empty sequences: they take one step, and their state is restored below.
     packed = pack_padded_sequence(
         x_rtw, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
     )
-    with _as_exact_as_products():
+    with match_matmul_precision():
         out, (h, c) = lstm(packed, state)
     x_rtw, _ = pad_packed_sequence(out, batch_first=True, total_length=x_rtw.shape[1])
     if state is None:
         state = torch.zeros_like(h), torch.zeros_like(c)
     empty = (lengths == 0)[None, :, None]
     return x_rtw, (torch.where(empty, state[0], h), torch.where(empty, state[1], c))
-
-
-def _as_exact_as_products() -> AbstractContextManager[None]:
-    """cuDNN rounds an LSTM's float32 to tf32 unless told; here only where products are, too."""
-    own = torch.backends.cudnn
-    rounded = torch.get_float32_matmul_precision() != "highest"
-    if not own.is_available() or own.allow_tf32 == rounded:
-        return nullcontext()
-    return own.flags(
-        enabled=own.enabled,
-        benchmark=own.benchmark,
-        deterministic=own.deterministic,
-        allow_tf32=rounded,
-    )

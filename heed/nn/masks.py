@@ -1,6 +1,6 @@
-"""Who may see whom: causal order, padding and packed segments.
+"""Attention masks: causal order, padding and packed segments.
 
-A `Mask` keeps its parts, so that a kernel can read them the way it likes best: as one flag, as a
+A `Mask` keeps its parts, so that each kernel can read them in its own form: as one flag, as a
 boolean tensor, or cell by cell. True means "may be attended to", as everywhere.
 
 Shapes: b batch, n queries, m keys. The queries are the last n of the m keys when causal.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Mask:
-    """What each of n queries may see among m keys."""
+    """What each of n queries may attend to among m keys."""
 
     queries: int
     keys: int
@@ -26,18 +26,13 @@ class Mask:
     """True where a key is a real token, not padding."""
     q_segments_bn: Tensor | None = None
     k_segments_bm: Tensor | None = None
-    """Which packed text a token belongs to; texts don't see each other."""
+    """The packed sequence of each token; sequences don't attend to each other."""
     _dense: Tensor | None = field(default=None, init=False, repr=False)
-    _added: Tensor | None = field(default=None, init=False, repr=False)
-    plans: dict[int | None, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    """Which tiles kernels are to look at, by the reach of a bias:
-    `heed.nn.kernels.distance_attention` makes them."""
+    _additive: Tensor | None = field(default=None, init=False, repr=False)
 
     @property
     def only_causal(self) -> bool:
-        """Whether order is all there is to this mask."""
+        """Whether this mask hides later keys and nothing else."""
         return self.causal and self.real_bm is None and self.k_segments_bm is None
 
     @property
@@ -52,17 +47,17 @@ class Mask:
         return self.queries == self.keys
 
     def dense(self) -> Tensor | None:
-        """The mask as a boolean tensor [b or 1, 1, n, m]; None where everything may be seen."""
+        """The mask as a boolean tensor [b or 1, 1, n, m]; None where nothing is hidden."""
         if self._dense is None and not self.sees_all:
             self._dense = self._build()
         return self._dense
 
-    def added(self, dtype: torch.dtype) -> Tensor | None:
-        """The mask as numbers to add to scores, 0 or -inf; None where everything may be seen."""
-        if self._added is None or self._added.dtype != dtype:
+    def additive(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as numbers to add to scores, 0 or -inf; None where nothing is hidden."""
+        if self._additive is None or self._additive.dtype != dtype:
             visible = self.dense()
-            self._added = None if visible is None else hide(visible, dtype)
-        return self._added
+            self._additive = None if visible is None else to_additive(visible, dtype)
+        return self._additive
 
     def _build(self) -> Tensor:
         mask_bnm = torch.ones(1, self.queries, self.keys, dtype=torch.bool, device=self.device)
@@ -75,14 +70,14 @@ class Mask:
         return mask_bnm[:, None]
 
 
-def hide(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where something may be seen, -inf where not."""
-    nothing = torch.zeros((), dtype=dtype, device=visible.device)
-    return torch.where(visible, nothing, float("-inf"))
+def to_additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key may be attended to, -inf where not."""
+    zero = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zero, float("-inf"))
 
 
-def merged(bias: Tensor, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A bias on scores that also hides what may not be seen."""
+def masked_bias(bias: Tensor, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The bias with -inf where a key may not be attended to."""
     bias = bias.to(dtype)
     return bias if visible is None else bias.masked_fill(~visible, float("-inf"))
 

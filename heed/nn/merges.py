@@ -1,8 +1,8 @@
-"""Four ways to make one vector of the heads.
+"""Merges: four ways to make one vector of the heads.
 
 `concat` is the paper's. `shuffle` permutes the heads at random, `shift` rolls them by one, and
 `reweight` scales each head by its share of the norm. A norm over more than one token lets a token
-see others that attention hid from it: over a sequence its future, over a batch its neighbours.
+see others that attention hid from it: over a sequence its future, over a batch other sequences.
 
 Shapes: b batch, h heads, n tokens, d head width.
 """
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import MERGES, ModelConfig
+from heed.config.registry import register
 
 NORM_AXES = {"token": (3,), "sequence": (2, 3), "batch": (0, 2, 3)}
 
 
+@register
 class Merge(nn.Module):
-    """`concat`: the heads side by side. The others say how heads change before that."""
+    """`concat`: the heads side by side. Other merges change the heads before that."""
 
     name: ClassVar[str] = "concat"
 
@@ -40,10 +42,11 @@ class Merge(nn.Module):
         return heads_bhnd.transpose(1, 2).flatten(2)
 
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
-        """What this merge does to the heads; nothing, for `concat`."""
+        """The heads as this merge changes them; `concat` leaves them as they are."""
         return heads_bhnd
 
 
+@register
 class Shuffle(Merge):
     """A new random order of the heads at every call, the same for all tokens."""
 
@@ -54,6 +57,7 @@ class Shuffle(Merge):
         return heads_bhnd.index_select(1, order)
 
 
+@register
 class Shift(Merge):
     """Each head takes the place of the next, the last that of the first."""
 
@@ -63,6 +67,7 @@ class Shift(Merge):
         return heads_bhnd.roll(1, dims=1)
 
 
+@register
 class Reweight(Merge):
     """Each head times its share of the norm: head · ‖head‖ / Σ ‖heads‖."""
 
@@ -78,20 +83,16 @@ class Reweight(Merge):
         return cls(over=config.reweight_over, training_only=config.merge_when == "training")
 
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
-        measured = heads_bhnd.float()
-        if real_bn is not None:  # padding must not count towards anyone's norm
-            measured = measured * real_bn[:, None, :, None]
+        heads_f32 = heads_bhnd.float()
+        if real_bn is not None:  # padding must not count towards a norm
+            heads_f32 = heads_f32 * real_bn[:, None, :, None]
         # The floor keeps the gradient of the norm finite where a head is all zeros.
-        squares = measured.square().sum(self.axes, keepdim=True)
+        squares = heads_f32.square().sum(self.axes, keepdim=True)
         norms = squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
         return heads_bhnd * (norms / norms.sum(1, keepdim=True)).to(heads_bhnd.dtype)
 
 
-for _kind in (Merge, Shuffle, Shift, Reweight):
-    MERGES.register(_kind)
-
-
 def build_merge(config: ModelConfig) -> Merge:
-    """The merge a config names."""
+    """The merge that a config names."""
     merge: Merge = MERGES[config.merge].from_config(config)
     return merge

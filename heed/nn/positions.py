@@ -1,41 +1,38 @@
-"""Seven ways for order to enter a Transformer. An eighth is one more class in this file.
+"""Seven position encodings. An eighth is one more class, registered in the same way.
 
 A position encoding is an object with hooks, each a no-op by default. Positions are explicit integer
 tensors [b or 1, n], so padding on either side, packing and cached decoding are right by
-construction. Shapes: b batch, n queries, m keys, h heads, d head width, w model width.
+construction. Faster forms of these formulas, for kernels, are in `nn/kernels/position_forms.py`.
+
+Shapes: b batch, n queries, m keys, h heads, d head width, w model width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from heed.config import POSITIONS, ModelConfig
+from heed.config.registry import register
 from heed.errors import DataError
-from heed.nn.embedding import Table, position_scale, token_size
-from heed.nn.kernels import dispatch
-from heed.nn.kernels.distance_attention import ByBucket, Relative, ScoreMod
-from heed.nn.kernels.position_bias import PositionBias as PositionBias
-from heed.nn.waves import sinusoids as sinusoids
-from heed.nn.waves import wavelengths
+from heed.nn.embedding import Embedding
+from heed.nn.initialization import position_scale, token_size
 
 
+@register
 class Position(nn.Module):
-    """The hooks. As it stands this is `none`: a model that cannot tell order but by its mask."""
+    """The hooks. As it stands this is `none`: only a causal mask tells such a model of order."""
 
     name: ClassVar[str] = "none"
     per_layer: ClassVar[bool] = False
     """Whether every layer has parameters of its own."""
     bias_uses_query: ClassVar[bool] = False
-    """Whether the bias differs between layers because it reads their queries."""
+    """Whether the bias depends on the query, so that layers cannot share it."""
     needs_weights: bool = False
-    """Whether the encoding must see the attention weights, which only the plain path has."""
-    reach: int | None = None
-    """Beyond which distance the bias no longer changes, if it ever stops."""
+    """Whether the encoding reads the attention weights, which only `attend` returns."""
 
     def __init__(self, config: ModelConfig | None = None, *, causal: bool = False) -> None:
         super().__init__()
@@ -47,47 +44,23 @@ class Position(nn.Module):
 
     @classmethod
     def limit(cls, config: ModelConfig) -> int | None:
-        """How many positions there are; None where there is no end to them."""
+        """The number of positions; None where it is unlimited."""
         return None
 
-    @property
-    def biased(self) -> bool:
-        """Whether the encoding has a bias that is a rule by distance."""
-        return type(self).relative is not Position.relative
-
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
-        """Change the token vectors before the first layer."""
+        """Token vectors with their positions, as the first layer reads them."""
         return x_bnw
 
     def rotate(
         self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Change queries and keys before their product."""
+        """Queries and keys with their positions, as their product reads them."""
         return q_bhnd, k_bgmd
-
-    def frequencies(self) -> Tensor | None:
-        """The same, where it is a turn of each pair (i, i + d/2) by position · frequency [d/2]."""
-        return None
 
     def bias(
         self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
     ) -> Tensor | None:
-        """What to add to the scores [b or 1, h, n, m]. The query comes scaled already."""
-        return None
-
-    def score_mod(
-        self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
-    ) -> ScoreMod | None:
-        """The same bias, one score at a time, for sequences too long to hold [n, m] numbers."""
-        return None
-
-    def relative(
-        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
-    ) -> Relative | None:
-        """The same bias as a rule by distance, where it is one: the fastest form on a GPU.
-
-        The query comes as it is, with the number that is to scale it.
-        """
+        """What to add to the scores [b or 1, h, n, m]. The query is already scaled."""
         return None
 
     def values(
@@ -97,8 +70,9 @@ class Position(nn.Module):
         return None
 
 
+@register
 class Sinusoidal(Position):
-    """Vaswani et al. 2017, section 3.5: sines in the even places, cosines in the odd ones."""
+    """Vaswani et al. 2017, section 3.5: sines in even dimensions, cosines in odd ones."""
 
     name = "sinusoidal"
 
@@ -117,8 +91,9 @@ class Sinusoidal(Position):
         return x_bnw + sinusoids(positions_bn, x_bnw.shape[-1], halves=self.halves).to(x_bnw.dtype)
 
 
+@register
 class Learned(Position):
-    """A table with one learned vector a position (Gehring et al. 2017). It has an end."""
+    """A table with one learned vector per position (Gehring et al. 2017). Its length is a limit."""
 
     name = "learned"
 
@@ -126,7 +101,7 @@ class Learned(Position):
         super().__init__(config, causal=causal)
         self.offset, rows = config.position_offset, config.max_positions + config.position_offset
         self.scale = position_scale(config)
-        self.table = Table(rows, config.width, std=0.5 * token_size(config) / self.scale)
+        self.table = Embedding(rows, config.width, std=0.5 * token_size(config) / self.scale)
 
     @classmethod
     def limit(cls, config: ModelConfig) -> int | None:
@@ -135,29 +110,27 @@ class Learned(Position):
 
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
         """x + scale · table[position]."""
-        self._check(positions_bn)
         rows = positions_bn + self.offset if self.offset else positions_bn
-        return x_bnw + self.table(rows) * self.scale
-
-    def _check(self, positions_bn: Tensor) -> None:
-        # Looking waits for a GPU, which it may not while a graph is captured; and in training the
-        # batches keep to the limit.
-        on_cpu = positions_bn.device.type == "cpu"
-        free_to_look = on_cpu or not (self.training or torch.cuda.is_current_stream_capturing())
-        if torch.compiler.is_compiling() or not free_to_look or positions_bn.numel() == 0:
-            return
-        largest, limit = int(positions_bn.max()), self.table.num_embeddings - self.offset
-        if largest >= limit:
-            raise DataError(
-                f"Position {largest} is beyond the learned table, which has {limit} positions.",
-                where="model.max_positions",
-                todo=f"Shorten the text to {limit} tokens, raise max_positions before training, "
-                "or use another position encoding: only `learned` has a limit.",
-            )
+        try:
+            return x_bnw + self.table(rows) * self.scale
+        except IndexError as problem:
+            limit = self.table.num_embeddings - self.offset
+            raise position_limit_error(int(positions_bn.max()), limit) from problem
 
 
+def position_limit_error(position: int, limit: int) -> DataError:
+    """The error for a position that a table of `limit` positions does not have."""
+    return DataError(
+        f"Position {position} is beyond the learned table, which has {limit} positions.",
+        where="model.max_positions",
+        todo=f"Shorten the text to {limit} tokens, raise max_positions before training, "
+        "or use another position encoding: only `learned` has a limit.",
+    )
+
+
+@register
 class Shaw(Position):
-    """Shaw et al. 2018: a learned vector a clipped distance joins the key (and the value)."""
+    """Shaw et al. 2018: a learned vector per clipped distance is added to keys (and values)."""
 
     name = "shaw"
     per_layer = True
@@ -165,52 +138,23 @@ class Shaw(Position):
 
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
-        head_width = config.head_width or config.width // config.heads
-        self.clip = self.reach = config.shaw_clip
-        self.keys = Table(2 * self.clip + 1, head_width)
-        self.value_vectors = Table(2 * self.clip + 1, head_width) if config.shaw_values else None
+        self.clip, rows = config.shaw_clip, 2 * config.shaw_clip + 1
+        head_width = config.resolved_head_width
+        self.keys = Embedding(rows, head_width)
+        self.value_vectors = Embedding(rows, head_width) if config.shaw_values else None
         self.needs_weights = config.shaw_values
 
-    def _distances(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        distance = k_positions[:, None, :] - q_positions[:, :, None]
-        return distance.clamp(-self.clip, self.clip) + self.clip
-
-    def _by_distance(self, q_bhnd: Tensor | None) -> Tensor:
+    def products(self, q_bhnd: Tensor | None) -> Tensor:
         """q · a^K for each clipped distance, [b, h, n, 2·clip + 1]."""
         if q_bhnd is None:
-            raise ValueError("Shaw's bias reads the query.")
+            raise ValueError("Shaw's bias depends on the query: pass q_bhnd.")
         return q_bhnd @ self.keys.weight.mT.to(q_bhnd.dtype)
 
     def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """q · a^K for the distance of each cell (equation 4, without holding a vector a cell)."""
-        by_distance = self._by_distance(q_bhnd)
-        index = self._distances(q_positions, k_positions)[:, None]
-        return by_distance.gather(3, index.expand(*by_distance.shape[:3], -1))
-
-    def score_mod(
-        self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
-    ) -> ScoreMod:
-        """The same, one cell at a time."""
-        by_distance, clip = self._by_distance(q_bhnd), self.clip
-        q_at, k_at = _lookup(q_positions), _lookup(k_positions)
-
-        def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            distance = (k_at(b, k) - q_at(b, q)).clamp(-clip, clip) + clip
-            return score + by_distance[b, h, q, distance]
-
-        return add
-
-    def relative(
-        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
-    ) -> Relative:
-        """q · a^K by distance."""
-        return Relative(
-            q_positions,
-            k_positions,
-            vectors_cd=self.keys.weight,
-            reach=self.reach,
-            classes=self.keys.num_embeddings,
-        )
+        """q · a^K for each pair's distance (equation 4, without a vector per pair in memory)."""
+        products_bhnc = self.products(q_bhnd)
+        index = self._clipped(q_positions, k_positions)[:, None]
+        return products_bhnc.gather(3, index.expand(*products_bhnc.shape[:3], -1))
 
     def values(
         self, weights_bhnm: Tensor, q_positions: Tensor, k_positions: Tensor
@@ -218,12 +162,17 @@ class Shaw(Position):
         """Σ weight · a^V (equation 3): the weights summed by distance, then one matrix product."""
         if self.value_vectors is None:
             return None
-        index = self._distances(q_positions, k_positions)[:, None].expand_as(weights_bhnm)
-        by_distance = weights_bhnm.new_zeros(*weights_bhnm.shape[:3], 2 * self.clip + 1)
-        by_distance = by_distance.scatter_add(3, index, weights_bhnm)
-        return by_distance @ self.value_vectors.weight.to(weights_bhnm.dtype)
+        index = self._clipped(q_positions, k_positions)[:, None].expand_as(weights_bhnm)
+        sums_bhnc = weights_bhnm.new_zeros(*weights_bhnm.shape[:3], 2 * self.clip + 1)
+        sums_bhnc = sums_bhnc.scatter_add(3, index, weights_bhnm)
+        return sums_bhnc @ self.value_vectors.weight.to(weights_bhnm.dtype)
+
+    def _clipped(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """The table's row for each pair [b or 1, n, m]."""
+        return distances(q_positions, k_positions).clamp(-self.clip, self.clip) + self.clip
 
 
+@register
 class T5(Position):
     """Raffel et al. 2020: a learned bias for each bucket of distances and each head."""
 
@@ -231,7 +180,7 @@ class T5(Position):
 
     @classmethod
     def complaint(cls, config: ModelConfig) -> str | None:
-        """Two kinds of buckets, in two directions."""
+        """Half the buckets are logarithmic, in each of two directions."""
         if config.t5_buckets >= 4 and config.t5_distance > config.t5_buckets:
             return None
         return (
@@ -244,42 +193,31 @@ class T5(Position):
         self.bidirectional = not causal
         self.buckets, self.distance = config.t5_buckets, config.t5_distance
         self.scale = position_scale(config)
-        self.table = Table(self.buckets, config.heads, std=0.1 / self.scale)
-        self.reach = self.distance
-        self.by_bucket = ByBucket(self.bucket, self.reach)
+        self.table = Embedding(self.buckets, config.heads, std=0.1 / self.scale)
+        # Buckets are looked up, not computed, so that every device rounds them alike.
+        lookup = self.bucket(torch.arange(-self.distance, self.distance + 1))
+        self.register_buffer("bucket_of_distance", lookup, persistent=False)
+        self.bucket_of_distance: Tensor
 
     def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """scale · table[bucket(key - query)] for each head."""
-        distance = k_positions[:, None, :] - q_positions[:, :, None]
-        return self.biases()[self.by_bucket(distance)].permute(0, 3, 1, 2)
+        bucket = self.lookup(distances(q_positions, k_positions))
+        return self.scaled_table()[bucket].permute(0, 3, 1, 2)
 
-    def biases(self) -> Tensor:
-        """By bucket and head."""
+    def scaled_table(self) -> Tensor:
+        """The bias by bucket and head."""
         return self.table.weight * self.scale
 
-    def score_mod(
-        self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
-    ) -> ScoreMod:
-        """The same, one cell at a time."""
-        table_hk = self.biases().mT
-        q_at, k_at = _lookup(q_positions), _lookup(k_positions)
-
-        def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return score + table_hk[h, self.by_bucket(k_at(b, k) - q_at(b, q))]
-
-        return add
-
-    def relative(
-        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
-    ) -> Relative:
-        """One table a head."""
-        return self.by_bucket.relative(self.biases(), q_positions, k_positions)
+    def lookup(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance, by the table of buckets."""
+        far = self.distance
+        return self.bucket_of_distance[distance.clamp(-far, far) + far]
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Half the buckets hold one small distance each, the rest grow logarithmically.
 
-        Bidirectional, the upper half of all buckets is for keys after the query; causal, such keys
-        share bucket 0, for no query sees them.
+        Bidirectional, the upper half of all buckets is for keys after the query. Causal, such keys
+        are hidden and share bucket 0.
         """
         buckets, bucket = self.buckets, torch.zeros_like(distance)
         if self.bidirectional:
@@ -294,8 +232,9 @@ class T5(Position):
         return bucket + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
 
+@register
 class Alibi(Position):
-    """Press et al. 2022: nearer keys score higher, each head with its own slope.
+    """Press et al. 2022: scores fall linearly with distance, each head with its own slope.
 
     The distance is symmetric; under a causal mask that is the paper's linear bias.
     """
@@ -310,26 +249,8 @@ class Alibi(Position):
 
     def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """-slope · |query - key|."""
-        distance = (k_positions[:, None, :] - q_positions[:, :, None]).abs()
+        distance = distances(q_positions, k_positions).abs()
         return distance[:, None] * -self.slopes.float()[:, None, None]
-
-    def score_mod(
-        self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor
-    ) -> ScoreMod:
-        """The same, one cell at a time."""
-        slopes = self.slopes.float()
-        q_at, k_at = _lookup(q_positions), _lookup(k_positions)
-
-        def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return score - slopes[h] * (k_at(b, k) - q_at(b, q)).abs()
-
-        return add
-
-    def relative(
-        self, q_bhnd: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
-    ) -> Relative:
-        """The slopes themselves."""
-        return Relative(q_positions, k_positions, slopes_h=self.slopes.float())
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -340,60 +261,69 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + between[: heads - power]
 
 
+@register
 class Rope(Position):
-    """Su et al. 2021: turn each pair of dimensions by an angle that grows with the position.
+    """Su et al. 2021: rotate each pair of dimensions by an angle proportional to the position.
 
     The pairs are (i, i + d/2), as in most code, not (2i, 2i + 1) as the paper prints them: a fixed
-    permutation of dimensions, the same for queries and keys, that no score can see.
+    permutation of dimensions, the same for queries and keys, that no score depends on.
     """
 
     name = "rope"
 
     @classmethod
     def complaint(cls, config: ModelConfig) -> str | None:
-        """Dimensions turn in pairs."""
-        head_width = config.head_width or config.width // config.heads
-        if head_width % 2:
-            return f"position 'rope' turns dimensions in pairs: a head cannot be {head_width} wide."
+        """Dimensions are rotated in pairs."""
+        width = config.resolved_head_width
+        if width % 2:
+            return f"position 'rope' rotates dimensions in pairs: a head cannot be {width} wide."
         return None
 
     def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
         super().__init__(config, causal=causal)
-        width, self.base = config.head_width or config.width // config.heads, config.rope_base
-        frequencies = wavelengths(width, self.base, torch.device("cpu"))
-        # Kept as integers, which stay exact when a model is cast to fewer bits.
-        self.register_buffer("frequency_bits", frequencies.view(torch.int32), persistent=False)
+        by_pair = frequencies(config.resolved_head_width, config.rope_base, torch.device("cpu"))
+        # Stored as integers, which stay exact when a model is cast to fewer bits.
+        self.register_buffer("frequency_bits", by_pair.view(torch.int32), persistent=False)
         self.frequency_bits: Tensor
 
     def rotate(
         self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Both turned by their own position; their product then knows only the difference."""
-        frequencies = self.frequencies()
-        if k_positions is q_positions:
-            q_bhnd, k_bgmd = dispatch.turned([q_bhnd, k_bgmd], q_positions, frequencies)
-            return q_bhnd, k_bgmd
-        (q_bhnd,) = dispatch.turned([q_bhnd], q_positions, frequencies)
-        (k_bgmd,) = dispatch.turned([k_bgmd], k_positions, frequencies)
-        return q_bhnd, k_bgmd
+        """Each rotated by its own position; their product depends only on the difference."""
+        by_pair = self.frequencies()
+        return rotate(q_bhnd, q_positions, by_pair), rotate(k_bgmd, k_positions, by_pair)
 
     def frequencies(self) -> Tensor:
-        """base^(-2i/d)."""
+        """base^(-2i/d), the angle per position of each pair [d/2]."""
         return self.frequency_bits.view(torch.float32)
 
 
-def _lookup(positions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Read a position by (batch, index), where one row may stand for the whole batch."""
-    if positions.shape[0] == 1:
-        return lambda b, i: positions[0, i]
-    return lambda b, i: positions[b, i]
+def rotate(x_bhnd: Tensor, positions_bn: Tensor, frequencies: Tensor) -> Tensor:
+    """Each pair (x_i, x_(i + d/2)) rotated by position · frequency_i."""
+    angles = positions_bn[:, None, :, None].float() * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    x, y = x_bhnd.chunk(2, dim=-1)
+    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
 
 
-for _kind in (Sinusoidal, Learned, Shaw, T5, Alibi, Rope, Position):
-    POSITIONS.register(_kind)
+def sinusoids(positions: Tensor, width: int, *, halves: bool = False) -> Tensor:
+    """The sinusoids of integer positions, in pairs as the paper prints them, or in two halves."""
+    angles = positions[..., None].float() * frequencies(width, 10000.0, positions.device)
+    return torch.stack([angles.sin(), angles.cos()], dim=-2 if halves else -1).flatten(-2)
+
+
+def frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    """base^(-2i/width) for i = 0 … width/2 - 1, in float32."""
+    even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+    return torch.exp(even * (-math.log(base) / width))
+
+
+def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """key - query for each pair [b or 1, n, m]."""
+    return k_positions[:, None, :] - q_positions[:, :, None]
 
 
 def build_position(config: ModelConfig, *, causal: bool) -> Position:
-    """The encoding a config names, for a causal or a bidirectional stack."""
+    """The encoding that a config names, for a causal or a bidirectional stack."""
     position: Position = POSITIONS[config.position](config, causal=causal)
     return position

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from heed.data.batching.bucketed import IGNORED, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
-from heed.nn.rdrop import agreeing, by_pairs, doubled
+from heed.nn.rdrop import pair_rows, rdrop_loss, repeat_rows
 
 
 @dataclass
@@ -41,7 +41,7 @@ def loss(
     `class_weights` say what a text of each class counts for. With `rdrop` each text is read twice,
     dropout drawn anew, and what is said is to agree (`heed.nn.rdrop`).
     """
-    read = _doubled(batch) if rdrop else batch
+    read = _repeat_rows(batch) if rdrop else batch
     if isinstance(model, Classifier):
         logits = model(read.ids, mask=read.mask, positions=read.positions)
         losses = F.cross_entropy(
@@ -53,18 +53,18 @@ def loss(
         )
         if rdrop:
             losses = losses.unflatten(0, (-1, 2)).mean(dim=1)
-            parted = agreeing(logits.float().unflatten(0, (-1, 2)), rdrop)
+            parted = rdrop_loss(logits.float().unflatten(0, (-1, 2)), rdrop)
             losses = losses + parted.where(batch.targets != IGNORED, 0.0)
         if class_weights is not None:
             losses = losses * class_weights[batch.targets.clamp(min=0)]
         total = losses.sum()
         right = (logits.detach().argmax(dim=-1) == read.targets).sum()
     else:
-        vectors, targets = model.head.ready(_vectors(model, read)), batch.targets.flatten()
+        vectors, targets = model.head.transform(_vectors(model, read)), batch.targets.flatten()
         total, right = linear_cross_entropy(
-            by_pairs(vectors) if rdrop else vectors.flatten(0, 1),
+            pair_rows(vectors) if rdrop else vectors.flatten(0, 1),
             model.head.weight,
-            doubled(targets) if rdrop else targets,
+            repeat_rows(targets) if rdrop else targets,
             bias_v=model.head.bias,
             ignored=IGNORED,
             label_smoothing=label_smoothing,
@@ -73,10 +73,10 @@ def loss(
     return Loss(total, right / 2 if rdrop else right, batch.count)
 
 
-def _doubled(batch: Batch) -> Batch:
+def _repeat_rows(batch: Batch) -> Batch:
     """Each text twice, one after the other."""
     texts = len(batch.ids)
-    own = {name: doubled(t) for name, t in batch.tensors().items() if len(t) == texts}
+    own = {name: repeat_rows(t) for name, t in batch.tensors().items() if len(t) == texts}
     return batch.with_tensors(own)
 
 

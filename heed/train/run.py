@@ -16,8 +16,8 @@ from heed.data.batching.bucketed import DEFAULT_TOKENS
 from heed.device import choose_device
 from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
 from heed.files import write_atomic
-from heed.models.weights import refuse_misfit
-from heed.nn.lora import merged
+from heed.models.weights import require_matching_weights
+from heed.nn.lora import merge_adapters
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train.curves import draw_curves
@@ -118,7 +118,7 @@ def _train(
                 loop.train(view)
             weights = loop.ledger.choose(view) if world.first else {}
         if world.first:
-            checkpoint.write_tensors(run.weights_path, merged(parts.model, weights))
+            checkpoint.write_tensors(run.weights_path, merge_adapters(parts.model, weights))
             draw_curves(run)
 
 
@@ -151,7 +151,7 @@ def build_loop(parts: TrainingSetup, run: Run, *, say: Say) -> Loop:
     world.reseed(parts.recipe.seed, facts.get("step", 0))
     if facts:
         found, where = under("model.", tensors), str(run.recipe_path)
-        refuse_misfit(parts.model.state_dict(), found, where=where)
+        require_matching_weights(parts.model.state_dict(), found, where=where)
         state.restore(tensors, facts)
         say(f"Going on from step {state.step}.")
     elif parts.begun:

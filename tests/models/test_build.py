@@ -32,7 +32,7 @@ from heed.models import Model, build
 from heed.models.translator import Translator
 from heed.nn.attention import AttentionContext
 from heed.nn.cache import Cache
-from heed.nn.embedding import FeedForward
+from heed.nn.feed_forward import FeedForward
 from heed.nn.positions import Position
 from heed.nn.stack import Block, Stack
 
@@ -157,10 +157,10 @@ def test_a_block_normalises_where_it_was_told(place: str) -> None:
     assert isinstance(block, Block)
     ids = torch.stack(texts([6, 6]))
     x = model.embedding(ids)
-    sight = AttentionContext(torch.arange(6)[None], torch.arange(6)[None])
+    context = AttentionContext(torch.arange(6)[None], torch.arange(6)[None])
 
     def attention(vectors: Tensor) -> Tensor:
-        return block.attention(vectors, sight, Position())[0]
+        return block.attention(vectors, context, Position())[0]
 
     branches: list[tuple[Callable[[Tensor], Tensor], nn.Module]] = [
         (attention, block.attention_norm),

@@ -256,7 +256,7 @@ def test_nonsense_is_refused(changes: dict[str, Any], said: str) -> None:
 
 
 def test_a_translator_has_no_types() -> None:
-    with pytest.raises(ConfigError, match="token_types are for reading one text"):
+    with pytest.raises(ConfigError, match="token_types are for models of one sequence"):
         build("translate", tiny(token_types=2), vocab=VOCAB)
 
 

@@ -27,8 +27,9 @@ from torch import Tensor
 from heed.nn.attention import AttentionContext, MultiHeadAttention, attend
 from heed.nn.cache import LayerCache
 from heed.nn.kernels import dispatch
+from heed.nn.kernels.position_bias import PositionBias
 from heed.nn.masks import Mask
-from heed.nn.positions import Position, PositionBias, build_position
+from heed.nn.positions import Position, build_position
 
 MASKS = ("none", "causal", "padding", "holes", "blind")
 BIASES = ("none", "head", "cell")
@@ -114,7 +115,7 @@ calls = {
 def test_fused_equals_plain(dtype: torch.dtype, sizes: Any, **options: Any) -> None:
     call = make_call(sizes, dtype=dtype, **options)
     plain, _ = attend(call.q, call.k, call.v, **call.options)
-    fast = dispatch.fused(call.q, call.k, call.v, **call.options)
+    fast = dispatch.attention(call.q, call.k, call.v, **call.options)
     assert fast.dtype == plain.dtype == dtype
     assert apart(fast, plain) <= TOLERANCE[dtype]
     assert (
@@ -143,7 +144,7 @@ def test_fused_reads_masks_and_positions_as_plain_does(
     told = places[:, m - n :] if causal else torch.arange(n)[None], places
     q, k = position.rotate(call.q, call.k, *told)
     bias = PositionBias(position, *told, q_bhnd=q, scale=0.5)
-    fast = dispatch.fused(q, k, call.v, mask=mask, bias=bias, scale=0.5)
+    fast = dispatch.attention(q, k, call.v, mask=mask, bias=bias, scale=0.5)
     plain, weights = attend(q, k, call.v, mask=mask.dense(), bias=bias.dense(), scale=0.5)
     assert apart(fast, plain) <= TOLERANCE[dtype]
     inputs = call.inputs + list(position.parameters())
@@ -208,7 +209,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_no_nan(
     assert call.mask is not None
     blind = ~call.mask.any(dim=-1).expand(2, 2 * share, 6)
     plain, _ = attend(call.q, call.k, call.v, **call.options)
-    for out in (plain, dispatch.fused(call.q, call.k, call.v, **call.options)):
+    for out in (plain, dispatch.attention(call.q, call.k, call.v, **call.options)):
         assert (out[blind] == 0).all()
         found = gradients(out, call.inputs)
         assert all(grad.isfinite().all() for grad in found)
@@ -220,7 +221,7 @@ def test_huge_scores_stay_finite() -> None:
     call = make_call((1, 1, 1, 4, 4, 4), scale=1e4)
     plain, weights = attend(call.q, call.k, call.v, **call.options)
     assert weights.isfinite().all()
-    assert apart(dispatch.fused(call.q, call.k, call.v, **call.options), plain) <= 1e-5
+    assert apart(dispatch.attention(call.q, call.k, call.v, **call.options), plain) <= 1e-5
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])
@@ -231,7 +232,7 @@ def test_dropout_hides_weights_but_does_not_change_what_is_reported(share: float
     _, whole = attend(call.q, call.k, eye, **call.options)
     torch.manual_seed(5)
     plain, reported = attend(call.q, call.k, eye, dropout=share, **call.options)
-    fast = dispatch.fused(call.q, call.k, eye, dropout=share, **call.options)
+    fast = dispatch.attention(call.q, call.k, eye, dropout=share, **call.options)
     assert torch.equal(reported, whole)
     for used in (plain, fast):
         kept = used != 0

@@ -25,7 +25,7 @@ from torch import Tensor
 from heed.errors import DataError
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
-from heed.nn.cache import FIRST_CAPACITY, Cache, FixedLayer, LayerCache
+from heed.nn.cache import FIRST_CAPACITY, Cache, FixedLayerCache, LayerCache
 
 CHUNKS = [pytest.param([1] * 9, id="one-by-one"), pytest.param([4, 1, 3, 1], id="in-chunks")]
 cuts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -172,7 +172,7 @@ def test_a_fixed_layer_writes_where_it_is_told() -> None:
     """In place, into cells that a tensor names, and hands back all there are."""
     keys, values = torch.zeros(2, 3, 6, 4), torch.zeros(2, 3, 6, 4)
     cells = torch.tensor([1, 4])
-    layer = FixedLayer(keys, values, cells)
+    layer = FixedLayerCache(keys, values, cells)
     assert layer.filled
     for step in range(2):
         new = torch.randn(2, 3, 2, 4)
@@ -182,8 +182,8 @@ def test_a_fixed_layer_writes_where_it_is_told() -> None:
         assert torch.equal(v, -k)
         assert (k[:, :, 0] == 0).all()
         cells += 1 - 2 * step
-    with pytest.raises(ValueError, match="no cells"):
-        FixedLayer(keys, values).append(keys, values)
+    with pytest.raises(ValueError, match="without cells"):
+        FixedLayerCache(keys, values).append(keys, values)
 
 
 # ---------------------------------------------------------------------------------- the end of it

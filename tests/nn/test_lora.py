@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from heed.errors import ConfigError
 from heed.models import Model, Translator
-from heed.nn.lora import LowRank, On, adapt, merged
+from heed.nn.lora import LowRank, On, adapt, merge_adapters
 
 ON: tuple[On, ...] = get_args(On)
 VARIOUS = [name for name in FEW if name in ATTENDING]
@@ -56,7 +56,7 @@ def test_merged_is_unmerged(variant: str, on: On, task: str) -> None:
     adapt(adapted, rank=3, on=on)
     before = answers(base)
     moved(adapted)
-    base.load_state_dict(merged(adapted, adapted.state_dict()))
+    base.load_state_dict(merge_adapters(adapted, adapted.state_dict()))
     assert apart(answers(base), answers(adapted)) <= 1e-5
     assert apart(answers(adapted), before) > 1e-4
 
@@ -66,7 +66,7 @@ def test_each_projection_has_a_rank_of_its_own(rank: int, kv_heads: int, on: On)
     base = new_classifier(kv_heads=kv_heads, head_width=6)
     adapted = deepcopy(base)
     adapt(adapted, rank=rank, on=on)
-    after = merged(moved(adapted), adapted.state_dict())
+    after = merge_adapters(moved(adapted), adapted.state_dict())
     name = "stack.blocks.0.attention.qkv.weight"
     change = (after[name] - base.state_dict()[name]).detach()
     q, k, v = (int(torch.linalg.matrix_rank(x, rtol=1e-4)) for x in change.split(_rows(kv_heads)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support import language_model, texts
 from torch import Tensor
 
-from heed.nn.kernels.dispatch import block_mask
+from heed.nn.kernels.flex_attention import block_mask
 from heed.nn.masks import Mask, count_positions, restart_positions
 
 

@@ -16,13 +16,13 @@ from heed.errors import ConfigError
 from heed.models import build, from_weights
 from heed.nn.ngrams import (
     BASE,
-    LONGEST_WORD,
+    MAX_WORD_LENGTH,
     PRIME,
     WORD_BASE,
     NgramFeatures,
-    contrast,
-    runs,
-    words,
+    log_count_ratios,
+    ngram_ids,
+    word_ids,
 )
 
 IDS = 250_000
@@ -96,7 +96,7 @@ def test_a_word_has_one_number_wherever_it_stands(
 ) -> None:
     def numbers(ids: list[int]) -> list[int]:
         row = torch.tensor([ids])
-        number_bn, there_bn = words(row, row != 0, powers)
+        number_bn, there_bn = word_ids(row, row != 0, powers)
         return number_bn[there_bn].tolist()
 
     powers = grams().powers
@@ -110,12 +110,12 @@ def test_a_word_has_one_number_wherever_it_stands(
 def test_a_word_is_none_of_the_runs_of_its_letters() -> None:
     letters = torch.cartesian_prod(*[torch.arange(1, 9)] * 3)
     inside = torch.ones_like(letters, dtype=torch.bool)
-    spelled, _ = runs(letters, inside, 3)
-    number_bn, there_bn = words(letters, inside, grams().powers)
-    whole, _ = runs(number_bn, there_bn, 1)
+    spelled, _ = ngram_ids(letters, inside, 3)
+    number_bn, there_bn = word_ids(letters, inside, grams().powers)
+    whole, _ = ngram_ids(number_bn, there_bn, 1)
     assert not set(whole[:, 0, 0].tolist()) & set(spelled.flatten().tolist())
     assert len(whole[:, 0, 0].unique()) == len(letters)
-    assert len(grams().powers) == LONGEST_WORD
+    assert len(grams().powers) == MAX_WORD_LENGTH
 
 
 @pytest.mark.parametrize("make", [grams, weighed])
@@ -145,11 +145,11 @@ counts_of = st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_si
 @given(counts=counts_of, added=st.floats(0.1, 3.0))
 def test_a_run_weighs_what_its_counts_differ_by(counts: list[list[int]], added: float) -> None:
     counts_cr = torch.tensor(counts, dtype=torch.float64)
-    weights = contrast(counts_cr, added)
+    weights = log_count_ratios(counts_cr, added)
     assert (weights >= 0).all()
     assert not weights[(counts_cr == 0).all(dim=0)].any()
-    assert not contrast(counts_cr[:1].repeat(3, 1), added).any()
-    assert apart(contrast(counts_cr.flip(0), added), weights) <= 1e-9
+    assert not log_count_ratios(counts_cr[:1].repeat(3, 1), added).any()
+    assert apart(log_count_ratios(counts_cr.flip(0), added), weights) <= 1e-9
     sums = counts_cr.sum(dim=1).clamp(min=1)
     even = counts_cr * (sums.mean() / sums)[:, None] + added
     ratios = (even[:, None] / even[None]).log().abs()
@@ -161,7 +161,7 @@ def test_a_class_of_more_texts_weighs_no_more(counts: list[list[int]], times: in
     """Beside what is added, shares count: as much again of one class moves nothing."""
     counts_cr = torch.tensor(counts, dtype=torch.float64) + 1
     again = torch.cat([counts_cr[:1] * times, counts_cr[1:]])
-    one, other = (contrast(x, x.sum(dim=1).mean().item()) for x in (counts_cr, again))
+    one, other = (log_count_ratios(x, x.sum(dim=1).mean().item()) for x in (counts_cr, again))
     assert apart(one, other) <= 1e-9
 
 
@@ -179,15 +179,15 @@ def test_what_weighs_nothing_says_nothing() -> None:
 
 def test_no_run_looks_ahead_or_over_a_gap() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
-    numbers, whole = runs(ids, torch.tensor([[True, True, False, True]]), 2)
-    later, _ = runs(torch.tensor([[5, 6, 9, 9]]), torch.ones(1, 4, dtype=torch.bool), 2)
+    numbers, whole = ngram_ids(ids, torch.tensor([[True, True, False, True]]), 2)
+    later, _ = ngram_ids(torch.tensor([[5, 6, 9, 9]]), torch.ones(1, 4, dtype=torch.bool), 2)
     assert torch.equal(numbers[..., :2], later[..., :2])
     assert whole.tolist() == [[[True, True, False, True], [False, True, False, False]]]
 
 
 def test_order_within_a_run_counts() -> None:
     pairs = torch.cartesian_prod(torch.arange(200), torch.arange(200))
-    numbers, _ = runs(pairs, torch.ones_like(pairs, dtype=torch.bool), 2)
+    numbers, _ = ngram_ids(pairs, torch.ones_like(pairs, dtype=torch.bool), 2)
     assert len(numbers[:, 1, 1].unique()) == len(pairs)
 
 

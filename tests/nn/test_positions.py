@@ -23,6 +23,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from heed.config import POSITIONS as ENCODINGS
 from heed.errors import DataError
 from heed.nn.attention import AttentionContext, MultiHeadAttention
+from heed.nn.kernels.position_forms import form_of
 from heed.nn.positions import (
     T5,
     Alibi,
@@ -272,7 +273,7 @@ def test_a_bias_for_long_texts_is_the_same_bias(
     rows = 1 if shared else b
     told = [torch.randint(50, (rows, size), generator=generator) for size in (n, m)]
     q = torch.randn(b, 4, n, 4, generator=generator)
-    dense, one_cell = position.bias(q, *told), position.score_mod(q, *told)
+    dense, one_cell = position.bias(q, *told), form_of(position).score_mod(position, q, *told)
     assert dense is not None or one_cell is None
     if dense is None or one_cell is None:
         return
@@ -297,7 +298,9 @@ def test_none_does_nothing() -> None:
     assert position.embed(x, line(3)) is x
     assert position.rotate(q, q, line(3), line(3)) == (q, q)
     assert position.bias(q, line(3), line(3)) is None
-    assert position.score_mod(q, line(3), line(3)) is None
+    assert form_of(position).score_mod(position, q, line(3), line(3)) is None
+    assert form_of(position).distance_bias(position, line(3), line(3)) is None
+    assert form_of(position).frequencies(position) is None
     assert position.values(q, line(3), line(3)) is None
 
 

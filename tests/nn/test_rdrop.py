@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
-from heed.nn.rdrop import agreeing, by_pairs, disagreement, doubled
+from heed.nn.rdrop import pair_rows, rdrop_loss, rdrop_loss_and_grad, repeat_rows
 
 IGNORED = -100
 SIZES = st.tuples(st.integers(1, 20), st.integers(2, 50), st.integers(1, 16))
@@ -61,7 +61,7 @@ def test_it_is_half_the_papers_loss(
     total, right = linear_cross_entropy(
         x.flatten(0, 1),
         weight,
-        doubled(targets),
+        repeat_rows(targets),
         bias_v=bias,
         label_smoothing=smoothing,
         held=held,
@@ -83,7 +83,9 @@ def test_passes_that_agree_have_the_plain_loss(
     x, weight, bias, targets = inputs(*sizes, seed=seed)
     one = x[:, 0].detach().requires_grad_()
     told: dict[str, Any] = {"bias_v": bias, "label_smoothing": smoothing}
-    total, right = linear_cross_entropy(doubled(one), weight, doubled(targets), rdrop=alpha, **told)
+    total, right = linear_cross_entropy(
+        repeat_rows(one), weight, repeat_rows(targets), rdrop=alpha, **told
+    )
     expected, once = linear_cross_entropy(one, weight, targets, **told)
     torch.testing.assert_close(total, expected)
     assert right == 2 * once
@@ -97,8 +99,8 @@ def test_the_gradient_told_is_the_one_derived(
 ) -> None:
     x, weight, bias, _ = inputs(*sizes, seed=seed)
     logits = F.linear(x, weight, bias).detach().requires_grad_()
-    losses, gradient = disagreement(logits, alpha)
-    expected = agreeing(logits, alpha)
+    losses, gradient = rdrop_loss_and_grad(logits, alpha)
+    expected = rdrop_loss(logits, alpha)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected.sum(), logits))
     assert (losses >= -1e-12).all()
@@ -108,7 +110,7 @@ def test_the_gradient_told_is_the_one_derived(
 def test_coarse_numbers_give_nearly_the_same(dtype: torch.dtype) -> None:
     x, weight, bias, targets = inputs(60, 40, 16, dtype=dtype)
     total, _ = linear_cross_entropy(
-        x.flatten(0, 1), weight, doubled(targets), bias_v=bias, rdrop=5.0
+        x.flatten(0, 1), weight, repeat_rows(targets), bias_v=bias, rdrop=5.0
     )
     exact = [part.detach().double().requires_grad_() for part in (x, weight, bias)]
     expected = paper(exact[0], exact[1], exact[2], targets, 5.0, 0.0) / 2
@@ -126,5 +128,5 @@ def test_coarse_numbers_give_nearly_the_same(dtype: torch.dtype) -> None:
 
 def test_pairs_stand_side_by_side() -> None:
     texts = torch.arange(6).reshape(3, 2, 1)
-    rows = by_pairs(doubled(texts)).flatten().tolist()
+    rows = pair_rows(repeat_rows(texts)).flatten().tolist()
     assert rows == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

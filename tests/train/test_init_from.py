@@ -29,7 +29,7 @@ from heed.config.train import OPTIMIZERS
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, HeedError, RunError
 from heed.models import Classifier
-from heed.models.layer_index import heights
+from heed.models.layer_index import layer_indices
 from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import resolve
@@ -412,7 +412,7 @@ def test_what_is_frozen_stays_to_the_bit(
     run = trained(told(text, "classify", init=init, train=train), tmp_path / "run", device)
     before = load_file(origins / "classify" / "model.safetensors")
     after = load_file(run.weights_path)
-    places = heights(load_run(run.folder, device="cpu")[0])
+    places = layer_indices(load_run(run.folder, device="cpu")[0])
     frozen = {"embeddings": 0, "body": 2}.get(str(freeze), freeze)
     assert isinstance(frozen, int)
     moved = []
@@ -432,7 +432,7 @@ def test_what_is_frozen_costs_nothing(text: Path, origins: Path, tmp_path: Path)
     parts = prepare(whole, run, device=CPU, say=print)
     loop = train_run.build_loop(parts, run, say=print)
     loop.update(loop.feed.micro_batches(0))
-    places = heights(parts.model)
+    places = layer_indices(parts.model)
     named = dict(parts.model.named_parameters())
     learnt = {name for name in named if places[name].layer > 1}
     assert {name for name, p in named.items() if p.requires_grad} == learnt

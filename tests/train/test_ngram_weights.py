@@ -18,7 +18,7 @@ from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.models import Classifier
-from heed.nn.ngrams import contrast
+from heed.nn.ngrams import log_count_ratios
 from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import run as train_run
@@ -99,7 +99,7 @@ def test_every_text_counts_once_for_its_class(text: Path) -> None:
     for (label, row), count in found.items():
         counts[label, row] = count
     assert torch.equal(counted(grams, parts.sets["dev"], 2), counts)  # the same lines as train
-    assert torch.equal(grams.weight_r, contrast(counts, 1.0))
+    assert torch.equal(grams.weight_r, log_count_ratios(counts, 1.0))
     assert grams.weight_r.max() > 2
 
 

@@ -26,7 +26,7 @@ from support import POSITIONS
 import heed
 from heed.config import Recipe
 from heed.data.batching.length_buckets import ladder
-from heed.nn.kernels.dispatch import HAS_TRITON
+from heed.nn.kernels.availability import HAS_TRITON
 from heed.train.execution.choose import cpp_compiler
 from heed.train.precompile import start
 

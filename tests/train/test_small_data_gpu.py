@@ -13,7 +13,7 @@ from rich.console import Console
 
 from heed.config import Recipe
 from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
-from heed.nn.rdrop import doubled
+from heed.nn.rdrop import repeat_rows
 from heed.runs.run import Run
 from heed.train import run
 
@@ -77,7 +77,7 @@ def test_the_loss_is_that_of_the_cpu(dtype: torch.dtype, held: int | None) -> No
         total, right = linear_cross_entropy(
             here[0],
             here[1],
-            doubled(targets).to(device),
+            repeat_rows(targets).to(device),
             label_smoothing=0.1,
             rdrop=5.0,
             held=held,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.nn.embedding import position_scale, token_scale
+from heed.nn.initialization import position_scale, token_scale
 
 HAS_BIAS = re.compile(r"(?!.*\.[qk]_norm\.).*\.(qkv|q|kv|out|up|down|map|\w*norm)\.weight")
 """Weights that have a bias beside them if `model.bias` is true."""
@@ -154,7 +154,7 @@ CROSS_ATTENTION_KEYS = {"decoder_layers", "cross_position"}
 def effective_config(task: str | None, config: ModelConfig) -> dict[str, Any]:
     """The keys that a model's output depends on, with the values that unset keys stand for."""
     keys = {key: value for key, value in config.model_dump().items() if key not in NO_EFFECT}
-    width = config.head_width or config.width // config.heads
+    width = config.resolved_head_width
     keys |= {
         "decoder_layers": config.decoder_layers or config.layers,
         "kv_heads": config.kv_heads or config.heads,

@@ -95,7 +95,7 @@ def _write_config(draft: Draft) -> dict[str, Any]:
         "num_decoder_layers": config.decoder_layers or config.layers,
         "d_model": config.width,
         "num_heads": config.heads,
-        "d_kv": config.head_width or config.width // config.heads,
+        "d_kv": config.resolved_head_width,
         "d_ff": config.feed_forward or 4 * config.width,
         "feed_forward_proj": activation_name(config.activation),
         "layer_norm_epsilon": config.norm_eps,

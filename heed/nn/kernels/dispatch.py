@@ -1,53 +1,45 @@
-"""The fused formulas: what `attend` computes, without ever holding all the weights.
+"""Attention by the fastest kernel that can serve a call: `attention`, and the table `KERNELS`.
 
-`fused` takes what `attend` takes and returns the output alone. Behind it stand six kernels. On a
-GPU short texts without a bias go to our own (`heed.nn.kernels.short_attention`), a step of
-decoding to another
-(`heed.nn.kernels.decode_attention`), long texts with a bias or a mask to a third
-(`heed.nn.kernels.distance_attention`) or, where only an
-encoding's `score_mod` knows the bias, to FlexAttention: there memory is linear in length. On a CPU
-a step of decoding is two products (`heed.nn.kernels.decode_attention_cpu`). All else, dropout and
-machines without Triton
-too, goes to torch's scaled_dot_product_attention (SDPA), with the bias as a tensor.
+`attention` takes what `attend` (`nn/attention.py`) takes and returns the output alone; the weights
+are never all in memory. `KERNELS` lists which kernel serves when, and why.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from heed.nn.kernels import qkv_layout as heads
-from heed.nn.kernels.decode_attention import ExplicitMask, attend_few, fits
+from heed.nn.kernels import qkv_layout
+from heed.nn.kernels.availability import on_gpu, on_gpu_device
+from heed.nn.kernels.decode_attention import ExplicitMask, attend_few, fits, put
 from heed.nn.kernels.decode_attention_cpu import attend_lean, is_lean
-from heed.nn.kernels.distance_attention import Relative, ScoreMod, attend_by_distance, plans
-from heed.nn.kernels.position_bias import PositionBias, Source
-from heed.nn.kernels.rotary import turn as turn_parts
-from heed.nn.kernels.rotary import turn_halves
-from heed.nn.kernels.short_attention import PendingRotation, attend_short
-from heed.nn.masks import Mask, hide, merged
+from heed.nn.kernels.distance_attention import DistanceBias, attend_by_distance
+from heed.nn.kernels.flex_attention import ScoreMod, attend_flex
+from heed.nn.kernels.heads import Heads, PendingRotation, SharedPosition
+from heed.nn.kernels.position_bias import PositionBias
+from heed.nn.kernels.position_forms import form_of
+from heed.nn.kernels.sdpa import attend_sdpa, mask_and_bias, needs_no_tensor
+from heed.nn.kernels.short_attention import attend_short
+from heed.nn.masks import Mask
+from heed.nn.positions import Position
 
 LONG, LONG_BY_QUERY = 512, 128
-"""From how many tokens on a bias held as a tensor costs more than one made cell by cell: where all
+"""From how many tokens on a dense bias costs more than one computed in the kernel: where all
 queries share it, and where each has its own."""
-WIDEST = 256
-"""Heads wider than this don't fit into the kernels' tiles; SDPA takes them."""
+MAX_HEAD_WIDTH = 256
+"""Wider heads don't fit into the long kernels' tiles; SDPA takes them."""
 SHORT, SHORT_BYTES = 128, 256
 """Up to how many queries or keys, and bytes a vector, one program can hold a whole head. Attention
-is then bound by memory, and SDPA's kernels, made for long texts, take several times as long."""
+is then bound by memory, and SDPA's kernels, made for long sequences, take several times as long."""
 SHORT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-HAS_TRITON = find_spec("triton") is not None
 
 
-def fused(
+def attention(
     q_bhnd: Tensor,
     k_bgmd: Tensor,
     v_bgmd: Tensor,
@@ -56,234 +48,226 @@ def fused(
     bias: PositionBias | Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-    turn: PendingRotation | None = None,
+    rotation: PendingRotation | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v, as `attend` has it, by the fastest kernel that can.
+    """softmax(q kᵀ · scale + bias) v, as `attend` computes it, by the first kernel that serves.
 
-    With `turn`, queries and keys are not turned yet.
+    `rotation` is applied to queries and keys first: by the kernel itself, where it can.
     """
-    short = _short(q_bhnd, k_bgmd, v_bgmd) and dropout == 0.0
-    if short and not isinstance(mask, Tensor | ExplicitMask) and _unbiased(bias):
-        return attend_short(q_bhnd, k_bgmd, v_bgmd, mask=mask, turn=turn, scale=scale)
-    if turn is not None:
-        q_bhnd, k_bgmd = turn.turned(q_bhnd, k_bgmd)
-    if isinstance(mask, ExplicitMask) and _few(q_bhnd, k_bgmd, v_bgmd) and dropout == 0.0:
-        added = bias.dense() if isinstance(bias, PositionBias) else bias
-        return attend_few(q_bhnd, k_bgmd, v_bgmd, mask=mask, bias=added, scale=scale)
-    if isinstance(mask, Mask) and isinstance(bias, PositionBias):
-        out = _long(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
-        if out is not None:
-            return out
-    return _sdpa(q_bhnd, k_bgmd, v_bgmd, mask, bias, scale, dropout)
+    call = Call(Heads(q_bhnd, k_bgmd, v_bgmd, rotation), mask, bias, scale, dropout)
+    for kernel in KERNELS:
+        if kernel.serves(call):
+            return kernel.run(call)
+    raise AssertionError("SDPA serves every call.")
 
 
-def prepare(
-    mask: Mask,
-    q_positions: Tensor,
-    k_positions: Tensor,
-    position: Source,
-    shared: PositionBias | None = None,
-) -> None:
-    """Make what all layers share before the first one runs: to a compiler they then look alike."""
-    if _pays(mask, position) and (position.biased or not _simple(mask)):
-        plans(mask, q_positions, k_positions, position.reach)
-        if shared is not None:
-            shared.relative()
+class Call(NamedTuple):
+    """One call of attention."""
+
+    heads: Heads
+    mask: Mask | Tensor | None
+    bias: PositionBias | Tensor | None
+    scale: float | None
+    dropout: float
 
 
-def split(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
-    """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
-    learns = torch.is_grad_enabled() and packed_bnw.requires_grad
-    if learns and on_gpu(packed_bnw) and not torch.compiler.is_compiling():
-        return heads.split_learning(packed_bnw, counts, width)
-    return heads.split(packed_bnw, counts, width)
+class Kernel(NamedTuple):
+    """One row of the table: when a kernel serves a call, and what it runs."""
+
+    name: str
+    serves: Callable[[Call], bool]
+    run: Callable[[Call], Tensor]
+    why: str
 
 
-def share_heads(x_bgmd: Tensor, heads: int) -> Tensor:
-    """Grouped-query attention: repeat each key or value head for its group of query heads."""
-    groups = x_bgmd.shape[1]
-    return x_bgmd if groups == heads else x_bgmd.repeat_interleave(heads // groups, dim=1)
+# ------------------------------------------------------------------------- when each one serves
 
 
-def turned(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
-    """Tensors [b, heads, n, d], each pair (i, i + d/2) turned by position · frequency."""
-    if on_gpu(positions_bn):
-        return turn_parts(parts, positions_bn, frequencies)
-    angles = positions_bn[:, None, :, None].float() * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    if torch.compiler.is_compiling():
-        return [_turned(x, cos, sin) for x in parts]
-    return turn_halves(parts, cos, sin)
+def _is_short(call: Call) -> bool:
+    """GPU, gradients, 2–128 queries, ≤ 128 keys, a `Mask` or none, no bias, no dropout."""
+    q, k, v, _ = call.heads
+    n, (m, d) = q.shape[2], k.shape[2:]
+    known = q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
+    small = 1 < n <= SHORT and m <= SHORT and d * q.element_size() <= SHORT_BYTES
+    if not (small and known and torch.is_grad_enabled() and on_gpu(q) and call.dropout == 0.0):
+        return False
+    return not isinstance(call.mask, Tensor | ExplicitMask) and _is_unbiased(call.bias)
 
 
-def _turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The formula as it stands: a compiler finds the fewest passes by itself."""
-    x, y = x_bhnd.chunk(2, dim=-1)
-    return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_bhnd.dtype)
+def _is_decode_step(call: Call) -> bool:
+    """GPU, no gradients, few queries, an `ExplicitMask`, no dropout."""
+    q, k, v, _ = call.heads
+    listed = isinstance(call.mask, ExplicitMask) and call.dropout == 0.0
+    return listed and on_gpu(q) and fits(q, k, v)
 
 
-def on_gpu(x: Tensor) -> bool:
-    """Whether a kernel of ours could read it."""
-    return HAS_TRITON and x.device.type == "cuda"
+def _has_only_score_mod(call: Call) -> bool:
+    """GPU, long, a bias registered as `score_mod` alone, no dropout."""
+    if not _is_long(call) or not isinstance(call.bias, PositionBias):
+        return False
+    return call.bias.by_distance() is None and call.bias.score_mod() is not None
 
 
-def _unbiased(bias: PositionBias | Tensor | None) -> bool:
+def _is_by_distance(call: Call) -> bool:
+    """GPU, long, a bias by distance or a mask that SDPA needs a tensor for, no dropout."""
+    if not _is_long(call):
+        return False
+    bias = _distance_bias(call)
+    return bias is not None and bias.fits()
+
+
+def _is_cpu_decode_step(call: Call) -> bool:
+    """CPU, float32, no gradients, few queries, no dropout."""
+    q, k, _, _ = call.heads
+    return call.dropout == 0.0 and is_lean(q, k)
+
+
+def _is_any(call: Call) -> bool:
+    """Everything else: any device, mask, bias and dropout."""
+    return True
+
+
+# ---------------------------------------------------------------------------------- how each runs
+
+
+def _run_short(call: Call) -> Tensor:
+    q, k, v, rotation = call.heads
+    mask = None if isinstance(call.mask, Tensor) else call.mask
+    return attend_short(q, k, v, mask=mask, rotation=rotation, scale=call.scale)
+
+
+def _run_decode_step(call: Call) -> Tensor:
+    heads, mask = call.heads.rotated(), cast(ExplicitMask, call.mask)
+    bias = call.bias.dense() if isinstance(call.bias, PositionBias) else call.bias
+    return attend_few(*heads, mask=mask, bias=bias, scale=call.scale)
+
+
+def _run_flex(call: Call) -> Tensor:
+    heads, mask = call.heads.rotated(), cast(Mask, call.mask)
+    score_mod = cast(ScoreMod, cast(PositionBias, call.bias).score_mod())
+    return attend_flex(*heads, mask=mask, score_mod=score_mod, scale=call.scale)
+
+
+def _run_by_distance(call: Call) -> Tensor:
+    heads, mask = call.heads.rotated(), cast(Mask, call.mask)
+    bias = cast(DistanceBias, _distance_bias(call))
+    plans = cast(PositionBias, call.bias).plans.get(mask, bias.max_distance)
+    return attend_by_distance(*heads, mask, bias, plans, call.scale)
+
+
+def _run_cpu_decode_step(call: Call) -> Tensor:
+    q, k, v = call.heads.rotated()
+    return attend_lean(q, k, v, mask_and_bias(call.mask, call.bias, q), call.scale)
+
+
+def _run_sdpa(call: Call) -> Tensor:
+    heads, (_, mask, bias, scale, dropout) = call.heads.rotated(), call
+    return attend_sdpa(*heads, mask=mask, bias=bias, scale=scale, dropout=dropout)
+
+
+KERNELS = (
+    Kernel(
+        "short_attention",
+        _is_short,
+        _run_short,
+        "one program holds a whole head; without gradients SDPA is fast enough, and nothing waits "
+        "for a kernel to be compiled",
+    ),
+    Kernel(
+        "decode_attention",
+        _is_decode_step,
+        _run_decode_step,
+        "SDPA's kernels are made for many queries, and read cells that are not written yet",
+    ),
+    Kernel(
+        "flex_attention",
+        _has_only_score_mod,
+        _run_flex,
+        "memory linear in length for a bias that has no form by distance",
+    ),
+    Kernel(
+        "distance_attention",
+        _is_by_distance,
+        _run_by_distance,
+        "memory linear in length, and hidden tiles are skipped",
+    ),
+    Kernel(
+        "decode_attention_cpu",
+        _is_cpu_decode_step,
+        _run_cpu_decode_step,
+        "SDPA's CPU kernel takes heads one by one; two products over all heads are faster",
+    ),
+    Kernel(
+        "sdpa",
+        _is_any,
+        _run_sdpa,
+        "torch's own kernels: mask and bias as a dense tensor, dropout, no Triton needed",
+    ),
+)
+"""Which kernel serves a call: the first whose condition (its docstring) holds."""
+
+
+def _is_unbiased(bias: PositionBias | Tensor | None) -> bool:
     if bias is None or isinstance(bias, Tensor):
         return bias is None
-    return not bias.position.biased and bias.dense() is None
+    return not bias.form.has_distance_form and bias.dense() is None
 
 
-def _short(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
-    """Whether one program can hold a whole head, and learns from it.
-
-    Where nothing learns, SDPA is fast enough, and no one waits for a kernel to be compiled.
-    """
-    n, (m, d) = q_bhnd.shape[2], k_bgmd.shape[2:]
-    known = q_bhnd.dtype in SHORT_DTYPES and q_bhnd.dtype == k_bgmd.dtype == v_bgmd.dtype
-    fits = 1 < n <= SHORT and m <= SHORT and d * q_bhnd.element_size() <= SHORT_BYTES
-    return fits and known and torch.is_grad_enabled() and on_gpu(q_bhnd)
+def _is_long(call: Call) -> bool:
+    """Whether the kernels for long sequences can serve, and pay."""
+    if not isinstance(call.mask, Mask) or not isinstance(call.bias, PositionBias):
+        return False
+    narrow = call.dropout == 0.0 and call.heads.q_bhnd.shape[-1] <= MAX_HEAD_WIDTH
+    return narrow and _is_long_mask(call.mask, call.bias.position)
 
 
-def _few(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
-    """Whether one program can hold all queries of a key head."""
-    return on_gpu(q_bhnd) and fits(q_bhnd, k_bgmd, v_bgmd)
-
-
-def _simple(mask: Mask) -> bool:
-    """Whether SDPA needs no tensor to know this mask."""
-    return mask.sees_all or (mask.only_causal and mask.square)
-
-
-def _long(
-    q_bhnd: Tensor,
-    k_bgmd: Tensor,
-    v_bgmd: Tensor,
-    mask: Mask,
-    bias: PositionBias,
-    scale: float | None,
-    dropout: float,
-) -> Tensor | None:
-    """By a kernel for long sequences, where one can and pays. None of them has dropout."""
-    if dropout > 0.0 or q_bhnd.shape[-1] > WIDEST or not _pays(mask, bias.position):
-        return None
-    relative = bias.relative()
-    score_mod = bias.score_mod() if relative is None else None
-    if score_mod is not None:
-        return _flex(q_bhnd, k_bgmd, v_bgmd, mask, score_mod, scale)
-    if relative is None and not _simple(mask) and bias.dense() is None:
-        relative = Relative(bias.q_positions, bias.k_positions)
-    if relative is None or not relative.fits():
-        return None
-    return attend_by_distance(q_bhnd, k_bgmd, v_bgmd, mask, relative, scale)
-
-
-def _pays(mask: Mask, position: Source) -> bool:
-    """Whether they are there, and the text is long enough for them."""
+def _is_long_mask(mask: Mask, position: Position) -> bool:
     long = LONG_BY_QUERY if position.bias_uses_query else LONG
-    return HAS_TRITON and mask.device.type == "cuda" and min(mask.queries, mask.keys) >= long
+    explicit = isinstance(mask, ExplicitMask)  # no kernel for long sequences reads it
+    return on_gpu_device(mask.device) and not explicit and min(mask.queries, mask.keys) >= long
 
 
-# ------------------------------------------------------------------------------------------- SDPA
+def _distance_bias(call: Call) -> DistanceBias | None:
+    """The bias by distance; an empty one where only the mask needs the kernel."""
+    if not isinstance(call.mask, Mask) or not isinstance(call.bias, PositionBias):
+        return None
+    bias = call.bias.by_distance()
+    if bias is None and not needs_no_tensor(call.mask) and call.bias.dense() is None:
+        return DistanceBias(call.bias.q_positions, call.bias.k_positions)
+    return bias
 
 
-def _sdpa(
-    q_bhnd: Tensor,
-    k_bgmd: Tensor,
-    v_bgmd: Tensor,
-    mask: Mask | Tensor | None,
-    bias: PositionBias | Tensor | None,
-    scale: float | None,
-    dropout: float,
-) -> Tensor:
-    dtype = q_bhnd.dtype
-    # On a CPU the way back takes five times as long in bfloat16 as in float32.
-    widened = q_bhnd.device.type == "cpu" and _learns_in_16_bits(q_bhnd)
-    if widened:
-        q_bhnd, k_bgmd, v_bgmd = q_bhnd.float(), k_bgmd.float(), v_bgmd.float()
-    unbiased = bias is None or (not isinstance(bias, Tensor) and bias.dense() is None)
-    if dropout == 0.0 and is_lean(q_bhnd, k_bgmd):
-        added = _added(mask, None if unbiased else bias, q_bhnd)
-        return attend_lean(q_bhnd, k_bgmd, v_bgmd, added, scale)
-    causal = unbiased and isinstance(mask, Mask) and mask.only_causal and mask.square
-    with torch.autocast("cpu", enabled=False) if widened else nullcontext():
-        out = F.scaled_dot_product_attention(
-            q_bhnd,
-            k_bgmd,
-            v_bgmd,
-            attn_mask=None if causal else _added(mask, None if unbiased else bias, q_bhnd),
-            dropout_p=dropout,
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=q_bhnd.shape[1] != k_bgmd.shape[1],
-        )
-    return out.to(dtype) if widened else out
+# ----------------------------------------------------------------- what layers do around attention
 
 
-def _learns_in_16_bits(x: Tensor) -> bool:
-    """As SDPA would read it: autocast narrows what comes in as float32."""
-    device = x.device.type
-    narrowed = torch.is_autocast_enabled(device) and x.dtype == torch.float32
-    dtype = torch.get_autocast_dtype(device) if narrowed else x.dtype
-    return torch.is_grad_enabled() and dtype.itemsize == 2
+def prepare_shared(shared: SharedPosition, mask: Mask, position: Position) -> None:
+    """Precompute tile plans and the shared bias once per pass.
+
+    Layers that find them made look identical to torch.compile.
+    """
+    form, bias = form_of(position), None
+    if not position.bias_uses_query:
+        bias = shared.bias(position)
+    has_bias = type(position).bias is not Position.bias
+    served = form.has_distance_form or (not has_bias and not needs_no_tensor(mask))
+    if served and _is_long_mask(mask, position):
+        shared.plans.get(mask, form.max_distance(position))
+        if bias is not None:
+            bias.by_distance()
 
 
-def _added(
-    mask: Mask | Tensor | None, bias: PositionBias | Tensor | None, like: Tensor
-) -> Tensor | None:
-    """Mask and bias as the one tensor that SDPA takes."""
-    if bias is not None:
-        visible = mask.dense() if isinstance(mask, Mask) else mask
-        if isinstance(bias, Tensor):
-            return merged(bias, visible, like.dtype)
-        return bias.over(visible, like.dtype)
-    if like.device.type != "cuda":
-        return mask.dense() if isinstance(mask, Mask) else mask
-    # cuDNN gives garbage, and NaN for gradients, where a boolean mask hides a whole row. It gives
-    # zeros where numbers do.
-    if isinstance(mask, Mask):
-        return mask.added(like.dtype)
-    return None if mask is None else hide(mask, like.dtype)
+def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
+    """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
+    trains = torch.is_grad_enabled() and packed_bnw.requires_grad
+    if trains and on_gpu(packed_bnw) and not torch.compiler.is_compiling():
+        return qkv_layout.split_learning(packed_bnw, counts, width)
+    return qkv_layout.split(packed_bnw, counts, width)
 
 
-# ---------------------------------------------------------------------------------- FlexAttention
-
-
-def _flex(
-    q_bhnd: Tensor,
-    k_bgmd: Tensor,
-    v_bgmd: Tensor,
-    mask: Mask,
-    score_mod: ScoreMod,
-    scale: float | None,
-) -> Tensor:
-    run: Any = flex_attention
-    if not torch.compiler.is_compiling():
-        run = torch.compile(flex_attention)
-    out: Tensor = run(
-        q_bhnd,
-        k_bgmd,
-        v_bgmd,
-        score_mod=score_mod,
-        block_mask=None if mask.sees_all else block_mask(mask),
-        scale=scale,
-        enable_gqa=q_bhnd.shape[1] != k_bgmd.shape[1],
-    )
-    return out
-
-
-def block_mask(mask: Mask) -> BlockMask:
-    """The mask by blocks, so that hidden ones are never computed."""
-    ahead, causal = mask.keys - mask.queries, mask.causal
-    real, q_segments, k_segments = mask.real_bm, mask.q_segments_bn, mask.k_segments_bm
-
-    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        seen = (k <= q + ahead) if causal else (k >= 0)
-        if real is not None:
-            seen = seen & real[b, k]
-        if q_segments is not None and k_segments is not None:
-            seen = seen & (q_segments[b, q] == k_segments[b, k])
-        return seen
-
-    rows = [x.shape[0] for x in (real, q_segments, k_segments) if x is not None]
-    b = max(rows) if rows else None
-    return create_block_mask(visible, b, None, mask.queries, mask.keys, device=mask.device)
+def write_cells(new: Sequence[Tensor], buffers: Sequence[Tensor], cells_n: Tensor) -> None:
+    """Write keys and values [b, g, n, d] into their cells of two tensors [b, g, m, d]."""
+    if on_gpu(new[0]):
+        put(new, buffers, cells_n)
+        return
+    for buffer, x_bgnd in zip(buffers, new, strict=True):
+        buffer.index_copy_(2, cells_n, x_bgnd)

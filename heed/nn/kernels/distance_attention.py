@@ -1,7 +1,7 @@
 """A bias by distance, described so that a kernel need never hold one number a cell.
 
-`Relative` says what is added to a score; `attend_by_distance` is attention with it on a GPU, as two
-operations that autograd and torch.compile know (the kernels themselves are in
+`DistanceBias` says what is added to a score; `attend_by_distance` is attention with it on a GPU, as
+two operations that autograd and torch.compile know (the kernels themselves are in
 `heed.nn.kernels.triton`).
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, c classes.
@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heed.nn.masks import Mask
 
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""FlexAttention's way to change one score: (score, batch, head, query, key) -> score."""
 MOST_CLASSES = 128
 """What a kernel can sum in its registers."""
 BLOCK = 64
@@ -27,7 +25,7 @@ BLOCK = 64
 
 
 @dataclass
-class Relative:
+class DistanceBias:
     """A slope a head times |distance|, or a table's entry for the distance's class, or nothing."""
 
     q_positions: Tensor
@@ -37,13 +35,13 @@ class Relative:
     """Learned vectors: their products with a query, scaled as its scores are, are its own table."""
     table_1h1c: Tensor | None = None
     """A learned table a head."""
-    reach: int | None = None
+    max_distance: int | None = None
     """Farther than this, in either direction, all distances are one class: the first, the last."""
     classes: int = 0
     class_of: Tensor | None = None
-    """[2 · reach + 1]: the class of distances -reach … reach, rising; None: each is its own."""
+    """[2 · max_distance + 1]: the class of each distance, rising; None: each is its own."""
     spread: Tensor | None = None
-    """A table a head again, by distance: [1, h, 1, 2 · reach + 1], without a gradient."""
+    """A table a head again, by distance: [1, h, 1, 2 · max_distance + 1], without a gradient."""
     band: Tensor | None = None
     """And once more, less the first class, laid out for tiles of queries by keys and of keys by
     queries: [h, 2, BLOCK, columns]."""
@@ -53,73 +51,25 @@ class Relative:
         return self.classes <= MOST_CLASSES
 
 
-class ByBucket(nn.Module):
-    """One table a head over buckets of distances, each a run of them, even beyond a reach.
-
-    Buckets are looked up, not computed, so that all devices round them alike.
-    """
-
-    def __init__(self, bucket: Callable[[Tensor], Tensor], reach: int) -> None:
-        super().__init__()
-        self.reach = reach
-        buckets = bucket(torch.arange(-reach, reach + 1))
-        runs, run_of = torch.unique_consecutive(buckets, return_inverse=True)
-        self.register_buffer("buckets", buckets, persistent=False)
-        self.register_buffer("runs", runs, persistent=False)
-        self.register_buffer("run_of", run_of.int(), persistent=False)
-        along = _band_distances(reach)
-        both = torch.stack([bucket(along), bucket(-along)])
-        self.register_buffer("band", both, persistent=False)
-        self.buckets: Tensor
-        self.runs: Tensor
-        self.run_of: Tensor
-        self.band: Tensor
-
-    def forward(self, distance: Tensor) -> Tensor:
-        """The bucket of each distance."""
-        return self.buckets[distance.clamp(-self.reach, self.reach) + self.reach]
-
-    def relative(self, table_kh: Tensor, q_positions: Tensor, k_positions: Tensor) -> Relative:
-        """The bias of a table by bucket and head; its classes are the runs in their order."""
-        fixed_hk = table_kh.detach().mT
-        return Relative(
-            q_positions,
-            k_positions,
-            table_1h1c=table_kh.mT[:, self.runs][None, :, None],
-            reach=self.reach,
-            classes=len(self.runs),
-            class_of=self.run_of,
-            spread=fixed_hk[:, self.buckets][None, :, None],
-            band=(fixed_hk - fixed_hk[:, self.buckets[:1]])[:, self.band],
-        )
-
-
-def _band_distances(reach: int) -> Tensor:
-    """Distances such that those of any tile of BLOCK rows are some columns of it.
-
-    At row r and column edge + x it has the distance x - r, clipped to the reach. At either edge all
-    of BLOCK columns are clipped.
-    """
-    edge = -(-(reach + BLOCK - 1) // BLOCK) * BLOCK
-    columns = torch.arange(-edge, edge + BLOCK)
-    return (columns - torch.arange(BLOCK)[:, None]).clamp(-reach, reach)
-
-
-def plans(
-    mask: Mask, q_positions: Tensor, k_positions: Tensor, reach: int | None
+def tile_plans(
+    mask: Mask, q_positions: Tensor, k_positions: Tensor, max_distance: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Which tiles the kernels are to look at. The mask keeps them for all layers."""
-    if reach not in mask.plans:
-        mask.plans[reach] = _plans(
-            q_positions, k_positions, mask.real_bm, *_segments(mask), reach, mask.causal
-        )
-    return mask.plans[reach]
+    """Which tiles the kernels visit, for blocks of queries and for blocks of keys."""
+    return _plans(
+        q_positions, k_positions, mask.real_bm, *_segments(mask), max_distance, mask.causal
+    )
 
 
 def attend_by_distance(
-    q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor, mask: Mask, bias: Relative, scale: float | None
+    q_bhnd: Tensor,
+    k_bgmd: Tensor,
+    v_bgmd: Tensor,
+    mask: Mask,
+    bias: DistanceBias,
+    plans: tuple[Tensor, Tensor],
+    scale: float | None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v."""
+    """softmax(q kᵀ · scale + bias) v, over the tiles that are planned (`tile_plans`)."""
     # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
     run: Any = _forward if torch.compiler.is_compiling() else _Eagerly.apply
     out: Tensor = run(
@@ -131,12 +81,12 @@ def attend_by_distance(
         bias.band,
         bias.class_of,
         bias.slopes_h,
-        *plans(mask, bias.q_positions, bias.k_positions, bias.reach),
+        *plans,
         bias.q_positions,
         bias.k_positions,
         mask.real_bm,
         *_segments(mask),
-        bias.reach or 0,
+        bias.max_distance or 0,
         bias.classes,
         mask.causal,
         q_bhnd.shape[-1] ** -0.5 if scale is None else scale,

@@ -1,6 +1,6 @@
-"""Linear maps and what follows them, as machines like it: few passes over memory.
+"""Linear layers, dropout and activations with few passes over memory.
 
-Where there is no Triton, where nothing learns, and for a compiler, these are torch's own steps.
+Without Triton, without gradients and under torch.compile these are torch's own steps.
 
 Shapes: w width, f feed-forward width.
 """
@@ -8,14 +8,15 @@ Shapes: w width, f feed-forward width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels.dispatch import on_gpu
+from heed.nn.kernels.availability import on_gpu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -26,65 +27,92 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu": lambda x: F.gelu(x, approximate="tanh"),
 }
 GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
-"""Those that gate, and what they do to the gate."""
+"""Gated activations, and the activation of their gate."""
 
 
 class Linear(nn.Linear):
     """W x + b.
 
-    The gradient of b is a sum over all tokens. Torch's kernel for that takes several times as long
-    as reading them does, so on a GPU one of ours (`heed.nn.kernels.triton.column_sum`) takes its
-    place.
+    The gradient of b is a sum over all tokens. Torch's kernel for it takes several times as long as
+    reading the tokens does, so on a GPU `triton/column_sum.py` computes it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map of the last dimension."""
+        """W x + b over the last dimension."""
         bias: Tensor | None = self.bias
-        if bias is None or not bias.requires_grad or not _learns_on_gpu(x):
+        if bias is None or not bias.requires_grad or not _trains_on_gpu(x):
             return super().forward(x)
-        run: Any = _LearnBias.apply
+        run: Any = _BiasGradient.apply
         return run(F.linear(x, self.weight, bias.detach()), bias)
 
 
-class Dropout(nn.Dropout):
-    """x · kept / (1 - p), each number kept with probability 1 - p (Srivastava et al. 2014).
+class OutputLinear(Linear):
+    """The last linear layer of a residual branch: initialized smaller, the more branches add up."""
 
-    On a CPU torch draws a double for every number, which takes longer than all else here. 32 random
-    bits say as much, and two numbers' worth are drawn at once.
+    ends_branch: ClassVar[bool] = True
+
+
+class Dropout(nn.Dropout):
+    """x · mask / (1 - p), each number kept with probability 1 - p (Srivastava et al. 2014).
+
+    On a CPU torch draws a double for every number, which takes longer than the rest of dropout.
+    Here 32 random bits decide, and the bits of two numbers are drawn at once.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hide some of x while training."""
+        """Zero some of x while training."""
         drawn = self.training and 0.0 < self.p < 1.0 and x.device.type == "cpu"
         if not drawn or torch.compiler.is_compiling():
             return super().forward(x)
         bits = torch.empty(-(-x.numel() // 2), dtype=torch.int64).random_(-(2**63), None)
         bits = bits.view(torch.int32)[: x.numel()].view(x.shape)
-        kept = torch.empty(x.shape, dtype=x.dtype)
-        torch.ge(bits, round(self.p * (2**32 - 1)) - 2**31, out=kept)
-        return x * kept.mul_(1 / (1 - self.p))
+        mask = torch.empty(x.shape, dtype=x.dtype)
+        torch.ge(bits, round(self.p * (2**32 - 1)) - 2**31, out=mask)
+        return x * mask.mul_(1 / (1 - self.p))
 
 
-def activated(x: Tensor, up: nn.Linear, name: str) -> Tensor:
-    """activation(up(x)); with a gate (Shazeer 2020) silu(gate) · up of the map's two halves."""
+def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
+    """activation(up(x)); gated (Shazeer 2020), activation(gate) · value of up(x)'s two halves."""
     gated = name in GATES
-    if _learns_on_gpu(x):
-        run: Any = _Activate.apply
+    if _trains_on_gpu(x):
+        run: Any = _BiasActivation.apply
         return run(F.linear(x, up.weight), up.bias, GATES.get(name, name), gated)
     hidden = up(x)
     if not gated:
         return ACTIVATIONS[name](hidden)
-    gate, passed = hidden.chunk(2, dim=-1)
-    return ACTIVATIONS[name](gate) * passed
+    gate, value = hidden.chunk(2, dim=-1)
+    return ACTIVATIONS[name](gate) * value
 
 
-def _learns_on_gpu(x: Tensor) -> bool:
-    learns = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return learns and on_gpu(x) and x.dtype != torch.float64
+def _trains_on_gpu(x: Tensor) -> bool:
+    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return trains and on_gpu(x) and x.dtype != torch.float64
 
 
-class _LearnBias(torch.autograd.Function):
-    """Vectors to which a bias was added already: its gradient is theirs, summed."""
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast disabled on the tensor's device."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def match_matmul_precision() -> AbstractContextManager[None]:
+    """cuDNN's LSTM as exact as matrix products: it uses tf32 for float32 only where they do.
+
+    By itself cuDNN allows tf32 whatever `torch.set_float32_matmul_precision` says.
+    """
+    cudnn = torch.backends.cudnn
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    if not cudnn.is_available() or cudnn.allow_tf32 == tf32:
+        return nullcontext()
+    return cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=tf32,
+    )
+
+
+class _BiasGradient(torch.autograd.Function):
+    """Identity on vectors that include the bias; its gradient is theirs, summed over tokens."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -99,8 +127,8 @@ class _LearnBias(torch.autograd.Function):
         return dx, column_sums(dx).to(ctx.dtype)
 
 
-class _Activate(torch.autograd.Function):
-    """Add a bias, then activate."""
+class _BiasActivation(torch.autograd.Function):
+    """activation(x + bias) as one kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
@@ -108,7 +136,7 @@ class _Activate(torch.autograd.Function):
 
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         ctx.save_for_backward(rows, bias)
-        ctx.rule, ctx.shape = (kind, gated), x.shape
+        ctx.kind, ctx.shape = (kind, gated), x.shape
         out = activate(rows, bias, kind, gated)
         return out.view(*x.shape[:-1], out.shape[-1])
 
@@ -118,7 +146,7 @@ class _Activate(torch.autograd.Function):
         from heed.nn.kernels.triton.bias_activation import differentiate
 
         rows, bias = ctx.saved_tensors
-        kind, gated = ctx.rule
+        kind, gated = ctx.kind
         d_rows = d_out.reshape(-1, d_out.shape[-1]).contiguous()
         dx, d_bias = differentiate(rows, bias, kind, gated, d_rows)
         d_bias = None if d_bias is None else d_bias.to(bias.dtype)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels.dispatch import on_gpu
-from heed.nn.rdrop import disagreement
+from heed.nn.kernels.availability import on_gpu
+from heed.nn.rdrop import rdrop_loss_and_grad
 
 HELD, HELD_ON_GPU = 2**22, 2**29
 """How many logits to hold at once: what a CPU's cache takes, and a gigabyte of bfloat16."""
@@ -228,7 +228,7 @@ def _judge_pairs(
     """The same for pairs of rows: half of each one's cross-entropy, and what parts them."""
     pairs_r2v = logits_rv.to(losses_r.dtype).unflatten(0, (-1, 2))
     asked_r1 = (targets_r != ignored)[:, None]
-    apart_r, apart_rv = disagreement(pairs_r2v, rdrop)
+    apart_r, apart_rv = rdrop_loss_and_grad(pairs_r2v, rdrop)
     d_rv = judge(logits_rv, targets_r, losses_r, right_r, ignored, smoothing, gradient)
     parted_r1 = apart_r[:, None].expand(-1, 2).flatten()[:, None]
     losses_r.add_(parted_r1.where(asked_r1, 0)[:, 0]).div_(2)

@@ -1,37 +1,34 @@
-"""A position's bias, in whatever form a kernel asks for it.
+"""A position's bias in the form a kernel asks for, made when it is asked for.
 
 Shapes: b batch, n queries, m keys, h heads, d head width.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
-
 import torch
 from torch import Tensor
 
-from heed.nn.kernels.distance_attention import Relative, ScoreMod
-from heed.nn.masks import merged
+from heed.nn.kernels.distance_attention import DistanceBias, tile_plans
+from heed.nn.kernels.flex_attention import ScoreMod
+from heed.nn.kernels.position_forms import form_of
+from heed.nn.masks import Mask, masked_bias
+from heed.nn.positions import Position
 
 
-class Source(Protocol):
-    """What can be asked of an encoding: `heed.nn.positions.Position` says what each means."""
+class TilePlans:
+    """Which tiles the distance kernels visit: computed once per pass, shared by all layers."""
 
-    bias_uses_query: ClassVar[bool]
-    reach: int | None
+    def __init__(self, q_positions: Tensor, k_positions: Tensor) -> None:
+        self.q_positions, self.k_positions = q_positions, k_positions
+        self._plans: dict[int | None, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def biased(self) -> bool: ...
-
-    def bias(self, q: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor | None: ...
-
-    def score_mod(
-        self, q: Tensor | None, q_positions: Tensor, k_positions: Tensor
-    ) -> ScoreMod | None: ...
-
-    def relative(
-        self, q: Tensor | None, scale: float, q_positions: Tensor, k_positions: Tensor
-    ) -> Relative | None: ...
+    def get(self, mask: Mask, max_distance: int | None) -> tuple[Tensor, Tensor]:
+        """The plans for queries and for keys, by the distance beyond which a bias is constant."""
+        if max_distance not in self._plans:
+            self._plans[max_distance] = tile_plans(
+                mask, self.q_positions, self.k_positions, max_distance
+            )
+        return self._plans[max_distance]
 
 
 class PositionBias:
@@ -42,45 +39,52 @@ class PositionBias:
 
     def __init__(
         self,
-        position: Source,
+        position: Position,
         q_positions: Tensor,
         k_positions: Tensor,
         *,
         q_bhnd: Tensor | None = None,
         scale: float = 1.0,
+        plans: TilePlans | None = None,
     ) -> None:
         self.position, self.scale, self.q_bhnd = position, scale, q_bhnd
         self.q_positions, self.k_positions = q_positions, k_positions
+        self.plans = TilePlans(q_positions, k_positions) if plans is None else plans
+        self.form = form_of(position)
         self._dense: Tensor | None = None
-        self._merged: tuple[Tensor | None, Tensor] | None = None
-        self._relative: Relative | None = None
+        self._masked: tuple[Tensor | None, Tensor] | None = None
+        self._by_distance: DistanceBias | None = None
 
     def dense(self) -> Tensor | None:
-        """As a tensor to add to the scores; None where the encoding has no bias."""
+        """The bias as a tensor to add to the scores; None where the encoding has no bias."""
         if self._dense is None:
-            self._dense = self.position.bias(self._query(), self.q_positions, self.k_positions)
+            self._dense = self.position.bias(
+                self._scaled_query(), self.q_positions, self.k_positions
+            )
         return self._dense
 
-    def over(self, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """As a tensor that also hides what may not be seen, made once for all who share it."""
+    def masked(self, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """The bias as a tensor that also hides what may not be seen, made once for all layers."""
         bias = self.dense()
         if bias is None:
             return None
-        if self._merged is None or self._merged[0] is not visible:
-            self._merged = visible, merged(bias, visible, dtype)
-        return self._merged[1]
+        if self._masked is None or self._masked[0] is not visible:
+            self._masked = visible, masked_bias(bias, visible, dtype)
+        return self._masked[1]
 
-    def relative(self) -> Relative | None:
-        """As a rule by distance; None where it is no such rule."""
-        if self._relative is None:
-            self._relative = self.position.relative(
-                self.q_bhnd, self.scale, self.q_positions, self.k_positions
+    def by_distance(self) -> DistanceBias | None:
+        """The bias by distance; None where the encoding has no such form."""
+        if self._by_distance is None:
+            self._by_distance = self.form.distance_bias(
+                self.position, self.q_positions, self.k_positions
             )
-        return self._relative
+        return self._by_distance
 
     def score_mod(self) -> ScoreMod | None:
-        """As a function of one score; None where the encoding has no bias."""
-        return self.position.score_mod(self._query(), self.q_positions, self.k_positions)
+        """The bias as a function of one score; None where the encoding has no such form."""
+        return self.form.score_mod(
+            self.position, self._scaled_query(), self.q_positions, self.k_positions
+        )
 
-    def _query(self) -> Tensor | None:
+    def _scaled_query(self) -> Tensor | None:
         return None if self.q_bhnd is None else self.q_bhnd * self.scale

@@ -1,7 +1,7 @@
-"""Weights laid out for a CPU's matrix kernels, for as long as nothing learns.
+"""Weights prepacked for a CPU's matrix kernels (oneDNN), for inference.
 
-A kernel that multiplies few rows spends much of its time on putting the weights into the order it
-reads them in. Where many such products follow, as in decoding, that is done once, before all.
+A kernel that multiplies few rows spends much of its time on reordering the weights. Where many such
+products follow, as in decoding, the weights are reordered once before them.
 
 Shapes: f numbers out, w numbers in.
 """
@@ -16,18 +16,17 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from heed.nn.embedding import OutputLinear
-from heed.nn.kernels.linear import Linear
+from heed.nn.kernels.linear import Linear, OutputLinear
 
 PLAIN = (nn.Linear, Linear, OutputLinear)
-"""Maps that do nothing but W x + b. One with an adapter is of another class."""
+"""Layers that compute W x + b and nothing else. One with a LoRA adapter has another class."""
 DTYPES = (torch.float32, torch.bfloat16)
 PACK, RUN = "_reorder_linear_weight", "_linear_pointwise"
 
 
 @runtime_checkable
-class Head(Protocol):
-    """The last map of a model, whose weight may be the embedding's."""
+class OutputHead(Protocol):
+    """The output projection of a model, whose weight may be the embedding's."""
 
     bias: Tensor | None
 
@@ -38,37 +37,37 @@ class Head(Protocol):
 
 
 @contextmanager
-def packed(models: Iterable[nn.Module]) -> Iterator[None]:
-    """While this lasts, the maps of these models read packed weights, where that can be.
+def prepack_weights(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Context in which the linear layers of these models use prepacked weights, where possible.
 
-    Nothing may learn meanwhile: what is read is a copy. It costs about a millisecond a million
-    weights, and their memory once more.
+    Do not train meanwhile: the prepacked weights are copies. Packing takes about a millisecond per
+    million weights, and their memory once more.
     """
     with ExitStack() as after:
         for model in models:
-            for place, name, weight, bias in _maps(model):
-                if not _can(weight):
+            for owner, name, weight, bias in _linear_layers(model):
+                if not _can_pack(weight):
                     continue
-                setattr(place, name, partial(_linear, _pack(weight), bias))
-                after.callback(vars(place).pop, name, None)
+                setattr(owner, name, partial(_linear, _pack(weight), bias))
+                after.callback(vars(owner).pop, name, None)
         yield
 
 
-def _maps(model: nn.Module) -> Iterator[tuple[object, str, Tensor, Tensor | None]]:
-    """Each map: where it stands, the name of the method that maps, weight [f, w] and bias."""
+def _linear_layers(model: nn.Module) -> Iterator[tuple[object, str, Tensor, Tensor | None]]:
+    """Each linear layer: its module, the name of its method, weight [f, w] and bias."""
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in PLAIN:
             yield module, "forward", module.weight, module.bias
-        elif isinstance(module, Head):
+        elif isinstance(module, OutputHead):
             yield module, "project", module.weight, module.bias
 
 
-def _can(weight: Tensor) -> bool:
-    here = weight.device.type == "cpu" and weight.dtype in DTYPES
-    kernels = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    # The operations that torch's own compiler packs weights by; they are not promised to stay.
-    known = all(hasattr(torch.ops.mkldnn, name) for name in (PACK, RUN))
-    return here and kernels and known and not torch.is_autocast_enabled("cpu")
+def _can_pack(weight: Tensor) -> bool:
+    fits = weight.device.type == "cpu" and weight.dtype in DTYPES
+    has_mkldnn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    # The operations by which torch's own compiler packs weights; they are private, and may go.
+    has_ops = all(hasattr(torch.ops.mkldnn, name) for name in (PACK, RUN))
+    return fits and has_mkldnn and has_ops and not torch.is_autocast_enabled("cpu")
 
 
 def _pack(weight: Tensor) -> Tensor:

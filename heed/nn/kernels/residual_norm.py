@@ -1,69 +1,140 @@
-"""Where a branch joins the residual stream: x + dropout(branch), and the norm of that.
+"""The residual stream: x + dropout(branch), and the norm of that sum.
 
-Plainly these are three steps, and on a GPU each of them waits for memory. There one kernel does it,
-and one more finds all gradients (`heed.nn.kernels.triton.residual_norm`). Which numbers dropout
-hides then follows from
-a seed, drawn on the device by torch's own generator: a checkpoint keeps its state, and each replay
-of a captured graph draws anew. A compiler gets the plain steps, for it can join them by itself.
+Written out these are three steps, and on a GPU each of them waits for memory. There one kernel does
+all three, and one more computes all gradients (`nn/kernels/triton/residual_norm.py`). Its dropout
+mask follows from a seed, drawn on the device by torch's own generator: a checkpoint saves the
+generator's state, and each replay of a captured graph draws new seeds. A compiler gets the separate
+steps, which it fuses by itself.
 
 Shapes: b batch, n tokens, w model width.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels.dispatch import on_gpu
+from heed.nn.kernels.availability import on_gpu
 
-WIDEST = 8192
-"""A kernel holds whole rows; wider ones it does not take."""
+MAX_WIDTH = 8192
+"""The kernel holds whole rows; it does not take wider ones."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SEED = 2
-"""Numbers a seed: 16 bytes apart, all look alike to a kernel, which is then compiled once."""
+SEED_SIZE = 2
+"""Numbers per seed: 16 bytes apart, all look alike to Triton, which then compiles once."""
+MAX_SUBLAYERS = 3
+"""Of a block: self-attention, cross-attention, feed-forward."""
 
 
-def join(
+class DropoutSeeds:
+    """The dropout seeds of one pass, in the order of use; without any, dropout is torch's own."""
+
+    def __init__(self, seeds: list[Tensor]) -> None:
+        self._seeds = iter(seeds)
+
+    def take(self) -> Tensor | None:
+        """The next seed. A compiled block has no use for seeds, and takes none."""
+        return None if torch.compiler.is_compiling() else next(self._seeds, None)
+
+
+class ResidualStream(NamedTuple):
+    """The residual stream of one pass, with the branch that is not added yet.
+
+    Adding a branch and normalizing the sum are one kernel. Pre-norm, that norm belongs to the next
+    sublayer, perhaps of the next block: a branch waits until then. Under torch.compile no branch
+    waits, or the first block, which has none before it, would be compiled separately.
+
+    A named tuple, because sharded training (FSDP) finds a block's tensors in tuples alone.
+    """
+
+    x_bnw: Tensor
+    branch_bnw: Tensor | None
+    dropout: nn.Dropout
+    pre_norm: bool
+    seeds: DropoutSeeds
+
+    @classmethod
+    def begin(
+        cls, x_bnw: Tensor, dropout: nn.Dropout, *, pre_norm: bool, blocks: int, sublayers: int
+    ) -> ResidualStream:
+        """The stream that enters the first of `blocks` blocks, each of so many sublayers."""
+        seeds = draw_seeds(x_bnw, dropout, blocks + 1, MAX_SUBLAYERS)
+        in_order: list[Tensor] = []
+        for of_block in () if seeds is None else seeds.unbind():
+            first, *others = of_block.unbind()[:sublayers]
+            in_order += [first, *others] if pre_norm else [*others, first]
+        return cls(x_bnw, None, dropout, pre_norm, DropoutSeeds(in_order))
+
+    def normalize(self, norm: nn.Module) -> tuple[ResidualStream, Tensor]:
+        """The stream with its branch added, and what a sublayer reads: pre-norm, the norm of it."""
+        if not self.pre_norm:
+            return self, self.x_bnw
+        seed = self.seeds.take()
+        x_bnw, y_bnw = add_norm(*self[:2], norm, self.dropout, seed=seed, for_linear=True)
+        return self._with(x_bnw), y_bnw
+
+    def add(self, branch_bnw: Tensor, norm: nn.Module) -> ResidualStream:
+        """The stream with a sublayer's output: post-norm, the norm of their sum."""
+        if not self.pre_norm:
+            seed = self.seeds.take()
+            return self._with(add_norm(self.x_bnw, branch_bnw, norm, self.dropout, seed=seed)[1])
+        waiting = self._with(self.x_bnw, branch_bnw)
+        return waiting.settle() if torch.compiler.is_compiling() else waiting
+
+    def settle(self) -> ResidualStream:
+        """The stream with its branch added at once, for one who looks inside."""
+        if self.branch_bnw is None:
+            return self
+        return self._with(self.x_bnw + self.dropout(self.branch_bnw))
+
+    def finish(self, norm: nn.Module) -> Tensor:
+        """The norm of the stream after the last block."""
+        return add_norm(*self[:2], norm, self.dropout, seed=self.seeds.take())[1]
+
+    def _with(self, x_bnw: Tensor, branch_bnw: Tensor | None = None) -> ResidualStream:
+        return ResidualStream(x_bnw, branch_bnw, self.dropout, self.pre_norm, self.seeds)
+
+
+def add_norm(
     x_bnw: Tensor,
     branch_bnw: Tensor | None,
     norm: nn.Module,
     dropout: nn.Dropout,
     *,
     seed: Tensor | None = None,
-    for_map: bool = False,
+    for_linear: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + dropout(branch), or x where there is no branch, and the norm of that.
 
-    With `for_map` linear maps alone read the norm: under autocast a kernel writes it in their
-    dtype. Dropout without a seed goes the plain way.
+    With `for_linear` only linear layers read the norm: under autocast the kernel writes it in their
+    dtype. Dropout without a seed is torch's own.
     """
-    dropped = _share(dropout) if branch_bnw is not None else 0.0
+    dropped = _probability(dropout) if branch_bnw is not None else 0.0
     seeded = dropped == 0.0 or (seed is not None and dropped < 1.0)
     if seeded and _has_kernel(x_bnw, branch_bnw, norm):
-        bias, rule = getattr(norm, "bias", None), (isinstance(norm, nn.LayerNorm), norm.eps)
-        run: Any = _Join.apply
-        return run(x_bnw, branch_bnw, norm.weight, bias, seed, *rule, dropped, for_map)
+        bias, kind = getattr(norm, "bias", None), (isinstance(norm, nn.LayerNorm), norm.eps)
+        run: Any = _AddNorm.apply
+        return run(x_bnw, branch_bnw, norm.weight, bias, seed, *kind, dropped, for_linear)
     if branch_bnw is not None:
         x_bnw = x_bnw + (branch_bnw if dropped == 0.0 else dropout(branch_bnw))
     return x_bnw, norm(x_bnw)
 
 
 def draw_seeds(x: Tensor, dropout: nn.Dropout, *size: int) -> Tensor | None:
-    """Seeds [*size, 2] for so many joins of one pass; None where they need none."""
-    if _share(dropout) == 0.0 or not on_gpu(x):
+    """Dropout seeds [*size, 2] for one pass; None where they are not needed."""
+    if _probability(dropout) == 0.0 or not on_gpu(x):
         return None
-    return torch.randint(2**63 - 1, (*size, SEED), device=x.device)
+    return torch.randint(2**63 - 1, (*size, SEED_SIZE), device=x.device)
 
 
-def _share(dropout: nn.Dropout) -> float:
+def _probability(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
 
 
 def _has_kernel(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:
-    if not on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] > WIDEST:
+    if not on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] > MAX_WIDTH:
         return False
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.eps is None:
         return False
@@ -71,8 +142,8 @@ def _has_kernel(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:
     return all(part.dtype in DTYPES for part in parts)
 
 
-class _Join(torch.autograd.Function):
-    """The kernels, as autograd knows them."""
+class _AddNorm(torch.autograd.Function):
+    """The kernels as one differentiable function."""
 
     @staticmethod
     def forward(
@@ -85,13 +156,15 @@ class _Join(torch.autograd.Function):
         centred: bool,
         eps: float,
         dropped: float,
-        for_map: bool,
+        for_linear: bool,
     ) -> tuple[Tensor, Tensor]:
         from heed.nn.kernels.triton.residual_norm import Rule, join
 
         ctx.rule = Rule(centred, eps, dropped)
         ctx.dtypes = x.dtype, x.dtype if branch is None else branch.dtype
-        dtype = _normed_dtype(torch.promote_types(*ctx.dtypes), x.device.type, for_map=for_map)
+        dtype = _normed_dtype(
+            torch.promote_types(*ctx.dtypes), x.device.type, for_linear=for_linear
+        )
         joined, normed, moments = join(x, branch, seed, weight, bias, ctx.rule, dtype)
         ctx.save_for_backward(joined, moments, seed, weight)
         ctx.has = branch is not None, bias is not None
@@ -117,8 +190,8 @@ class _Join(torch.autograd.Function):
         return dx, d_branch if has_branch else None, sums[0], d_bias, *[None] * 5
 
 
-def _normed_dtype(joined: torch.dtype, device: str, *, for_map: bool) -> torch.dtype:
-    """What a norm gives. Under autocast that is float32, of which a map then makes its own."""
+def _normed_dtype(joined: torch.dtype, device: str, *, for_linear: bool) -> torch.dtype:
+    """A norm's output dtype. Under autocast torch gives float32, which a linear layer narrows."""
     if not torch.is_autocast_enabled(device):
         return joined
-    return torch.get_autocast_dtype(device) if for_map else torch.float32
+    return torch.get_autocast_dtype(device) if for_linear else torch.float32

@@ -10,54 +10,15 @@ Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from heed.nn.kernels.distance_attention import empty_heads
+from heed.nn.kernels.heads import PendingRotation
 from heed.nn.kernels.qkv_layout import room
 from heed.nn.masks import Mask
-
-
-class Turning(Protocol):
-    """An encoding that turns queries and keys."""
-
-    def frequencies(self) -> Any: ...
-
-    def rotate(
-        self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class PendingRotation:
-    """Queries and keys that are yet to be turned: by a kernel as it reads them, or before it."""
-
-    def __init__(self, position: Turning, q_positions: Tensor, k_positions: Tensor) -> None:
-        self.position, self.q_positions, self.k_positions = position, q_positions, k_positions
-        self._tables: tuple[Tensor, Tensor] | None = None
-
-    def turned(self, q_bhnd: Tensor, k_bgmd: Tensor) -> tuple[Tensor, Tensor]:
-        """Both, turned."""
-        return self.position.rotate(q_bhnd, k_bgmd, self.q_positions, self.k_positions)
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for queries and for keys, each [b or 1, n, 2, d/2], made once."""
-        if torch.compiler.is_compiling():
-            return self._make()  # Kept, they would make layers look unlike each other.
-        if self._tables is None:
-            self._tables = self._make()
-        return self._tables
-
-    def _make(self) -> tuple[Tensor, Tensor]:
-        q_turns = self._table(self.q_positions)
-        if self.k_positions is self.q_positions:
-            return q_turns, q_turns
-        return q_turns, self._table(self.k_positions)
-
-    def _table(self, positions_bn: Tensor) -> Tensor:
-        angles = positions_bn[..., None].float() * self.position.frequencies()
-        return torch.stack([angles.cos(), angles.sin()], dim=2)
 
 
 def attend_short(
@@ -66,17 +27,17 @@ def attend_short(
     v_bgmd: Tensor,
     *,
     mask: Mask | None = None,
-    turn: PendingRotation | None = None,
+    rotation: PendingRotation | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale) v, with q and k turned first where that is asked for."""
+    """softmax(q kᵀ · scale) v, with q and k rotated first, where a rotation is pending."""
     # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
     run: Any = _forward if torch.compiler.is_compiling() else _Eagerly.apply
     out: Tensor = run(
         q_bhnd,
         k_bgmd,
         v_bgmd,
-        *((None, None) if turn is None else turn.tables()),
+        *((None, None) if rotation is None else rotation.tables()),
         *((None, None, None) if mask is None else _hidden(mask)),
         mask is not None and mask.causal,
         q_bhnd.shape[-1] ** -0.5 if scale is None else scale,

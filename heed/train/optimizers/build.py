@@ -19,7 +19,7 @@ from heed.config import TrainConfig
 from heed.config.base import unknown_name
 from heed.config.train import OPTIMIZERS
 from heed.errors import ConfigError, HeedError
-from heed.models.layer_index import heights
+from heed.models.layer_index import layer_indices
 from heed.train.optimizers.custom import Adagrad, Group, Lion, Muon
 
 CAPTURABLE = frozenset(OPTIMIZERS) - {"adafactor"}
@@ -135,7 +135,7 @@ def _by_layer(model: nn.Module, groups: list[Group], layer_decay: float) -> list
     """The same groups, each parted by height, with the rate that belongs there."""
     if layer_decay == 1.0:
         return groups
-    places = heights(model)
+    places = layer_indices(model)
     below = {parameter: places[name].below_top for name, parameter in model.named_parameters()}
     parted = []
     for group in groups:

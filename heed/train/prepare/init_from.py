@@ -21,7 +21,7 @@ from heed.models import LanguageModel, Model, Translator, huggingface
 from heed.models.huggingface.architecture import MODEL_CLASSES, AnyModel
 from heed.models.huggingface.folder import CONFIG
 from heed.models.huggingface.reparameterize import CLASSIFIER_KEYS, NGRAM_KEYS, effective_config
-from heed.models.layer_index import LayerIndex, heights
+from heed.models.layer_index import LayerIndex, layer_indices
 from heed.models.weights import read_weights
 from heed.nn import lora
 from heed.runs.labels import Classes
@@ -150,7 +150,7 @@ def begin(
     A classifier's head is for the same if it tells the same `classes` apart. Says and returns
     which parts are new.
     """
-    own, places = model.state_dict(), heights(model)
+    own, places = model.state_dict(), layer_indices(model)
     same = task == origin.task and tuple(classes) == (origin.classes or tuple(classes))
     vocabularies = len(origin.weights[TABLE]), len(own[TABLE])
     taken: dict[str, Tensor] = {}
@@ -217,7 +217,7 @@ def choose_learners(model: Model, init: InitConfig, new: Sequence[str], say: Say
     """
     if init.freeze is None and init.lora is None:
         return
-    places = heights(model)
+    places = layer_indices(model)
     fresh = {name: p for name, p in model.named_parameters() if _part(name) in new}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in fresh or not _stays(places[name], init.freeze))

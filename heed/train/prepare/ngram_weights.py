@@ -11,7 +11,7 @@ from torch import Tensor
 from heed.config import Recipe
 from heed.data.batching.bucketed import Batches
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.nn.ngrams import NgramFeatures, contrast
+from heed.nn.ngrams import NgramFeatures, log_count_ratios
 
 
 def look_at(
@@ -22,7 +22,7 @@ def look_at(
         grams.between_v.copy_(parting(tokenizer))
     if grams.weight_r is not None:
         counts_cr = counted(grams, train, c)
-        grams.weight_r.copy_(contrast(counts_cr, recipe.model.ngram_log_count_ratio))
+        grams.weight_r.copy_(log_count_ratios(counts_cr, recipe.model.ngram_log_count_ratio))
 
 
 def parting(tokenizer: Tokenizer) -> Tensor:

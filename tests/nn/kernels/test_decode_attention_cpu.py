@@ -19,7 +19,7 @@ from heed.decode.search import Search
 from heed.decode.strategy import Strategy
 from heed.nn.attention import attend
 from heed.nn.kernels.decode_attention_cpu import MOST, attend_lean, is_lean
-from heed.nn.kernels.prepacked_weights import packed
+from heed.nn.kernels.prepacked_weights import prepack_weights
 
 NEAR = 1e-5
 
@@ -73,7 +73,7 @@ def test_packed_weights_say_the_same(variant: str) -> None:
     ids = torch.stack(texts([7, 7]))
     with torch.inference_mode():
         expected = model(ids, ids)
-        with packed([model]):
+        with prepack_weights([model]):
             assert ("project" in vars(model.head)) == has_kernels()
             torch.testing.assert_close(model(ids, ids), expected, atol=NEAR, rtol=NEAR)
         assert torch.equal(model(ids, ids), expected)
@@ -88,7 +88,7 @@ def test_packed_weights_are_those_of_now() -> None:
     for _ in range(2):
         with torch.inference_mode():
             expected = model(ids, ids)
-            with packed([model]):
+            with prepack_weights([model]):
                 torch.testing.assert_close(model(ids, ids), expected, atol=NEAR, rtol=NEAR)
         with torch.no_grad():
             for weight in model.parameters():

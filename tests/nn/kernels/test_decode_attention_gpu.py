@@ -180,8 +180,10 @@ def test_it_is_taken_where_it_fits_and_only_there(n: int, biased: bool) -> None:
     step = make_step(n, 60, biased=biased)
     with torch.no_grad():
         assert fits(step.q, step.k, step.v) == (n <= MOST)
-        found = dispatch.fused(step.q, step.k, step.v, mask=step.mask, bias=step.bias, scale=0.2)
+        found = dispatch.attention(
+            step.q, step.k, step.v, mask=step.mask, bias=step.bias, scale=0.2
+        )
     assert apart(found.double(), step.exact()) <= TOLERANCE[torch.float32]
     fresh = replace(step.mask)
-    learning = dispatch.fused(step.q, step.k, step.v, mask=fresh, bias=step.bias, scale=0.2)
+    learning = dispatch.attention(step.q, step.k, step.v, mask=fresh, bias=step.bias, scale=0.2)
     assert apart(learning.double(), step.exact()) <= TOLERANCE[torch.float32]

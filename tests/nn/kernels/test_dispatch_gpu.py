@@ -18,8 +18,10 @@ from torch import Tensor
 from heed.models import build
 from heed.nn.attention import attend
 from heed.nn.kernels import dispatch
-from heed.nn.kernels.distance_attention import ScoreMod
+from heed.nn.kernels.flex_attention import ScoreMod
+from heed.nn.kernels.heads import rotate
 from heed.nn.kernels.position_bias import PositionBias
+from heed.nn.kernels.position_forms import FORMS, PositionForm, form_of
 from heed.nn.masks import Mask, count_positions, restart_positions
 from heed.nn.positions import Alibi, Position, Rope, build_position
 
@@ -102,7 +104,7 @@ def compare(position: Position, told: Scene, dtype: torch.dtype) -> None:
         if exact:
             out, _ = attend(q, k, v, mask=told.mask.dense(), bias=bias.dense(), scale=0.2)
         else:
-            out = dispatch.fused(q, k, v, mask=told.mask, bias=bias, scale=0.2)
+            out = dispatch.attention(q, k, v, mask=told.mask, bias=bias, scale=0.2)
         return out, gradients(out, [*inputs, *position.parameters()])
 
     (out, found), (expected, exact) = run(False), run(True)
@@ -147,9 +149,11 @@ def test_any_positions_at_all(name: str) -> None:
 
 
 @COMPILES
-def test_an_encoding_that_knows_only_scores_goes_through_flex_attention() -> None:
+def test_an_encoding_that_knows_only_scores_goes_through_flex_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Unruly(Position):
-        """Like ALiBi, but it cannot tell its rule."""
+        """Like ALiBi, but its registered form is a `score_mod` alone."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -158,9 +162,11 @@ def test_an_encoding_that_knows_only_scores_goes_through_flex_attention() -> Non
         def bias(self, *told: Any) -> Tensor:
             return self.alibi.bias(*told)
 
-        def score_mod(self, *told: Any) -> ScoreMod:
-            return self.alibi.score_mod(*told)
+    class UnrulyForm(PositionForm):
+        def score_mod(self, position: Unruly, *told: Any) -> ScoreMod | None:
+            return form_of(position.alibi).score_mod(position.alibi, *told)
 
+    monkeypatch.setitem(FORMS, Unruly, UnrulyForm())
     compare(Unruly().to("cuda"), scene("causal-packed", 512), torch.float32)
 
 
@@ -170,7 +176,7 @@ def test_turning_on_a_gpu_is_turning(dtype: torch.dtype) -> None:
     x = heads(200, HEADS, dtype, 0)
     places = torch.randint(1000, (B, 200), generator=torch.Generator().manual_seed(1))
     for told in (places, places[:1]):
-        turned, _ = on_gpu.rotate(x, x[:, :0], told.to("cuda"), told.to("cuda"))
+        turned, _ = rotate(on_gpu, x, x[:, :0], told.to("cuda"), told.to("cuda"))
         cpu = x.detach().cpu().double().requires_grad_()
         expected, _ = rope.rotate(cpu, cpu[:, :0], told, told)
         # Angles are float32 on both sides: at place 1,000 they are right to about 1e-4.
@@ -187,7 +193,7 @@ def test_gradients_come_out_the_same_every_time(name: str) -> None:
 
     def run() -> list[Tensor]:
         bias = PositionBias(position, told.q_positions, told.k_positions, q_bhnd=q, scale=0.2)
-        out = dispatch.fused(q, k, v, mask=told.mask, bias=bias, scale=0.2)
+        out = dispatch.attention(q, k, v, mask=told.mask, bias=bias, scale=0.2)
         return list(torch.autograd.grad(out.square().sum(), [q, k, v, *position.parameters()]))
 
     first, second = run(), run()
@@ -205,7 +211,7 @@ def test_memory_is_linear_in_length(name: str) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         bias = PositionBias(position, *(told.q_positions, told.k_positions), q_bhnd=inputs[0])
-        dispatch.fused(*inputs, mask=told.mask, bias=bias).sum().backward()
+        dispatch.attention(*inputs, mask=told.mask, bias=bias).sum().backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] <= 2.5 * peaks[0]
     assert peaks[1] < HEADS * 8192**2

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from support import apart, perturb, tiny
 from torch import Tensor, nn
 
-from heed.nn.embedding import FeedForward
+from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels import linear as linear_module
-from heed.nn.kernels.dispatch import HAS_TRITON
-from heed.nn.kernels.linear import ACTIVATIONS, GATES, Linear, activated
+from heed.nn.kernels.availability import HAS_TRITON
+from heed.nn.kernels.linear import ACTIVATIONS, GATES, Linear, linear_activation
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -104,7 +104,7 @@ def test_an_activation_is_its_formula(name: str, dtype: torch.dtype, biased: boo
     for n, f in SIZES:
         up = linear(24, f * (2 if name in GATES else 1), bias=biased, dtype=dtype)
         x = rows(n, 24, dtype=dtype)
-        out = activated(x, up, name)
+        out = linear_activation(x, up, name)
         assert out.dtype == dtype
         wanted = [x, *up.parameters()]
         compare(out, plainly(x, up, name), wanted, max(corner, TOLERANCE[dtype]))
@@ -121,7 +121,7 @@ def test_far_from_zero_it_stays_a_number(name: str) -> None:
         up.weight.copy_(torch.eye(width))
     line = torch.tensor([-1e4, -90.0, -10.0, 0.0, 10.0, 90.0, 1e4], device=DEVICE)
     x = line.repeat(width // 7)[None].requires_grad_()
-    compare(activated(x, up, name), plainly(x, up, name), [x], 1e-5)
+    compare(linear_activation(x, up, name), plainly(x, up, name), [x], 1e-5)
 
 
 @each_activation
@@ -130,7 +130,7 @@ def test_under_autocast_weights_keep_their_dtype(name: str) -> None:
     down = linear(15 if name in GATES else 30, 24)
     wanted = [x, *up.parameters(), *down.parameters()]
     with torch.autocast(DEVICE, torch.bfloat16):
-        out = down(activated(x, up, name))
+        out = down(linear_activation(x, up, name))
     assert out.dtype == torch.bfloat16
     compare(out, plainly(plainly(x, up, name), down), wanted, 0.05)
 

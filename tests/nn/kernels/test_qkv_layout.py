@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heed.nn.attention import AttentionContext
 from heed.nn.kernels import dispatch, qkv_layout
+from heed.nn.kernels.heads import PendingRotation
 from heed.nn.merges import Merge
 from heed.nn.positions import Alibi, Position, Rope
 
@@ -32,7 +33,7 @@ def test_splitting_copies_nothing_and_joining_undoes_it(
 ) -> None:
     b, n, counts, d = shape
     packed = draw(*shape)
-    for split in (qkv_layout.split, qkv_layout.split_learning, dispatch.split):
+    for split in (qkv_layout.split, qkv_layout.split_learning, dispatch.split_heads):
         parts = split(packed, counts, d)
         assert [x.shape for x in parts] == [(b, count, n, d) for count in counts]
         assert parts[0].data_ptr() == packed.data_ptr()
@@ -86,9 +87,9 @@ def test_merging_heads_that_lie_side_by_side_copies_nothing() -> None:
     assert Merge()(heads_bhnd).data_ptr() == heads_bhnd.data_ptr()
 
 
-def test_only_an_encoding_that_turns_and_does_no_more_is_left_to_a_kernel() -> None:
+def test_only_a_rotation_with_a_registered_form_is_left_to_a_kernel() -> None:
     class Bent(Position):
-        """Changes queries and keys, but not by a turn."""
+        """Changes queries and keys, but has no registered form."""
 
         def rotate(
             self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
@@ -96,12 +97,19 @@ def test_only_an_encoding_that_turns_and_does_no_more_is_left_to_a_kernel() -> N
             return -q_bhnd, k_bgmd
 
     places = torch.arange(3)[None]
-    sight = AttentionContext(places, places)
+    shared = AttentionContext(places, places).shared
     rope, other = Rope(tiny()), Rope(tiny())
-    turn = sight.turn(rope)
-    assert turn is not None
-    assert sight.turn(rope) is turn
-    assert sight.turn(other) is not turn
-    assert turn.tables()[0] is turn.tables()[1]
+    q = k = v = torch.randn(1, 4, 3, 4)
+
+    def rotation(position: Position) -> PendingRotation | None:
+        return shared.heads(q, k, v, position, places).rotation
+
+    pending = rotation(rope)
+    assert pending is not None
+    assert rotation(rope) is pending
+    assert rotation(other) is not pending
+    assert pending.tables()[0] is pending.tables()[1]
     for position in (Position(), Alibi(tiny()), Bent(tiny())):
-        assert sight.turn(position) is None
+        assert rotation(position) is None
+    assert torch.equal(shared.heads(q, k, v, Bent(tiny()), places).q_bhnd, -q)
+    assert torch.equal(shared.heads(q, k, v, Position(), places).q_bhnd, q)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import apart, new_language_model, texts
 from torch import Tensor, nn
 
-from heed.nn.kernels.residual_norm import draw_seeds, join
+from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 from heed.nn.stack import Stack
 
 each_place = pytest.mark.parametrize("place", ["pre", "post"])
@@ -32,12 +32,12 @@ def test_it_is_a_sum_and_its_norm(
     norm: nn.Module = nn.RMSNorm(w) if rms else nn.LayerNorm(w)
     x, branch, dropout = torch.randn(b, 5, w), torch.randn(b, 5, w), nn.Dropout(p).train(training)
     torch.manual_seed(seed)
-    joined, normed = join(x, branch, norm, dropout)
+    joined, normed = add_norm(x, branch, norm, dropout)
     torch.manual_seed(seed)
     expected = x + F.dropout(branch, p, training)
     assert torch.equal(joined, expected)
     assert torch.equal(normed, norm(expected))
-    alone, normed = join(x, None, norm, dropout)
+    alone, normed = add_norm(x, None, norm, dropout)
     assert alone is x
     assert torch.equal(normed, norm(x))
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from heed.models import build
 from heed.nn.kernels import residual_norm as joining
-from heed.nn.kernels.dispatch import HAS_TRITON
-from heed.nn.kernels.residual_norm import draw_seeds, join
+from heed.nn.kernels.availability import HAS_TRITON
+from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 
 Norm = nn.LayerNorm | nn.RMSNorm
 CUDA = torch.cuda.is_available()
@@ -87,7 +87,7 @@ def seed_of(number: int) -> Tensor:
 def mask_of(rows_: int, w: int, p: float, seed: Tensor) -> Tensor:
     """What is kept of a branch of ones that joins zeros."""
     zeros, ones = torch.zeros(rows_, w, device=DEVICE), torch.ones(rows_, w, device=DEVICE)
-    return join(zeros, ones, build_norm("layer", w), nn.Dropout(p), seed=seed)[0]
+    return add_norm(zeros, ones, build_norm("layer", w), nn.Dropout(p), seed=seed)[0]
 
 
 NONE = nn.Dropout(0.0)
@@ -101,7 +101,7 @@ def test_it_is_a_sum_and_its_norm(kind: str, dtype: torch.dtype, used: tuple[boo
     for n, w in SIZES:
         norm = build_norm(kind, w)
         x, branch = rows(n, w), rows(n, w, dtype=dtype, seed=1)
-        found, exact = join(x, branch, norm, NONE), plainly(x, branch, norm)
+        found, exact = add_norm(x, branch, norm, NONE), plainly(x, branch, norm)
         assert [part.dtype for part in found] == [torch.float32] * 2
         assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= 1e-6
         wanted = [x, branch, *norm.parameters()] if used[1] else [x, branch]
@@ -115,7 +115,7 @@ def test_it_is_a_sum_and_its_norm(kind: str, dtype: torch.dtype, used: tuple[boo
 def test_a_whole_model_may_have_fewer_bits(kind: str, dtype: torch.dtype) -> None:
     norm = build_norm(kind, 200, dtype)
     x, branch = rows(2, 5, 200, dtype=dtype), rows(2, 5, 200, dtype=dtype, seed=1)
-    found, exact = join(x, branch, norm, NONE), plainly(x, branch, norm)
+    found, exact = add_norm(x, branch, norm, NONE), plainly(x, branch, norm)
     assert [part.dtype for part in found] == [dtype] * 2
     assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= TOLERANCE[dtype]
     wanted = [x, branch, *norm.parameters()]
@@ -128,7 +128,7 @@ def test_a_whole_model_may_have_fewer_bits(kind: str, dtype: torch.dtype) -> Non
 def test_without_a_branch_it_is_the_norm(kind: str) -> None:
     for n, w in SIZES:
         norm, x = build_norm(kind, w), rows(n, w)
-        found, exact = join(x, None, norm, nn.Dropout(0.5)), plainly(x, None, norm)
+        found, exact = add_norm(x, None, norm, nn.Dropout(0.5)), plainly(x, None, norm)
         assert torch.equal(found[0], x)
         assert apart(found[1], exact[1]) <= 1e-6
         wanted = [x, *norm.parameters()]
@@ -147,14 +147,14 @@ def test_under_autocast_a_map_reads_what_it_would_make_of_it(
 
     def run() -> tuple[Tensor, Tensor, list[Tensor]]:
         with torch.autocast(DEVICE, torch.bfloat16):
-            joined, normed = join(x, branch, norm, NONE, for_map=True)
+            joined, normed = add_norm(x, branch, norm, NONE, for_linear=True)
             out = map_(normed)
         return joined, normed, gradients((joined, out), wanted)
 
     joined, normed, found = run()
     assert (joined.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
     with torch.autocast(DEVICE, torch.bfloat16):
-        assert join(x, branch, norm, NONE)[1].dtype == torch.float32
+        assert add_norm(x, branch, norm, NONE)[1].dtype == torch.float32
     monkeypatch.setattr(joining, "on_gpu", lambda x: False)
     plain_joined, plain_normed, plain = run()
     assert torch.equal(joined, plain_joined)
@@ -166,19 +166,19 @@ def test_under_autocast_a_map_reads_what_it_would_make_of_it(
 def test_gradients_go_to_whoever_asks() -> None:
     norm, x, branch = build_norm("layer", 48), rows(6, 48), rows(6, 48, seed=1)
     wanted = [x, branch, *norm.parameters()]
-    whole = gradients(join(x, branch, norm, NONE), wanted)
+    whole = gradients(add_norm(x, branch, norm, NONE), wanted)
     for i, one in enumerate(wanted):
         for other in wanted:
             other.requires_grad_(other is one)
-        (alone,) = gradients(join(x, branch, norm, NONE), [one])
+        (alone,) = gradients(add_norm(x, branch, norm, NONE), [one])
         assert torch.equal(alone, whole[i])
     with torch.no_grad():
-        assert not any(out.requires_grad for out in join(x, branch, norm, NONE))
+        assert not any(out.requires_grad for out in add_norm(x, branch, norm, NONE))
 
 
 def test_no_rows_are_no_trouble() -> None:
     norm, x, branch = build_norm("layer", 32), rows(0, 32), rows(0, 32, seed=1)
-    joined, normed = join(x, branch, norm, nn.Dropout(0.5), seed=seed_of(1))
+    joined, normed = add_norm(x, branch, norm, nn.Dropout(0.5), seed=seed_of(1))
     assert joined.shape == normed.shape == (0, 32)
     grads = gradients((joined, normed), [x, branch, *norm.parameters()])
     assert all((grad == 0).all() for grad in grads)
@@ -187,7 +187,7 @@ def test_no_rows_are_no_trouble() -> None:
 def test_it_takes_vectors_that_lie_apart() -> None:
     norm, x, branch = build_norm("rms", 24), rows(2, 24, 6), rows(6, 2, 24, seed=1)
     turned = x.transpose(1, 2), branch.transpose(0, 1)
-    found, exact = join(*turned, norm, NONE), plainly(*turned, norm)
+    found, exact = add_norm(*turned, norm, NONE), plainly(*turned, norm)
     assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= 1e-6
     grads, exact_grads = (gradients(out, [x, branch]) for out in (found, exact))
     assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= 1e-5
@@ -197,7 +197,7 @@ def test_it_comes_out_the_same_every_time() -> None:
     norm, x, branch = build_norm("layer", 320), rows(MANY, 320), rows(MANY, 320, seed=1)
 
     def run() -> list[Tensor]:
-        out = join(x, branch, norm, nn.Dropout(0.3), seed=seed_of(4))
+        out = add_norm(x, branch, norm, nn.Dropout(0.3), seed=seed_of(4))
         return [*out, *gradients(out, [x, branch, *norm.parameters()])]
 
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
@@ -231,7 +231,7 @@ def test_what_is_dropped_has_no_gradient() -> None:
     """The backward pass hides the very cells that the forward pass hid."""
     p, w = 0.3, 200
     norm, x, branch = build_norm("layer", w), rows(11, w), rows(11, w, dtype=torch.bfloat16)
-    out = join(x, branch, norm, nn.Dropout(p), seed=seed_of(3))
+    out = add_norm(x, branch, norm, nn.Dropout(p), seed=seed_of(3))
     kept = mask_of(11, w, p, seed_of(3))
     exact = plainly(x, branch.double() * kept, norm)
     assert max(apart(a, b) for a, b in zip(out, exact, strict=True)) <= 1e-6
@@ -261,7 +261,7 @@ def test_a_pass_draws_a_seed_a_join() -> None:
 def test_without_a_seed_dropout_is_torchs(p: float) -> None:
     norm, x, branch = build_norm("layer", 64), rows(50, 64), rows(50, 64, seed=1)
     torch.manual_seed(3)
-    joined, _ = join(x, branch, norm, nn.Dropout(p), seed=seed_of(1) if p == 1 else None)
+    joined, _ = add_norm(x, branch, norm, nn.Dropout(p), seed=seed_of(1) if p == 1 else None)
     torch.manual_seed(3)
     assert torch.equal(joined, x + F.dropout(branch, p))
 
@@ -325,7 +325,7 @@ def test_each_replay_of_a_graph_drops_anew() -> None:
     def run() -> list[Tensor]:
         seeds = draw_seeds(x, dropout, 1)
         assert seeds is not None
-        out = join(x, branch, norm, dropout, seed=seeds[0])
+        out = add_norm(x, branch, norm, dropout, seed=seeds[0])
         return [*(part.detach() for part in out), *gradients_of_sums(out, wanted)]
 
     graph, captured = capture(run)

@@ -22,7 +22,8 @@ from torch import Tensor
 from heed.models import build
 from heed.nn.attention import attend
 from heed.nn.kernels import dispatch, qkv_layout
-from heed.nn.kernels.short_attention import PendingRotation, attend_short
+from heed.nn.kernels.heads import PendingRotation, rotate
+from heed.nn.kernels.short_attention import attend_short
 from heed.nn.masks import Mask
 from heed.nn.positions import Rope
 
@@ -65,8 +66,8 @@ class Call:
 
     def short(self) -> Tensor:
         """By the kernel."""
-        turn = None if self.rope is None else PendingRotation(self.rope, *self.places)
-        return attend_short(*self.parts(self.packed), mask=self.mask, turn=turn, scale=0.2)
+        rotation = None if self.rope is None else PendingRotation(self.rope, *self.places)
+        return attend_short(*self.parts(self.packed), mask=self.mask, rotation=rotation, scale=0.2)
 
     def exact(self) -> tuple[Tensor, list[Tensor]]:
         """By the plain formula in float64, with the gradients."""
@@ -198,7 +199,7 @@ def test_short_is_as_exact_as_sdpa(n: int, width: int, turns: bool) -> None:
     expected, exact = call.exact()
     q, k, v = call.parts(call.packed)
     if call.rope is not None:
-        q, k = call.rope.rotate(q, k, *call.places)
+        q, k = rotate(call.rope, q, k, *call.places)
     theirs = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2)
     ours = call.short()
     assert apart(ours, expected) <= 1.1 * apart(theirs, expected)
@@ -221,8 +222,8 @@ def test_gradients_lie_where_the_map_wants_them() -> None:
     """One tensor for queries, keys and values of one map; heads side by side in the output."""
     call = make_call(20, share=2, turns=True)
     q, k, v = call.parts(call.packed)
-    turn = None if call.rope is None else PendingRotation(call.rope, *call.places)
-    out = attend_short(q, k, v, mask=call.mask, turn=turn)
+    rotation = None if call.rope is None else PendingRotation(call.rope, *call.places)
+    out = attend_short(q, k, v, mask=call.mask, rotation=rotation)
     assert out.transpose(1, 2).is_contiguous()
     parts = torch.autograd.grad(out.sum(), [q, k, v])
     joined = qkv_layout.whole(parts)
@@ -304,8 +305,8 @@ def test_longer_texts_are_packed_too(dtype: torch.dtype) -> None:
     packed = torch.randn(2, 256, 6 * 64, device=DEVICE, dtype=dtype, requires_grad=True)
     mask = Mask(256, 256, DEVICE, causal=True)
     outs = [
-        dispatch.fused(*split(packed, (2, 2, 2), 64), mask=mask)
-        for split in (dispatch.split, qkv_layout.split)
+        dispatch.attention(*split(packed, (2, 2, 2), 64), mask=mask)
+        for split in (dispatch.split_heads, qkv_layout.split)
     ]
     assert outs[0].transpose(1, 2).is_contiguous()
     found, expected = (gradients(out, [packed]) for out in outs)

@@ -1,0 +1,31 @@
+"""Questions about the machine that only kernels ask: device, compiler, captured graph."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def on_gpu_device(device: torch.device) -> bool:
+    """Whether Triton kernels run on this device."""
+    return HAS_TRITON and device.type == "cuda"
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether a Triton kernel can read this tensor."""
+    return on_gpu_device(x.device)
+
+
+def largest_on_gpu(x: Tensor, *, training: bool) -> int | None:
+    """The largest number of a GPU tensor; None where it must not or need not be read.
+
+    Reading waits for the GPU. Training does not wait: its batches are checked when they are made.
+    A compiler and a graph capture cannot wait. On a CPU, indexing itself checks its bounds.
+    """
+    if training or torch.compiler.is_compiling() or x.device.type == "cpu" or x.numel() == 0:
+        return None
+    return None if torch.cuda.is_current_stream_capturing() else int(x.max())
