@@ -1,4 +1,4 @@
-"""Small real runs to evaluate, and text that they learnt in part."""
+"""Small runs to evaluate, and test text that partly occurs in their training text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_text(folder: Path) -> Path:
     return folder
 
 
-def trained(text: Path, task: str, name: str, **tables: Any) -> Path:
+def train_small(text: Path, task: str, name: str, **tables: Any) -> Path:
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("en",)}[task]
     data = {"train": [str(text / f"train.{suffix}") for suffix in suffixes]}
     recipe = Recipe.of(
@@ -57,12 +57,12 @@ def sides(text: Path, split: str) -> list[str]:
 
 
 def translator(text: Path) -> Path:
-    """A translator whose recipe names its test files as dev and, again, as a set."""
+    """A translator whose recipe uses the test files as dev and as the named set `again`."""
     files = sides(text, "test")
-    return trained(text, "translate", "run", data={"dev": files, "sets": {"again": files}})
+    return train_small(text, "translate", "run", data={"dev": files, "sets": {"again": files}})
 
 
-def told(run: Path, **changes: Any) -> dict[str, Any]:
+def evaluate_small(run: Path, **changes: Any) -> dict[str, Any]:
     if Run(run).recipe().task == "translate":
         changes = {"metrics": ("bleu", "chrf")} | changes
     return evaluate_run(run, replace(QUICK, **changes), device="cpu", notify=lambda _: None)

@@ -1,7 +1,4 @@
-"""Text to score: sentences of the generated world, and what two careless systems make of them.
-
-And a small run to evaluate, with the text that it learnt in part.
-"""
+"""Fixtures: generated sentences with the output of two noisy systems, and a small run."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ COUNT = 120
 
 @dataclass(frozen=True)
 class Texts:
-    """The same sentences: as they were, as they should be, and as two systems wrote them."""
+    """Sources, references, and the output of two systems."""
 
     sources: list[str]
     references: list[str]
@@ -28,16 +25,16 @@ class Texts:
     worse: list[str]
 
 
-def careless(texts: list[str], share: float, seed: int) -> list[str]:
-    """Each word lost, said twice or swapped with the next, now and then."""
+def add_noise(texts: list[str], share: float, seed: int) -> list[str]:
+    """Drop, repeat or swap words at random."""
     draw, out = random.Random(seed), []
     for text in texts:
         words = text.split()
         for i in range(len(words) - 1):
             if draw.random() < share:
                 words[i], words[i + 1] = words[i + 1], words[i]
-        kept = [w for w in words for _ in range(draw.choices((0, 1, 2), (share, 1, share / 2))[0])]
-        out.append(" ".join(kept))
+        noisy = [w for w in words for _ in range(draw.choices((0, 1, 2), (share, 1, share / 2))[0])]
+        out.append(" ".join(noisy))
     return out
 
 
@@ -46,14 +43,14 @@ def texts() -> Texts:
     sentences = list(synthetic.sentences("test", COUNT, seed=3))
     french = [s.french for s in sentences]
     english = [s.english for s in sentences]
-    return Texts(english, french, careless(french, 0.1, 1), careless(french, 0.13, 2))
+    return Texts(english, french, add_noise(french, 0.1, 1), add_noise(french, 0.13, 2))
 
 
 @pytest.fixture(scope="session")
 def files(texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same as files: src, ref, ref2, better, worse."""
+    """The texts as files: src, ref, ref2, better, worse."""
     folder = tmp_path_factory.mktemp("texts")
-    second = careless(texts.references, 0.05, 7)
+    second = add_noise(texts.references, 0.05, 7)
     for name, lines in (
         ("src", texts.sources),
         ("ref", texts.references),

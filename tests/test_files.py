@@ -1,4 +1,4 @@
-"""Folders that may not be written to, disks that are full, and who may read what heed writes."""
+"""File permissions, read-only folders, full disks, and strict JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FULL = Path("/dev/full")
 SMALL = {"layers": 1, "width": 16, "heads": 2, "position": "sinusoidal", "norm_place": "post"}
 CAPABILITIES, OVERRIDE = 0x20080522, 0b110
-"""What Linux calls the form of a process's rights, and those to write and read anything."""
+"""The version of Linux's capability structure; CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders of other systems differ")
 on_full = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 
@@ -87,14 +87,14 @@ def masked(umask: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(home: Path, recipe: Recipe) -> Path:
-    """A finished run of someone who shares files with a group."""
+    """A finished run, made with a umask that lets the group read."""
     with pytest.MonkeyPatch.context() as patch, masked(0o027):
         patch.setenv("HEED_CACHE", str(home / "cache"))
         train_run.start(recipe, home / "run", device="cpu", console=Console(quiet=True))
     return home / "run"
 
 
-# --------------------------------------------------------------------------- who may read
+# --------------------------------------------------------------------------- permissions
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -105,20 +105,20 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 def assert_shared(folder: Path, umask: int) -> None:
-    """All below is as `open` and `mkdir` make it."""
+    """All files and folders have the permissions that the umask gives."""
     for name, mode in modes(folder).items():
         whole = 0o777 if (folder / name).is_dir() else 0o666
         assert oct(mode) == oct(whole & ~umask), name
 
 
-def test_files_of_a_run_are_as_the_umask_says(run: Path, home: Path) -> None:
+def test_files_of_a_run_follow_the_umask(run: Path, home: Path) -> None:
     assert any("checkpoints" in name for name in modes(run))
     assert_shared(run, 0o027)
     assert_shared(cache_root(), 0o027)
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
-def test_exported_files_are_as_the_umask_says(run: Path, tmp_path: Path, umask: int) -> None:
+def test_exported_files_follow_the_umask(run: Path, tmp_path: Path, umask: int) -> None:
     with masked(umask):
         export(run, tmp_path / "out", to="hf")
     assert (tmp_path / "out" / "model.safetensors").exists()
@@ -126,7 +126,7 @@ def test_exported_files_are_as_the_umask_says(run: Path, tmp_path: Path, umask: 
 
 
 @given(umask=st.sampled_from([0o000, 0o002, 0o022, 0o027, 0o077]), content=st.binary())
-def test_a_whole_file_is_like_any_other(umask: int, content: bytes) -> None:
+def test_an_atomic_write_follows_the_umask(umask: int, content: bytes) -> None:
     with tempfile.TemporaryDirectory() as name, masked(umask):
         write_atomic(Path(name) / "whole", content)
         (Path(name) / "plain").write_bytes(content)
@@ -136,12 +136,12 @@ def test_a_whole_file_is_like_any_other(umask: int, content: bytes) -> None:
         assert len({path.stat().st_mode for path in found.values()}) == 1
 
 
-# ------------------------------------------------------------------ what may not be written
+# ------------------------------------------------------------------ read-only folders
 
 
 @contextmanager
 def somebody() -> Iterator[None]:
-    """Without the right of root to write anywhere. What root owns, it may still read."""
+    """Drop root's capability to write anywhere; files that root owns stay readable."""
     if os.geteuid() != 0:
         yield
         return
@@ -159,7 +159,7 @@ def somebody() -> Iterator[None]:
 
 @pytest.fixture
 def closed(home: Path) -> Iterator[Path]:
-    """A folder that may be read, not written."""
+    """A read-only folder."""
     folder = home / "closed"
     folder.mkdir()
     folder.chmod(0o555)
@@ -171,7 +171,7 @@ def closed(home: Path) -> Iterator[Path]:
 def refused(
     words: list[str | Path], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
-    """The one sentence with which a command ends."""
+    """The error message of a command, which is one line."""
     patch.setattr(sys, "argv", ["heed", *map(str, words)])
     capsys.readouterr()
     with pytest.raises(SystemExit) as end, somebody():
@@ -184,7 +184,7 @@ def refused(
 
 
 @pytest.mark.parametrize("command", ["train", "train without --run", "demo", "export"])
-def test_a_closed_folder_is_a_sentence(
+def test_a_read_only_folder_is_an_error(
     command: str,
     run: Path,
     written: Path,
@@ -205,7 +205,7 @@ def test_a_closed_folder_is_a_sentence(
     assert not [*closed.iterdir()]
 
 
-def test_a_run_in_a_closed_folder_is_not_resumed(
+def test_a_run_in_a_read_only_folder_is_not_resumed(
     recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = Run.create(home / "begun", recipe)
@@ -214,7 +214,7 @@ def test_a_run_in_a_closed_folder_is_not_resumed(
     assert str(begun.folder) in told
 
 
-def test_a_closed_cache_is_named_and_leaves_no_run(
+def test_a_read_only_cache_is_named_and_leaves_no_run(
     written: Path,
     home: Path,
     closed: Path,
@@ -232,7 +232,7 @@ def test_a_closed_cache_is_named_and_leaves_no_run(
 
 
 @pytest.mark.parametrize("command", ["train", "demo"])
-def test_a_path_through_a_file_is_a_sentence(
+def test_a_path_through_a_file_is_an_error(
     command: str,
     written: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -243,7 +243,7 @@ def test_a_path_through_a_file_is_a_sentence(
     assert "/dev/null/x: a part of this path is a file" in told
 
 
-def test_no_export_takes_the_place_of_where_one_stands(
+def test_an_export_does_not_replace_the_current_folder(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -253,15 +253,13 @@ def test_no_export_takes_the_place_of_where_one_stands(
     assert not [*(tmp_path / "in").iterdir()]
 
 
-# -------------------------------------------------------------------------- disks that are full
+# -------------------------------------------------------------------------- full disks
 
 
 @on_full
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", [["recipes"], ["translate", "RUN", "a b"], ["runs", "RUN"]])
-def test_output_that_does_not_fit_is_a_sentence(
-    words: list[str], unbuffered: str, run: Path
-) -> None:
+def test_output_on_a_full_disk_is_an_error(words: list[str], unbuffered: str, run: Path) -> None:
     with FULL.open("w") as full:
         answer = subprocess.run(
             [sys.executable, "-m", "heed", *(str(run) if w == "RUN" else w for w in words)],
@@ -280,7 +278,7 @@ def test_output_that_does_not_fit_is_a_sentence(
 
 
 @on_full
-def test_metrics_that_do_not_fit_are_a_sentence(
+def test_metrics_on_a_full_disk_are_an_error(
     recipe: Recipe,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -295,7 +293,7 @@ def test_metrics_that_do_not_fit_are_a_sentence(
 
 
 @on_full
-def test_an_error_without_a_name_gets_one(tmp_path: Path) -> None:
+def test_an_error_without_a_path_gets_one(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with (
         pytest.raises(OSError, match="No space") as full,
@@ -307,7 +305,7 @@ def test_an_error_without_a_name_gets_one(tmp_path: Path) -> None:
     assert full.value.filename == str(path)
 
 
-def test_a_draft_is_called_by_what_it_will_be_and_others_by_their_own_names(tmp_path: Path) -> None:
+def test_errors_name_the_final_path_instead_of_the_temporary_one(tmp_path: Path) -> None:
     path, other = tmp_path / "folder" / "file", tmp_path / "folder" / "other"
     for draft in (path.with_name(".file-1"), path.with_name(".draft") / "deep"):
         with pytest.raises(FileNotFoundError) as gone, naming_path(path):
@@ -319,7 +317,7 @@ def test_a_draft_is_called_by_what_it_will_be_and_others_by_their_own_names(tmp_
 
 
 @given(number=st.sampled_from([*OS_ERRORS, errno.EIO, errno.ELOOP]), name=st.text(min_size=1))
-def test_every_error_about_a_file_is_a_sentence(number: int, name: str) -> None:
+def test_every_error_about_a_file_has_a_message(number: int, name: str) -> None:
     told = describe_os_error(OSError(number, os.strerror(number), name))
     assert told is not None
     assert told.where == name
@@ -327,7 +325,7 @@ def test_every_error_about_a_file_is_a_sentence(number: int, name: str) -> None:
     assert told.todo
 
 
-def test_errors_about_no_file_stay_what_they_are() -> None:
+def test_errors_about_no_file_are_not_described() -> None:
     assert describe_os_error(ConnectionError("reset")) is None
     assert describe_os_error(OSError("something else")) is None
 
@@ -343,7 +341,7 @@ values = st.recursive(
 
 
 def strict(text: str) -> Any:
-    """What a reader makes of it that knows JSON and no more."""
+    """Parse standard JSON only: NaN and Infinity are errors."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -351,33 +349,33 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def as_read(value: Any) -> Any:
+def without_infinities(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: as_read(inner) for key, inner in value.items()}
+        return {key: without_infinities(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [as_read(inner) for inner in value]
+        return [without_infinities(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @given(value=values)
-def test_only_what_is_not_finite_is_lost(value: Any) -> None:
-    assert strict(to_json(value)) == as_read(value)
-    assert strict(to_json((value,), indent=1)) == [as_read(value)]
+def test_only_numbers_that_are_not_finite_are_lost(value: Any) -> None:
+    assert strict(to_json(value)) == without_infinities(value)
+    assert strict(to_json((value,), indent=1)) == [without_infinities(value)]
     assert "\n" not in to_json(value)
 
 
-def test_a_model_without_hope_is_told_and_kept_as_json(
+def test_infinite_perplexity_is_null_when_printed_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A word that costs a thousand nats; and beside it what an earlier version kept."""
-    hopeless = perplexity_metrics([LossCounts(1e3, 1, 1, 2, 0, 0, 0)] * 2, resamples=5) | {
+    """A word with a loss of 1,000 nats, saved beside an older result with Infinity."""
+    infinite = perplexity_metrics([LossCounts(1e3, 1, 1, 2, 0, 0, 0)] * 2, resamples=5) | {
         "resamples": 5
     }
-    assert math.isinf(hopeless["perplexity"])
-    print_json(hopeless)
+    assert math.isinf(infinite["perplexity"])
+    print_json(infinite)
     assert strict(capsys.readouterr().out)["perplexity"] is None
     (tmp_path / "evaluation.json").write_text('{"dev": {"loss": Infinity}}')
-    save_result(tmp_path, "test", hopeless)
+    save_result(tmp_path, "test", infinite)
     found = strict((tmp_path / "evaluation.json").read_text())
     assert found["dev"]["loss"] is None
-    assert found["test"] == as_read(hopeless)
+    assert found["test"] == without_infinities(infinite)

@@ -1,4 +1,4 @@
-"""Figures: what is in the files, that they repeat, and what is refused."""
+"""Figures: their content, their determinism, and errors for invalid input."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def texts(svg: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("make", FIGURES)
-def test_both_files_are_written_the_same_each_time(
-    make: Callable[[], Figure], tmp_path: Path
-) -> None:
+def test_both_files_are_deterministic(make: Callable[[], Figure], tmp_path: Path) -> None:
     figure = make()
     png, svg = plot.save(figure, tmp_path / "figures" / "layer.3")
     assert (png.name, svg.name) == ("layer.3.png", "layer.3.svg")
@@ -75,7 +73,7 @@ def test_both_files_are_written_the_same_each_time(
         assert [png.read_bytes(), svg.read_bytes()] == first
 
 
-def test_a_persons_own_style_changes_nothing_and_is_left_alone(tmp_path: Path) -> None:
+def test_user_style_is_ignored_and_left_unchanged(tmp_path: Path) -> None:
     plain = plot.save(a_map(), tmp_path / "plain")
     with matplotlib.rc_context({"font.size": 20.0, "text.color": "red", "svg.fonttype": "path"}):
         styled = plot.save(a_map(), tmp_path / "styled")
@@ -84,12 +82,12 @@ def test_a_persons_own_style_changes_nothing_and_is_left_alone(tmp_path: Path) -
     assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in styled]
 
 
-def test_the_words_of_a_map_are_text(tmp_path: Path) -> None:
+def test_map_labels_are_text_in_svg(tmp_path: Path) -> None:
     _, svg = plot.save(a_map(), tmp_path / "map")
     assert set(texts(svg)) >= {*ROWS, *COLUMNS, "A map", "en", "fr", "0"}
 
 
-def test_a_grid_names_each_head_and_writes_words_at_the_edges_only(tmp_path: Path) -> None:
+def test_a_grid_names_each_head_and_labels_only_its_edges(tmp_path: Path) -> None:
     _, svg = plot.save(a_grid(), tmp_path / "grid")
     found = texts(svg)
     assert {f"head {number}" for number in range(1, 6)} <= set(found)
@@ -103,7 +101,7 @@ def test_a_grid_takes_names(tmp_path: Path) -> None:
     assert set(texts(plot.save(figure, tmp_path / "two")[1])) >= set(names)
 
 
-def test_curves_name_their_lines_and_tell_the_best(tmp_path: Path) -> None:
+def test_curves_have_a_legend_with_the_best_value(tmp_path: Path) -> None:
     _, svg = plot.save(some_curves(), tmp_path / "curves")
     found = " ".join(texts(svg))
     assert all(name in found for name in (*SERIES, "Loss", "step", "nats"))
@@ -130,7 +128,7 @@ def test_gold_cells_are_outlined() -> None:
 
 
 @pytest.mark.parametrize("peak", [0.05, 0.15, 0.4, 0.9])
-def test_the_colours_reach_1_unless_every_weight_is_small(peak: float) -> None:
+def test_the_color_scale_ends_at_1_unless_all_weights_are_small(peak: float) -> None:
     mesh = plot.attention_map([[peak, 0.0]], ["a"], ["b", "c"], title="").axes[0].collections[0]
     low, high = mesh.get_clim()
     assert low == 0.0
@@ -147,7 +145,7 @@ def test_maps_of_any_shape(shape: tuple[int, int], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [28, 45])
-def test_words_do_not_overlap(count: int) -> None:
+def test_labels_do_not_overlap(count: int) -> None:
     words = [f"word{number:02}" for number in range(count)]
     figure = plot.attention_map(weights(count, count), words, words, title="")
     figure.draw_without_rendering()
@@ -171,13 +169,13 @@ def test_any_word_can_be_drawn(tmp_path_factory: pytest.TempPathFactory, words: 
 
 
 @pytest.mark.parametrize("word", ["$x^$", "雨"])
-def test_formulas_and_missing_glyphs_in_curves_are_only_words(word: str, tmp_path: Path) -> None:
+def test_formulas_and_missing_glyphs_are_drawn_as_text(word: str, tmp_path: Path) -> None:
     series = {word: [(0.0, 1.0)], "other": [(0.0, 2.0)]}
     _, svg = plot.save(plot.curves(series, title=word, x=word, y=word), tmp_path / "curves")
     assert texts(svg).count(word) == 4
 
 
-def test_labels_that_do_not_fit_are_refused_with_both_sizes() -> None:
+def test_labels_of_the_wrong_number_are_an_error() -> None:
     with pytest.raises(HeedError, match=r"5 × 6 .* 5 × 5"):
         plot.attention_map(weights(5, 6), ROWS, COLUMNS[:5], title="")
     with pytest.raises(HeedError, match=r"5 × 6 .* 4 × 6"):
@@ -187,7 +185,7 @@ def test_labels_that_do_not_fit_are_refused_with_both_sizes() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5])
-def test_what_is_no_weight_is_refused_by_its_words(bad: float) -> None:
+def test_invalid_weights_are_an_error_that_names_the_cell(bad: float) -> None:
     array = weights(5, 6)
     array[1, 3] = bad
     with pytest.raises(HeedError, match=rf"'lighthouse' on column 'phare' is {bad}"):
@@ -196,7 +194,7 @@ def test_what_is_no_weight_is_refused_by_its_words(bad: float) -> None:
         plot.attention_grid(array[None], ROWS, COLUMNS, title="")
 
 
-def test_other_shapes_and_cells_are_refused() -> None:
+def test_wrong_shapes_and_cells_are_errors() -> None:
     with pytest.raises(HeedError, match="3 dimensions, and 2"):
         plot.attention_map(weights(1, 5, 6), ROWS, COLUMNS, title="")
     with pytest.raises(HeedError, match="no weights"):
@@ -205,7 +203,7 @@ def test_other_shapes_and_cells_are_refused() -> None:
         plot.attention_map(weights(5, 6), ROWS, COLUMNS, title="", gold=[(5, 0)])
 
 
-def test_series_that_cannot_be_drawn_are_refused() -> None:
+def test_invalid_series_are_errors() -> None:
     with pytest.raises(HeedError, match="no series"):
         plot.curves({}, title="", x="", y="")
     with pytest.raises(HeedError, match="'rope' has no points"):

@@ -1,4 +1,4 @@
-"""What `heed score` takes for a system: lines, a table of `heed evaluate`, a run folder."""
+"""Systems that `heed score` reads: a file of lines, a table of `heed evaluate`, a run folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def figures(facts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{k: v for k, v in one.items() if k != "system"} for one in facts["systems"]]
 
 
-def test_runs_tables_and_lines_score_alike(runs: tuple[Path, Path], files: Path) -> None:
+def test_runs_tables_and_lines_have_equal_scores(runs: tuple[Path, Path], files: Path) -> None:
     lines = scored([files / "better", files / "worse"], [files / "ref"], source=files / "src")
     kept = [run / "translations" / "test.tsv" for run in runs]
     for hypotheses in (list(runs), kept):
@@ -90,7 +90,9 @@ def test_a_table_is_read_as_it_was_written(
     assert (found.sources or [""] * len(rows)) == [text.rstrip() for text in source]
 
 
-def test_what_names_no_translations(runs: tuple[Path, Path], files: Path, tmp_path: Path) -> None:
+def test_paths_without_translations_are_errors(
+    runs: tuple[Path, Path], files: Path, tmp_path: Path
+) -> None:
     plain = tmp_path / "plain.tsv"
     plain.write_text("un\tdeux\n")
     assert read_system(plain, []).texts == ["un\tdeux"]
@@ -132,7 +134,7 @@ def test_a_pipe_is_read_like_a_file(packed: bool, tmp_path: Path) -> None:
         assert read_lines(tmp_path / "pipe") == ["un", "deux"]
 
 
-# ------------------------------------------------------------------------------- how it is printed
+# ------------------------------------------------------------------------------- printed tables
 
 
 def shown(facts: dict[str, Any]) -> str:
@@ -141,15 +143,15 @@ def shown(facts: dict[str, Any]) -> str:
     return console.export_text()
 
 
-def test_without_samples_the_difference_is_told(files: Path) -> None:
+def test_without_samples_the_difference_is_shown(files: Path) -> None:
     facts = scored([files / "better", files / "worse"], [files / "ref"], resamples=0)
     better, worse = facts["systems"]
     for key in ("bleu", "chrf"):
         assert f"{worse[key] - better[key]:+.2f}" in shown(facts)
 
 
-def test_a_p_that_so_few_texts_cannot_have_is_marked(texts: Any, tmp_path: Path) -> None:
-    """One text of forty is another: sacreBLEU calls that significant."""
+def test_a_p_value_that_is_too_small_is_marked(texts: Any, tmp_path: Path) -> None:
+    """One text of forty differs, and sacreBLEU reports it as significant."""
     changed = ["oui", *texts.references[1:40]]
     for name, lines in (("right", texts.references[:40]), ("changed", changed)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
@@ -158,8 +160,8 @@ def test_a_p_that_so_few_texts_cannot_have_is_marked(texts: Any, tmp_path: Path)
     assert "?" not in shown(scored([right, right], [right], resamples=100))
 
 
-def test_no_bound_is_beyond_what_a_score_can_be(texts: Any, tmp_path: Path) -> None:
-    """The figures themselves stay sacreBLEU's."""
+def test_printed_bounds_stay_in_the_range_of_the_metric(texts: Any, tmp_path: Path) -> None:
+    """The JSON has sacreBLEU's bounds."""
     (tmp_path / "ref").write_text("".join(f"{line}\n" for line in texts.references[:40]))
     nearly = [*texts.references[:39], texts.worse[39]]
     (tmp_path / "hyp").write_text("".join(f"{line}\n" for line in nearly))

@@ -1,4 +1,4 @@
-"""Figures of classifiers: scikit-learn's where it has them, and what must be true of the others."""
+"""Classification metrics equal scikit-learn's; properties of calibration and paired tests."""
 
 from __future__ import annotations
 
@@ -26,174 +26,155 @@ from heed.metrics.classification import (
     macro_f1,
     precision_recall_f1,
 )
-from heed.stats import bootstrap
 from heed.stats.bootstrap import Floats, bootstrap_indices
-from heed.stats.paired_tests import mcnemar_p
 
 metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
 
 @st.composite
 def predictions(draw: st.DrawFn, *, least: int = 1) -> Predictions:
-    """Some texts, some classes, and probabilities that may be sure, torn or equal."""
+    """Random labels and log-probabilities for a few texts and classes."""
     n, k = draw(st.integers(least, 40)), draw(st.integers(2, 5))
-    truth = draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
+    labels = draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
     # Further apart, scikit-learn clips their probabilities.
     logits = draw(hnp.arrays(np.float64, (n, k), elements=st.floats(-15, 15)))
-    return Predictions.from_log_probs(truth, apply_temperature(logits, 1.0))
+    return Predictions.from_log_probs(labels, apply_temperature(logits, 1.0))
 
 
-def known(answers: Predictions) -> Floats:
-    assert answers.log_probs is not None
-    return answers.log_probs
+def log_probs_of(preds: Predictions) -> Floats:
+    assert preds.log_probs is not None
+    return preds.log_probs
 
 
-def names(answers: Predictions) -> list[str]:
-    return [f"class {i}" for i in range(answers.classes)]
+def names(preds: Predictions) -> list[str]:
+    return [f"class {i}" for i in range(preds.classes)]
 
 
-@given(answers=predictions())
-def test_answers_are_scored_as_scikit_learn_does(answers: Predictions) -> None:
-    truth, said, every = answers.labels, answers.predicted, range(answers.classes)
-    facts = classification_metrics(answers, names(answers), resamples=0)
-    assert facts["accuracy"] == pytest.approx(metrics.accuracy_score(truth, said))
-    expected = metrics.f1_score(truth, said, average="macro", zero_division=0)
-    assert facts["macro_f1"] == pytest.approx(expected)
-    counts = confusion_matrix(answers)
-    assert facts["confusion"]["counts"] == counts.tolist()
-    assert np.array_equal(counts, metrics.confusion_matrix(truth, said, labels=every))
-    theirs = metrics.precision_recall_fscore_support(truth, said, labels=every, zero_division=0)
+@given(preds=predictions())
+def test_classification_metrics_equal_scikit_learn(preds: Predictions) -> None:
+    labels, predicted, every = preds.labels, preds.predicted, range(preds.classes)
+    result = classification_metrics(preds, names(preds), resamples=0)
+    assert result["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
+    expected = metrics.f1_score(labels, predicted, average="macro", zero_division=0)
+    assert result["macro_f1"] == pytest.approx(expected)
+    counts = confusion_matrix(preds)
+    assert result["confusion"]["counts"] == counts.tolist()
+    assert np.array_equal(counts, metrics.confusion_matrix(labels, predicted, labels=every))
+    theirs = metrics.precision_recall_fscore_support(
+        labels, predicted, labels=every, zero_division=0
+    )
     for ours, other in zip(precision_recall_f1(counts), theirs, strict=False):
         assert ours == pytest.approx(other)
-    assert [one["texts"] for one in facts["classes"].values()] == list(theirs[3])
+    assert [one["texts"] for one in result["classes"].values()] == list(theirs[3])
 
 
-@given(answers=predictions())
-def test_probabilities_are_scored_as_scikit_learn_does(answers: Predictions) -> None:
-    p, every = np.exp(known(answers)), np.arange(answers.classes)
-    facts = calibration_metrics(answers, resamples=0)
-    log_loss = metrics.log_loss(answers.labels, np.maximum(p, 1e-300), labels=every)
-    assert facts["log_loss"] == pytest.approx(log_loss, rel=1e-6, abs=1e-9)
-    true = np.eye(answers.classes)[answers.labels]
-    assert facts["brier"] == pytest.approx(((p - true) ** 2).sum(axis=1).mean())
-    assert 0 <= facts["brier"] <= 2
-    assert 0 <= facts["calibration_error"] <= 1
+@given(preds=predictions())
+def test_probability_metrics_equal_scikit_learn(preds: Predictions) -> None:
+    p, every = np.exp(log_probs_of(preds)), np.arange(preds.classes)
+    result = calibration_metrics(preds, resamples=0)
+    log_loss = metrics.log_loss(preds.labels, np.maximum(p, 1e-300), labels=every)
+    assert result["log_loss"] == pytest.approx(log_loss, rel=1e-6, abs=1e-9)
+    true = np.eye(preds.classes)[preds.labels]
+    assert result["brier"] == pytest.approx(((p - true) ** 2).sum(axis=1).mean())
+    assert 0 <= result["brier"] <= 2
+    assert 0 <= result["calibration_error"] <= 1
 
 
-@given(answers=predictions(), bins=st.integers(1, 20))
-def test_the_reliability_curve_holds_every_text_once(answers: Predictions, bins: int) -> None:
-    points = reliability_curve(answers, bins=bins)
-    assert points[:, 0].sum() == len(answers)
-    assert points[:, 2].sum() == answers.correct.sum()
-    sure = calibration.confidence(answers)
+@given(preds=predictions(), bins=st.integers(1, 20))
+def test_reliability_curve_counts_every_text_once(preds: Predictions, bins: int) -> None:
+    points = reliability_curve(preds, bins=bins)
+    assert points[:, 0].sum() == len(preds)
+    assert points[:, 2].sum() == preds.correct.sum()
+    sure = calibration.confidence(preds)
     assert points[:, 1].sum() == pytest.approx(sure.sum())
     edges = np.arange(bins) / bins
     for i, (texts, total, _) in enumerate(points):
         if texts:
             assert edges[i] - 1e-9 <= total / texts <= edges[i] + 1 / bins + 1e-9
-    one = reliability_curve(answers, bins=1)
+    one = reliability_curve(preds, bins=1)
     # One bin can only hide differences: the error over several is never smaller.
     assert expected_calibration_error(one) <= expected_calibration_error(points) + 1e-12
-    gap = abs(answers.correct.mean() - sure.mean())
+    gap = abs(preds.correct.mean() - sure.mean())
     assert float(expected_calibration_error(one)) == pytest.approx(gap)
 
 
-@given(answers=predictions(least=2), seed=st.integers(0, 99))
-def test_draws_are_the_figures_of_the_texts_drawn(answers: Predictions, seed: int) -> None:
-    """What is computed for many bootstrap_indices at once is what each draw alone would give."""
-    (drawn,) = bootstrap_indices(len(answers), 5, seed)
-    several = confusion_matrix(answers, drawn)
-    points = reliability_curve(answers, drawn)
+@given(preds=predictions(least=2), seed=st.integers(0, 99))
+def test_batched_samples_equal_single_samples(preds: Predictions, seed: int) -> None:
+    """Statistics of many bootstrap samples at once equal those of each sample alone."""
+    (drawn,) = bootstrap_indices(len(preds), 5, seed)
+    several = confusion_matrix(preds, drawn)
+    points = reliability_curve(preds, drawn)
     for i, rows in enumerate(drawn):
-        alone = answers.subset(rows.tolist())
+        alone = preds.subset(rows.tolist())
         assert np.array_equal(several[i], confusion_matrix(alone))
         assert macro_f1(several)[i] == pytest.approx(float(macro_f1(confusion_matrix(alone))))
         assert points[i] == pytest.approx(reliability_curve(alone))
 
 
-@given(answers=predictions(least=2))
-def test_order_does_not_matter_and_chance_is_repeatable(answers: Predictions) -> None:
-    facts = classification_metrics(answers, names(answers), resamples=50)
-    again = classification_metrics(answers, names(answers), resamples=50)
-    assert facts == again
-    turned = answers.subset(range(len(answers))[::-1])
-    other = classification_metrics(turned, names(answers), resamples=0)
-    assert other["accuracy"] == pytest.approx(facts["accuracy"])
-    assert other["confusion"]["counts"] == facts["confusion"]["counts"]
-    for span in facts["interval"].values():
+@given(preds=predictions(least=2))
+def test_metrics_ignore_order_and_intervals_repeat(preds: Predictions) -> None:
+    result = classification_metrics(preds, names(preds), resamples=50)
+    again = classification_metrics(preds, names(preds), resamples=50)
+    assert result == again
+    reversed_order = preds.subset(range(len(preds))[::-1])
+    other = classification_metrics(reversed_order, names(preds), resamples=0)
+    assert other["accuracy"] == pytest.approx(result["accuracy"])
+    assert other["confusion"]["counts"] == result["confusion"]["counts"]
+    for span in result["interval"].values():
         assert 0 <= span["low"] <= span["high"] <= 1
 
 
-def test_blocks_of_draws_are_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much is held at once changes nothing."""
-    whole = np.concatenate(list(bootstrap_indices(7, 20)))
-    monkeypatch.setattr(bootstrap, "BLOCK", 21)
-    parts = list(bootstrap_indices(7, 20))
-    assert len(parts) > 1
-    assert np.array_equal(np.concatenate(parts), whole)
+def test_perfect_predictions_have_a_point_interval() -> None:
+    labels = np.array([0, 1, 2, 2, 1])
+    sure = np.where(np.eye(3)[labels] > 0, 0.0, -50.0)
+    preds = Predictions.from_log_probs(labels, apply_temperature(sure, 1.0))
+    result = classification_metrics(preds, ["a", "b", "c"])
+    assert result["accuracy"] == result["macro_f1"] == 1
+    assert result["interval"]["accuracy"] == {"low": 1.0, "high": 1.0}
+    assert calibration_metrics(preds)["calibration_error"] == pytest.approx(0)
 
 
-def test_a_system_without_fault_has_no_doubt() -> None:
-    truth = np.array([0, 1, 2, 2, 1])
-    sure = np.where(np.eye(3)[truth] > 0, 0.0, -50.0)
-    answers = Predictions.from_log_probs(truth, apply_temperature(sure, 1.0))
-    facts = classification_metrics(answers, ["a", "b", "c"])
-    assert facts["accuracy"] == facts["macro_f1"] == 1
-    assert facts["interval"]["accuracy"] == {"low": 1.0, "high": 1.0}
-    assert calibration_metrics(answers)["calibration_error"] == pytest.approx(0)
-
-
-def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_intervals_have_their_nominal_coverage() -> None:
     """Of many samples from one population, about 95 in 100 have its accuracy in their interval."""
     random, held, share, texts, trials = np.random.default_rng(5), 0, 0.7, 150, 200
     for trial in range(trials):
         right = random.random(texts) < share
-        answers = Predictions(np.zeros(texts, np.int64), 1 - right.astype(np.int64), 2)
-        span = classification_metrics(answers, ["a", "b"], resamples=300, seed=trial)["interval"][
+        preds = Predictions(np.zeros(texts, np.int64), 1 - right.astype(np.int64), 2)
+        span = classification_metrics(preds, ["a", "b"], resamples=300, seed=trial)["interval"][
             "accuracy"
         ]
         held += span["low"] <= share <= span["high"]
     assert 0.89 <= held / trials <= 0.99
 
 
-def test_a_class_that_no_text_has_is_no_reason_to_stop() -> None:
-    truth, said = np.array([0, 0, 1]), np.array([0, 1, 1])
-    facts = classification_metrics(Predictions(truth, said, 4), ["a", "b", "c", "d"], resamples=50)
-    assert facts["classes"]["c"]["texts"] == 0
-    assert facts["macro_f1"] == pytest.approx(metrics.f1_score(truth, said, average="macro"))
-    assert facts["confusion"]["share_low"][2] == [None] * 4
+def test_a_class_without_texts_is_allowed() -> None:
+    labels, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])
+    result = classification_metrics(
+        Predictions(labels, predicted, 4), ["a", "b", "c", "d"], resamples=50
+    )
+    assert result["classes"]["c"]["texts"] == 0
+    assert result["macro_f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
+    assert result["confusion"]["share_low"][2] == [None] * 4
 
 
 # ------------------------------------------------------------------------------------ two systems
 
 
-@given(wins=st.integers(0, 400), losses=st.integers(0, 400))
-def test_mcnemar_is_the_binomial_test(wins: int, losses: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    p = mcnemar_p(wins, losses)
-    assert p == mcnemar_p(losses, wins)
-    if wins + losses:
-        expected = stats.binomtest(wins, wins + losses).pvalue
-        assert p == pytest.approx(min(1.0, expected), rel=1e-6, abs=1e-12)
-    else:
-        assert p == 1
-
-
-@given(answers=predictions(least=2), data=st.data())
-def test_a_paired_test_counts_what_differs(answers: Predictions, data: st.DataObject) -> None:
-    n, k = len(answers), answers.classes
-    said = data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
-    other = Predictions(answers.labels, said, k)
-    test = compare_accuracy(answers, other, resamples=50)
+@given(preds=predictions(least=2), data=st.data())
+def test_a_paired_test_counts_discordant_texts(preds: Predictions, data: st.DataObject) -> None:
+    n, k = len(preds), preds.classes
+    predicted = data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
+    other = Predictions(preds.labels, predicted, k)
+    test = compare_accuracy(preds, other, resamples=50)
     assert test.difference == pytest.approx((test.only_ours - test.only_theirs) / n)
-    assert test.difference == pytest.approx(answers.correct.mean() - other.correct.mean())
-    back = compare_accuracy(other, answers, resamples=50)
+    assert test.difference == pytest.approx(preds.correct.mean() - other.correct.mean())
+    back = compare_accuracy(other, preds, resamples=50)
     assert back.difference == pytest.approx(-test.difference)
     assert back.p == test.p
     assert test.interval is not None
     assert back.interval is not None
     assert back.interval.low == pytest.approx(-test.interval.high)
-    same = compare_accuracy(answers, answers, resamples=50)
+    same = compare_accuracy(preds, preds, resamples=50)
     assert (same.difference, same.p) == (0, 1)
 
 
@@ -206,43 +187,43 @@ def test_a_paired_test_needs_the_same_texts() -> None:
 # ------------------------------------------------------------------------------------ temperature
 
 
-@given(answers=predictions(least=3), temperature=st.floats(0.2, 5.0))
-def test_a_temperature_changes_no_answer_but_how_sure_it_is(
-    answers: Predictions, temperature: float
+@given(preds=predictions(least=3), temperature=st.floats(0.2, 5.0))
+def test_temperature_changes_confidence_but_no_prediction(
+    preds: Predictions, temperature: float
 ) -> None:
-    p = np.exp(apply_temperature(known(answers), temperature))
-    assert p.sum(axis=1) == pytest.approx(np.ones(len(answers)))
-    chosen = p[np.arange(len(answers)), answers.predicted]
+    p = np.exp(apply_temperature(log_probs_of(preds), temperature))
+    assert p.sum(axis=1) == pytest.approx(np.ones(len(preds)))
+    chosen = p[np.arange(len(preds)), preds.predicted]
     assert np.all(chosen >= p.max(axis=1) - 1e-12)
-    before = calibration.confidence(answers)
+    before = calibration.confidence(preds)
     assert np.all(chosen >= before - 1e-9 if temperature <= 1 else chosen <= before + 1e-9)
 
 
-@given(answers=predictions(least=3), other=st.floats(0.06, 18.0))
-def test_the_fitted_temperature_is_the_best(answers: Predictions, other: float) -> None:
+@given(preds=predictions(least=3), other=st.floats(0.06, 18.0))
+def test_the_fitted_temperature_minimizes_the_log_loss(preds: Predictions, other: float) -> None:
     def loss(temperature: float) -> float:
-        log_p = apply_temperature(known(answers), temperature)
-        return float(-log_p[np.arange(len(answers)), answers.labels].mean())
+        log_p = apply_temperature(log_probs_of(preds), temperature)
+        return float(-log_p[np.arange(len(preds)), preds.labels].mean())
 
-    found = fit_temperature(answers.labels, known(answers))
+    found = fit_temperature(preds.labels, log_probs_of(preds))
     assert loss(found) <= loss(other) + 1e-9
     assert loss(found) <= loss(1.0) + 1e-9
 
 
 @given(scale=st.floats(0.3, 3.0))
-def test_a_temperature_undoes_what_made_it_too_sure(scale: float) -> None:
+def test_the_fitted_temperature_undoes_a_scaling(scale: float) -> None:
     random = np.random.default_rng(1)
     logits = random.normal(size=(4000, 3)) * 1.5
     log_p = apply_temperature(logits, 1.0)
-    truth = (random.random(4000)[:, None] > np.exp(log_p).cumsum(axis=1)).sum(axis=1)
-    truth = np.minimum(truth, 2)
-    honest = fit_temperature(truth, log_p)
+    labels = (random.random(4000)[:, None] > np.exp(log_p).cumsum(axis=1)).sum(axis=1)
+    labels = np.minimum(labels, 2)
+    honest = fit_temperature(labels, log_p)
     assert honest == pytest.approx(1.0, abs=0.12)
-    assert fit_temperature(truth, log_p * scale) == pytest.approx(honest * scale, rel=1e-6)
+    assert fit_temperature(labels, log_p * scale) == pytest.approx(honest * scale, rel=1e-6)
 
 
-@given(answers=predictions())
-def test_what_is_always_right_is_made_surer_but_not_without_end(answers: Predictions) -> None:
-    found = fit_temperature(answers.predicted, known(answers))
+@given(preds=predictions())
+def test_the_fitted_temperature_stays_in_its_range(preds: Predictions) -> None:
+    found = fit_temperature(preds.predicted, log_probs_of(preds))
     assert found * (1 + 1e-9) >= MIN_TEMPERATURE
     assert found <= MAX_TEMPERATURE * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""What every score of translations must do, whatever the text."""
+"""Properties of corpus scores and paired tests, for any text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pairs = st.lists(st.tuples(words, words), min_size=1, max_size=8)
 
 
 @given(pairs, st.randoms(use_true_random=False))
-def test_the_order_of_sentences_is_nothing_to_a_corpus_score(
+def test_corpus_scores_ignore_the_order_of_sentences(
     found: list[tuple[str, str]], draw: random.Random
 ) -> None:
     shuffled = draw.sample(found, len(found))
@@ -49,7 +49,7 @@ def test_the_order_of_sentences_is_nothing_to_a_corpus_score(
 @given(
     st.lists(st.lists(st.sampled_from("abcdefg"), min_size=4, max_size=9).map(" ".join), min_size=1)
 )
-def test_what_equals_its_reference_is_perfect(texts: list[str]) -> None:
+def test_a_hypothesis_equal_to_its_reference_is_perfect(texts: list[str]) -> None:
     scores = corpus_scores(texts, [texts])
     assert scores["bleu"].score == pytest.approx(100)
     assert scores["chrf"].score == pytest.approx(100)
@@ -60,10 +60,8 @@ def test_what_equals_its_reference_is_perfect(texts: list[str]) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 @given(found=st.lists(st.tuples(words, words, words), min_size=1, max_size=8))
-def test_a_metric_that_remembers_is_the_metric(
-    name: str, found: list[tuple[str, str, str]]
-) -> None:
-    """The first time, and when it need not count again."""
+def test_cached_metrics_equal_the_plain_ones(name: str, found: list[tuple[str, str, str]]) -> None:
+    """On the first call, and on a second one that reads the cache."""
     written, references = (
         [h for h, _, _ in found],
         [[r for _, r, _ in found], [r for *_, r in found]],
@@ -84,7 +82,7 @@ def test_scores_stay_in_their_range(found: list[tuple[str, str]]) -> None:
     assert scores["ter"].score >= 0
 
 
-def test_an_interval_holds_the_score(texts: Texts) -> None:
+def test_an_interval_contains_the_score(texts: Texts) -> None:
     scores = corpus_scores(texts.better, [texts.references], resamples=200)
     for score in scores.values():
         assert score.interval is not None
@@ -92,8 +90,8 @@ def test_an_interval_holds_the_score(texts: Texts) -> None:
         assert score.interval.low < score.interval.center < score.interval.high
 
 
-def test_a_system_that_gets_nearly_nothing_right_has_an_interval_too() -> None:
-    """Some samples have a chrF of 0, others not."""
+def test_a_nearly_useless_system_has_an_interval() -> None:
+    """Some bootstrap samples have a chrF of 0."""
     hypotheses, references = ["xx"] * 29 + ["ab"], ["ab"] * 30
     for score in corpus_scores(hypotheses, [references], resamples=100).values():
         assert score.interval is not None
@@ -108,7 +106,7 @@ def test_a_second_reference_can_only_help(texts: Texts) -> None:
     assert "nrefs:2" in two["bleu"].signature
 
 
-def test_the_seed_is_only_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_variable_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (None, "5"):
         if before is None:
             monkeypatch.delenv(SEED_VARIABLE, raising=False)
@@ -129,7 +127,7 @@ def test_a_system_does_not_differ_from_itself(texts: Texts) -> None:
         assert (paired.difference, paired.p_bootstrap, paired.p_randomization) == (0, 1, 1)
 
 
-def test_what_a_metric_cannot_see_is_no_difference_to_it(texts: Texts) -> None:
+def test_a_difference_that_a_metric_ignores_has_p_1(texts: Texts) -> None:
     """TER folds case; BLEU does not."""
     systems = {"one": texts.better, "loud": [text.upper() for text in texts.better]}
     paired = compare_systems(systems, [texts.references], resamples=50).systems["loud"].paired
@@ -138,8 +136,8 @@ def test_what_a_metric_cannot_see_is_no_difference_to_it(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_few_texts_that_differ_can_show_little(texts: Texts, count: int) -> None:
-    """Of all ways to exchange them, which the test draws from, some differ as much."""
+def test_smallest_p_bounds_the_exact_p(texts: Texts, count: int) -> None:
+    """The exact p-value, by enumerating all exchanges of the differing texts."""
     changed = [*["oui"] * count, *texts.references[count:]]
     systems = {"right": texts.references, "changed": changed}
     found = compare_systems(systems, [texts.references], metrics=("bleu",), resamples=20)
@@ -160,7 +158,7 @@ def test_few_texts_that_differ_can_show_little(texts: Texts, count: int) -> None
     assert paired.smallest_p == 2 / len(exchanged)
 
 
-def test_a_plain_difference_is_found_and_has_a_sign(texts: Texts) -> None:
+def test_a_large_difference_is_significant_and_has_a_sign(texts: Texts) -> None:
     systems = {"words": texts.better, "nothing": ["oui"] * len(texts.better)}
     found = compare_systems(systems, [texts.references], resamples=50).systems["nothing"]
     assert found.paired["bleu"].difference < 0 < found.paired["ter"].difference
@@ -169,7 +167,7 @@ def test_a_plain_difference_is_found_and_has_a_sign(texts: Texts) -> None:
         assert paired.p_randomization < 0.05
 
 
-def test_the_baseline_is_held_against_nothing(texts: Texts) -> None:
+def test_the_baseline_has_no_tests(texts: Texts) -> None:
     systems = {"better": texts.better, "worse": texts.worse}
     found = compare_systems(systems, [texts.references], metrics=("bleu",), resamples=20)
     assert not found.systems["better"].paired
@@ -178,15 +176,15 @@ def test_the_baseline_is_held_against_nothing(texts: Texts) -> None:
     assert "ar:200" in found.signatures["randomization"]["bleu"]
 
 
-# -------------------------------------------------------------------------------- all that is said
+# -------------------------------------------------------------------------------- results as JSON
 
 
-def test_one_system_and_several_say_the_same_of_each(texts: Texts) -> None:
-    def told(**systems: list[str]) -> dict[str, object]:
+def test_a_system_has_the_same_result_alone_and_in_a_comparison(texts: Texts) -> None:
+    def result(**systems: list[str]) -> dict[str, object]:
         found = score_systems(systems, [texts.references], texts.sources, resamples=20).to_dict()
         return found["systems"][1] if "systems" in found else found
 
-    alone, beside = told(worse=texts.worse), told(better=texts.better, worse=texts.worse)
+    alone, beside = result(worse=texts.worse), result(better=texts.better, worse=texts.worse)
     for key in ("texts", "bleu", "chrf", "ter", "length_ratio", "nltk_mean_sentence_bleu", "best"):
         assert alone[key] == beside[key]
 

@@ -1,4 +1,4 @@
-"""`heed score` gives the figures of the `sacrebleu` command, to the last digit it can print."""
+"""`heed score` equals the `sacrebleu` command to the last digit that it prints."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def compared(files: Path) -> dict[str, Any]:
 
 
 def test_paired_bootstrap(files: Path, compared: dict[str, Any]) -> None:
-    """sacreBLEU cannot print this one as JSON, so its table is read."""
+    """sacreBLEU cannot print this test as JSON, so the test reads its table."""
     wanted = ["-m", "bleu", "chrf", "ter", "--paired-bs", "-f", "latex"]
     table = sacrebleu("ref", "-i", "better", "worse", *wanted, cwd=files)
     rows = [line.split("&") for line in table.splitlines() if "±" in line and "CI" not in line]
@@ -118,7 +118,7 @@ def test_sentence_scores(files: Path, tmp_path: Path) -> None:
 
 
 def test_odd_lines_are_read_as_sacrebleu_reads_them(files: Path, tmp_path: Path) -> None:
-    """Lines end at line feeds alone, white space at their ends is nothing, gzip is read through."""
+    """Lines end at line feeds only, trailing white space is removed, gzip is decompressed."""
     odd = [
         "one two three four  \r",
         "five\rsix seven eight",
@@ -151,7 +151,9 @@ def test_odd_lines_are_read_as_sacrebleu_reads_them(files: Path, tmp_path: Path)
         ({"seed": 0}, "seed cannot be 0"),
     ],
 )
-def test_what_does_not_fit_is_a_sentence(files: Path, changes: dict[str, Any], said: str) -> None:
+def test_files_that_do_not_fit_are_an_error(
+    files: Path, changes: dict[str, Any], said: str
+) -> None:
     (files / "short").write_text("one\ntwo\n")
     (files / "empty").write_text("")
     (files / "latin").write_bytes(b"one\ncaf\xe9\n")
@@ -168,13 +170,13 @@ def test_what_does_not_fit_is_a_sentence(files: Path, changes: dict[str, Any], s
         )
 
 
-def test_a_folder_that_is_not_there_is_named_before_anything_slow(files: Path) -> None:
+def test_a_missing_folder_is_an_error_before_anything_slow(files: Path) -> None:
     answer = heed("score", "better", "--ref", "ref", "--sentences", "no/where.tsv", cwd=files)
     assert answer.returncode == 2
     assert "no: there is no such folder." in answer.stderr
 
 
-def test_a_person_gets_tables(files: Path) -> None:
+def test_output_for_the_terminal_is_tables(files: Path) -> None:
     few = ["--ref", "ref", "--src", "src", "--bootstrap", "20"]
     one = heed("score", "better", *few, cwd=files)
     assert one.returncode == 0, one.stderr

@@ -1,4 +1,4 @@
-"""Sentence by sentence: the plain formula, groups by length, the sentence_tsv."""
+"""Sentence-level BLEU: NLTK's formula, groups by length, the TSV."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def by_hand(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> f
 
 
 @given(words, st.lists(words, min_size=1, max_size=3))
-def test_the_plain_formula(hypothesis: list[str], references: list[list[str]]) -> None:
+def test_nltk_bleu_equals_its_definition(
+    hypothesis: list[str], references: list[list[str]]
+) -> None:
     ours = nltk_bleu(" ".join(hypothesis), [" ".join(reference) for reference in references])
     assert ours == pytest.approx(by_hand(hypothesis, references), abs=1e-12)
 
 
-def test_the_plain_formula_where_it_can_be_seen() -> None:
+def test_nltk_bleu_of_small_examples() -> None:
     assert nltk_bleu("a b c d e", ["a b c d e"]) == 1
     assert nltk_bleu("a b c", ["a b c"]) == 0, "no four words in a row, and nothing is smoothed"
     assert nltk_bleu("", ["a b c d"]) == 0
@@ -61,12 +63,12 @@ def test_the_plain_formula_where_it_can_be_seen() -> None:
     assert nltk_bleu("a b c d e x", ["a b c d e"]) == pytest.approx(shares**0.25)
 
 
-def test_the_mean_is_of_sentences() -> None:
+def test_mean_nltk_bleu_is_a_mean_over_sentences() -> None:
     hypotheses, references = ["a b c d", "x"], ["a b c d", "a b c d"]
     assert mean_nltk_bleu(hypotheses, [references]) == 0.5
 
 
-def test_sentence_scores_are_of_their_sentences() -> None:
+def test_sentence_scores_are_in_order() -> None:
     scores = sentence_bleu(["a b c d", "x y", "a b"], [["a b c d", "a b", "a b"]])
     assert scores[0] == pytest.approx(100)
     assert scores[1] == 0
@@ -100,13 +102,13 @@ def test_groups_by_length(lengths: list[int]) -> None:
 
 
 def restored(cell: str) -> str:
-    """What stood there before it was escaped."""
+    """The text before escaping."""
     marks = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}
     return re.sub(r"\\(.)", lambda found: marks[found[1]], cell)
 
 
 @given(st.lists(st.tuples(texts, texts, texts, st.floats(0, 100)), min_size=1, max_size=5))
-def test_the_table_has_a_row_a_sentence(rows: list[tuple[str, str, str, float]]) -> None:
+def test_the_tsv_has_one_row_per_sentence(rows: list[tuple[str, str, str, float]]) -> None:
     sources, references, hypotheses, scores = (list(column) for column in zip(*rows, strict=True))
     text = sentence_tsv(sources, [references], [(hypotheses, scores)])
     assert text.endswith("\n")
@@ -119,7 +121,7 @@ def test_the_table_has_a_row_a_sentence(rows: list[tuple[str, str, str, float]])
         assert float(cells[3]) == pytest.approx(row[3], abs=1e-4)
 
 
-def test_more_systems_and_references_have_columns_of_their_own() -> None:
+def test_further_systems_and_references_have_numbered_columns() -> None:
     text = sentence_tsv(None, [["r"], ["s"]], [(["h"], [1.0]), (["i"], [2.0])])
     names, cells = text.splitlines()
     assert names.split() == [

@@ -1,4 +1,4 @@
-"""Attention by word is attention by piece, added up; and does not hang on who stands beside it."""
+"""Attention by word sums attention by token, and does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tokenizer: Tokenizer) -> Translator:
     return made.double()
 
 
-def test_words_add_up_their_pieces(model: Translator, tokenizer: Tokenizer) -> None:
+def test_word_attention_sums_token_attention(model: Translator, tokenizer: Tokenizer) -> None:
     source, target = PAIRS[0]
     found = cross_map(model, tokenizer, source, target)
     s, t = tokenizer.encode(source), tokenizer.encode(target)
@@ -46,7 +46,7 @@ def test_words_add_up_their_pieces(model: Translator, tokenizer: Tokenizer) -> N
                 assert np.allclose(found.weights_lhnm[layer, head, row], wanted)
 
 
-def test_neighbours_change_nothing(model: Translator, tokenizer: Tokenizer) -> None:
+def test_maps_do_not_depend_on_the_batch(model: Translator, tokenizer: Tokenizer) -> None:
     together = cross_maps(model, tokenizer, PAIRS)
     for pair, found in zip(PAIRS[::9], together[::9], strict=True):
         alone = cross_map(model, tokenizer, *pair)
@@ -54,9 +54,7 @@ def test_neighbours_change_nothing(model: Translator, tokenizer: Tokenizer) -> N
         assert found.source_words == pair[0].split()
 
 
-def test_rows_sum_to_one_less_what_the_end_mark_got(
-    model: Translator, tokenizer: Tokenizer
-) -> None:
+def test_rows_sum_to_one_minus_the_weight_on_eos(model: Translator, tokenizer: Tokenizer) -> None:
     for found in cross_maps(model, tokenizer, PAIRS[:5]):
         sums = found.weights_lhnm.sum(axis=-1)
         assert (sums <= 1 + 1e-9).all()
@@ -64,15 +62,17 @@ def test_rows_sum_to_one_less_what_the_end_mark_got(
 
 
 @pytest.mark.parametrize("pair", [("", "le chat"), ("  ", ""), ("the cat", "")])
-def test_what_is_blank_is_linked_to_nothing(
+def test_blank_texts_have_no_links(
     model: Translator, tokenizer: Tokenizer, pair: tuple[str, str]
 ) -> None:
-    """As in the alignments of `heed translate`."""
+    """Like the alignments of `heed translate`."""
     for found in cross_maps(model, tokenizer, [pair, PAIRS[0]])[:1]:
         assert found.links(0) == {*hard_links(found.mean_over_heads(0))} == set()
 
 
-def test_the_best_layer_agrees_best(model: Translator, tokenizer: Tokenizer) -> None:
+def test_the_best_layer_has_the_lowest_alignment_error(
+    model: Translator, tokenizer: Tokenizer
+) -> None:
     maps = cross_maps(model, tokenizer, PAIRS[:10])
     for layer in range(2):
         assert best_layer(maps, [found.links(layer) for found in maps]) == layer

@@ -1,4 +1,4 @@
-"""What `heed evaluate` leaves in a run folder: nothing of one text over another's, nothing lost."""
+"""Results in a run folder: no text overwrites another's result, and merging loses nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluating import HELD_OUT, sides, told, trained
+from evaluating import HELD_OUT, evaluate_small, sides, train_small
 from hypothesis import given
 from hypothesis import strategies as st
 from killing import dies_at
@@ -30,7 +30,7 @@ def results(run: Path) -> dict[str, Any]:
 
 
 def another(text: Path, folder: str) -> list[str]:
-    """Files called `test` in a folder of their own, with other sentences."""
+    """Files named `test` in another folder, with other sentences."""
     (text / folder).mkdir(exist_ok=True)
     for suffix in ("en", "fr"):
         lines = (text / f"train.{suffix}").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -43,35 +43,35 @@ def another(text: Path, folder: str) -> list[str]:
 
 
 def test_files_of_one_name_do_not_overwrite_each_other(run: Path, text: Path) -> None:
-    first = told(run, test=sides(text, "test"))
+    first = evaluate_small(run, test=sides(text, "test"))
     kept = (run / "translations" / "test.tsv").read_bytes()
-    others = [told(run, test=another(text, folder)) for folder in ("news", "talks")]
-    names = [facts["split"] for facts in (first, *others)]
+    others = [evaluate_small(run, test=another(text, folder)) for folder in ("news", "talks")]
+    names = [result["split"] for result in (first, *others)]
     assert names == ["test", "news-test", "talks-test"]
     assert (run / "translations" / "test.tsv").read_bytes() == kept
-    for facts in (first, *others):
-        assert results(run)[facts["split"]] == facts
-        rows = (run / "translations" / f"{facts['split']}.tsv").read_text().splitlines()
-        assert len(rows) == 1 + facts["texts"]
+    for result in (first, *others):
+        assert results(run)[result["split"]] == result
+        rows = (run / "translations" / f"{result['split']}.tsv").read_text().splitlines()
+        assert len(rows) == 1 + result["texts"]
     # The same text has the name that it had, wherever it lies now.
     moved = text / "elsewhere"
     moved.mkdir()
     for path in map(Path, another(text, "news")):
         path.rename(moved / path.name)
-    assert told(run, test=sides(moved, "test"))["split"] == "news-test"
+    assert evaluate_small(run, test=sides(moved, "test"))["split"] == "news-test"
 
 
-def test_files_leave_the_names_of_the_run_s_own_sets_alone(run: Path, text: Path) -> None:
-    """Also where those were not evaluated yet: `dev` and `again` are the recipe's."""
+def test_files_do_not_take_the_names_of_recipe_sets(run: Path, text: Path) -> None:
+    """`dev` and `again` are sets of the recipe, even if not evaluated yet."""
     (text / "mine").mkdir()
     for name in ("dev", "again"):
         for suffix in ("en", "fr"):
             content = (text / "mine" / f"{name}.{suffix}").write_text
             content("The cat.\n" if suffix == "en" else "Le chat.\n")
-        assert told(run, test=sides(text / "mine", name))["split"] == f"mine-{name}"
+        assert evaluate_small(run, test=sides(text / "mine", name))["split"] == f"mine-{name}"
 
 
-def test_another_name_is_said(run: Path, text: Path) -> None:
+def test_a_changed_name_is_reported(run: Path, text: Path) -> None:
     files = [word for file in sides(text, "test") for word in ("--test", file)]
     assert heed("evaluate", str(run), *files, *QUICK).returncode == 0
     files = [word for file in another(text, "said") for word in ("--test", file)]
@@ -84,7 +84,7 @@ def test_another_name_is_said(run: Path, text: Path) -> None:
     folders=st.lists(st.sampled_from(["x", "y"]), min_size=12, max_size=12),
     taken=st.sets(st.sampled_from(["test", "x-test", "test-2"])),
 )
-def test_every_text_keeps_a_name_of_its_own(
+def test_every_text_has_a_unique_name(
     contents: list[str], folders: list[str], taken: set[str]
 ) -> None:
     before: dict[str, Any] = {}
@@ -96,11 +96,11 @@ def test_every_text_keeps_a_name_of_its_own(
     assert len(before) == len({*contents}), "one text, one name"
 
 
-# --------------------------------------------------------------------------------- fuller figures
+# --------------------------------------------------------------------------------- merging
 
 
-def test_two_sets_may_be_scored_at_the_same_time(run: Path) -> None:
-    """What one of them keeps while the other is still at it stays."""
+def test_two_sets_can_be_evaluated_at_the_same_time(run: Path) -> None:
+    """A result saved during another evaluation is not lost."""
     quick = Options(resamples=0, metrics=("bleu",))
 
     def score(split: str, meanwhile: Callable[[Any], None] | None = None) -> None:
@@ -113,18 +113,20 @@ def test_two_sets_may_be_scored_at_the_same_time(run: Path) -> None:
     assert {"dev", "train"} <= results(run).keys()
 
 
-def test_fewer_metrics_do_not_throw_away_more(run: Path) -> None:
-    whole = told(run, split="again", metrics=("bleu", "chrf", "ter"))
-    less = told(run, split="again", metrics=("bleu",), resamples=0)
+def test_fewer_metrics_do_not_discard_more(run: Path) -> None:
+    whole = evaluate_small(run, split="again", metrics=("bleu", "chrf", "ter"))
+    less = evaluate_small(run, split="again", metrics=("bleu",), resamples=0)
     assert "ter" not in less
     assert results(run)["again"] == whole
-    other = told(run, split="again", metrics=("bleu",), resamples=0, decode={"beam": 2})
+    other = evaluate_small(run, split="again", metrics=("bleu",), resamples=0, decode={"beam": 2})
     assert results(run)["again"] == other  # what another search wrote is another result
 
 
-def test_more_metrics_join_fewer(run: Path) -> None:
-    first = told(run, split="dev", metrics=("bleu",), resamples=30, decode={"beam": 2})
-    second = told(run, split="dev", metrics=("bleu", "chrf"), resamples=0, decode={"beam": 2})
+def test_metrics_of_two_evaluations_are_merged(run: Path) -> None:
+    first = evaluate_small(run, split="dev", metrics=("bleu",), resamples=30, decode={"beam": 2})
+    second = evaluate_small(
+        run, split="dev", metrics=("bleu", "chrf"), resamples=0, decode={"beam": 2}
+    )
     both = results(run)["dev"]
     assert both["interval"] == first["interval"]
     assert both["chrf"] == second["chrf"]
@@ -146,28 +148,28 @@ figures = st.recursive(
     samples=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     differs=st.none() | st.sampled_from(SAME_KEYS),
 )
-def test_what_is_joined(
+def test_merged_results(
     old: dict[str, Any], new: dict[str, Any], samples: tuple[int, int], differs: str | None
 ) -> None:
-    """All of the result with more samples, and no key of the other lost; else the new one alone."""
+    """Values of the result with more samples and all keys of both; the new one if they differ."""
     old, new = old | {"resamples": samples[0]}, new | {"resamples": samples[1]}
     if differs is not None:
         assert merge_results(old | {differs: "other"}, new) == new
         return
     both = merge_results(old, new)
-    fuller, other = (old, new) if samples[0] > samples[1] else (new, old)
-    assert both.keys() == fuller.keys() | other.keys()
+    more_samples, other = (old, new) if samples[0] > samples[1] else (new, old)
+    assert both.keys() == more_samples.keys() | other.keys()
     assert both["resamples"] == max(samples)
-    assert merge_results(fuller, both) == both
-    for key, value in fuller.items():
+    assert merge_results(more_samples, both) == both
+    for key, value in more_samples.items():
         assert both[key] == value or isinstance(value, dict)
 
 
-# ------------------------------------------------------------------------------ what cannot be kept
+# --------------------------------------------------------------------- files that cannot be written
 
 
-def test_figures_are_told_before_it_is_said_that_they_cannot_be_kept(text: Path) -> None:
-    run = trained(text, "translate", "run-full", train={"steps": 2})
+def test_results_are_printed_before_a_write_error(text: Path) -> None:
+    run = train_small(text, "translate", "run-full", train={"steps": 2})
     (run / "translations").write_text("no folder")
     files = [word for file in sides(text, "test") for word in ("--test", file)]
     answer = heed("evaluate", str(run), *files, *QUICK, "--json")
@@ -177,7 +179,7 @@ def test_figures_are_told_before_it_is_said_that_they_cannot_be_kept(text: Path)
     assert "Traceback" not in answer.stderr
 
 
-def test_sentences_into_a_folder_are_refused_before_the_work(run: Path, text: Path) -> None:
+def test_a_folder_for_sentences_is_an_error_before_the_work(run: Path, text: Path) -> None:
     files = [word for file in sides(text, "test") for word in ("--test", file)]
     answer = heed("evaluate", str(run), *files, *QUICK, "--sentences", str(text))
     assert (answer.returncode, answer.stdout) == (2, "")
@@ -187,28 +189,28 @@ def test_sentences_into_a_folder_are_refused_before_the_work(run: Path, text: Pa
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
-def test_results_that_cannot_be_read_are_a_sentence(text: Path, content: str) -> None:
+def test_unreadable_results_are_an_error(text: Path, content: str) -> None:
     run = text / "run-full"
     (run / "evaluation.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(HeedError, match="cannot be read"):
-        told(run, test=sides(text, "test"))
+        evaluate_small(run, test=sides(text, "test"))
 
 
 # -------------------------------------------------------------------------- test at training's end
 
 
-def test_a_run_that_was_resumed_is_scored_on_test_too(text: Path) -> None:
-    """As one that was never stopped; and once."""
+def test_a_resumed_run_is_evaluated_on_test_once(text: Path) -> None:
+    """`train.evaluate_test` also holds after `heed resume`."""
     asked: dict[str, Any] = {
         "data": {"test": sides(text, "test")},
         "train": {"steps": 4, "evaluate_test": True, "evaluate_every": 2},
     }
     with dies_at(3):
-        trained(text, "translate", "run-stopped", **asked)
+        train_small(text, "translate", "run-stopped", **asked)
     run = text / "run-stopped"
     assert not (run / "evaluation.json").exists()
     with pytest.warns(UserWarning, match="not finished; these are its best weights so far"):
-        early = told(run)
+        early = evaluate_small(run)
     assert early["checkpoint"]["step"] == 2
     assert results(run)["test"] == early
     warned = heed("translate", str(run), "The cat.", "--device", "cpu").stderr

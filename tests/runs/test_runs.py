@@ -1,4 +1,4 @@
-"""`heed runs`: what a list of runs says of each, and of what is not a run."""
+"""Run folders and `heed runs`: the list of runs, broken runs, weights that do not fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = {"layers": 1, "width": 16, "heads": 2}
 
 
 def begun(folder: Path, lines: list[dict[str, Any]], **train: Any) -> Run:
-    """A run that has measured something."""
+    """A run with these lines in `metrics.jsonl`."""
     run = Run.create(folder, Recipe.of({"task": "translate", "model": TINY, "train": train}))
     text = "".join(json.dumps(line) + "\n" for line in lines)
     run.metrics_path.write_text(text, encoding="utf-8")
@@ -50,7 +50,7 @@ scores = st.lists(st.tuples(score, score), min_size=1, max_size=6)
 
 
 @given(scores=scores, metric=st.sampled_from(["loss", "bleu"]))
-def test_the_scores_are_of_the_weights_that_were_kept(
+def test_the_chosen_evaluation_is_that_of_the_kept_weights(
     scores: list[tuple[float, float]], metric: str
 ) -> None:
     """Training keeps an evaluation's weights where it is better than all before it; what is no
@@ -70,7 +70,7 @@ def test_the_scores_are_of_the_weights_that_were_kept(
         )
 
 
-def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:
+def test_a_run_chosen_by_bleu_lists_that_bleu(tmp_path: Path) -> None:
     lines = [evaluation(1, loss=2.125, bleu=31.5), evaluation(2, loss=1.875, bleu=7.25)]
     begun(tmp_path / "a", lines, best_metric="dev/bleu")
     found = list_runs(tmp_path)
@@ -82,7 +82,7 @@ def test_a_run_chosen_by_bleu_shows_that_bleu(tmp_path: Path) -> None:
     assert "7.2" not in text
 
 
-def test_without_bleu_there_is_no_column_of_it(tmp_path: Path) -> None:
+def test_without_bleu_there_is_no_bleu_column(tmp_path: Path) -> None:
     begun(tmp_path / "a", [evaluation(1, loss=2.0)])
     assert "BLEU" not in shown(list_runs(tmp_path), 100)
 
@@ -125,7 +125,7 @@ def test_one_broken_run_does_not_hide_the_others(tmp_path: Path, file: str, text
     assert "broken" in shown([*found.values()], 80)
 
 
-def test_a_missing_folder_is_refused_and_an_empty_one_said_to_be_so(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error_and_an_empty_one_a_message(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no such folder"):
         list_runs(tmp_path / "nowhere")
     assert heed("runs", str(tmp_path / "nowhere")).returncode == 2
@@ -136,7 +136,7 @@ def test_a_missing_folder_is_refused_and_an_empty_one_said_to_be_so(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("taken", "said"), [("file", "is a file"), ("folder", "not empty")])
-def test_what_is_in_the_way_of_a_run_is_named(taken: str, said: str, tmp_path: Path) -> None:
+def test_a_run_is_not_created_over_other_files(taken: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file", tmp_path / "folder" / "file"):
         path.touch()
@@ -144,14 +144,14 @@ def test_what_is_in_the_way_of_a_run_is_named(taken: str, said: str, tmp_path: P
         Run.create(tmp_path / taken, Recipe.of({}))
 
 
-# ------------------------------------------------------------ the end of one, and what may follow
+# ------------------------------------------------------------ next steps
 
 
 @pytest.mark.parametrize(
     ("name", "word"),
     [("demo-translate", "translate"), ("demo-classify", "classify"), ("demo-generate", "generate")],
 )
-def test_training_ends_with_what_to_type_next(name: str, word: str, tmp_path: Path) -> None:
+def test_training_ends_with_the_next_command(name: str, word: str, tmp_path: Path) -> None:
     folder = tmp_path / "a run"
     changes = ["train.steps=2", "data.synthetic=300", "data.synthetic_test=20", "model.width=16"]
     flags = [part for change in [*changes, "model.layers=1"] for part in ("--set", change)]
@@ -162,12 +162,12 @@ def test_training_ends_with_what_to_type_next(name: str, word: str, tmp_path: Pa
     assert f"heed {word} '{folder}'" in last
 
 
-def test_who_cannot_write_is_not_told_to() -> None:
+def test_a_masked_model_is_not_offered_generation() -> None:
     masked = Recipe.of({"task": "generate", "model": TINY, "train": {"objective": "masked"}})
     assert "heed generate" not in resolve.next_steps(Path("runs/x"), masked)
 
 
-# ------------------------------------------------------------------- weights that are not whole
+# ------------------------------------------------------------------- incomplete or wrong weights
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(share=st.floats(0.0, 0.999))
-def test_weights_that_were_cut_off_are_a_sentence(run: Path, share: float) -> None:
+def test_truncated_weights_are_an_error(run: Path, share: float) -> None:
     whole = Run(run).weights_path.read_bytes()
     try:
         Run(run).weights_path.write_bytes(whole[: int(share * len(whole))])
@@ -203,8 +203,10 @@ def test_weights_that_were_cut_off_are_a_sentence(run: Path, share: float) -> No
 
 
 @pytest.mark.parametrize("change", ["width = 32", "layers = 2", "tie_embeddings = false"])
-def test_a_recipe_that_was_changed_is_a_sentence(run: Path, change: str, tmp_path: Path) -> None:
-    """The weights are another model's, whether they are read to be used or to go on."""
+def test_weights_that_do_not_fit_the_recipe_are_an_error(
+    run: Path, change: str, tmp_path: Path
+) -> None:
+    """Both when loading the run and when resuming it."""
     key = change.split(" = ")[0]
     lines = Run(run).recipe_path.read_text().splitlines()
     changed = [change if line.startswith(f"{key} = ") else line for line in lines]
