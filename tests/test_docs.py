@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from evaluating import trained, write_text
+from evaluating import train_small, write_text
 
 from heed.cli import app
 from heed.config import Recipe
@@ -48,10 +48,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in ("en", "fr", "tsv"):
             (folder / f"dev.{name}").write_bytes((folder / f"test.{name}").read_bytes())
         (folder / "mine.tsv").write_bytes((folder / "train.tsv").read_bytes())
-        trained(folder, "translate", "runs/mine")
-        trained(folder, "translate", "runs/small", data={"bidirectional": True})
-        trained(folder, "classify", "runs/labels")
-        trained(folder, "generate", "runs/writer")
+        train_small(folder, "translate", "runs/mine")
+        train_small(folder, "translate", "runs/small", data={"bidirectional": True})
+        train_small(folder, "classify", "runs/labels")
+        train_small(folder, "generate", "runs/writer")
         yield folder
 
 
