@@ -23,6 +23,7 @@ from heed.errors import ConfigError, HeedWarning, RunError, nearest
 from heed.pipelines.line_io import require_iterable, require_texts
 from heed.pipelines.lru import LruCache
 from heed.pipelines.translate import Translation, TranslationPipeline
+from heed.plugins import PluginFiles, load_plugins
 from heed.runs.labels import Calibration, Classes
 from heed.runs.load import load_run
 from heed.runs.run import Run
@@ -77,11 +78,14 @@ class Translator:
         device: str = "auto",
         precision: str = "float32",
         engine: str = "heed",
+        plugin: PluginFiles = None,
     ) -> Translator:
         """Load the translator of a run; several runs form an ensemble that averages predictions.
 
-        `engine` is "heed", or "ctranslate2" if that is installed.
+        `engine` is "heed", or "ctranslate2" if that is installed. `plugin` names the Python file
+        of a run that was trained with one.
         """
+        load_plugins(plugin)
         engine_choice.check_engine(engine, models=1 + len(others))
         # CTranslate2 converts float32 weights to its precision itself.
         model_precision = precision if engine == engine_choice.HEED else "float32"
@@ -121,6 +125,7 @@ class Translator:
         run: str | Path | None = None,
         seed: int = 0,
         device: str = "auto",
+        plugin: PluginFiles = None,
         **settings: Any,
     ) -> Translator:
         """Train on two parallel files, or a table, and load the result.
@@ -128,6 +133,7 @@ class Translator:
         `settings` are recipe keys: layers=4, position="rope", epochs=10. A key that several
         sections have is taken as `model`'s, else as `train`'s.
         """
+        load_plugins(plugin)
         folder = _train_run("translate", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
@@ -209,9 +215,15 @@ class LanguageModel:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        precision: str = "float32",
+        plugin: PluginFiles = None,
     ) -> LanguageModel:
         """Load the language model of a run."""
+        load_plugins(plugin)
         model, tokenizer, recipe = _load(folder, models.LanguageModel, device, precision)
         if not model.causal:
             raise RunError("a masked language model cannot generate text.", where=str(folder))
@@ -226,9 +238,11 @@ class LanguageModel:
         run: str | Path | None = None,
         seed: int = 0,
         device: str = "auto",
+        plugin: PluginFiles = None,
         **settings: Any,
     ) -> LanguageModel:
         """Train on plain text and load the result; `settings` are recipe keys."""
+        load_plugins(plugin)
         folder = _train_run("generate", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
@@ -309,9 +323,15 @@ class Classifier:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, device: str = "auto", precision: str = "float32"
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        precision: str = "float32",
+        plugin: PluginFiles = None,
     ) -> Classifier:
         """Load the classifier of a run; its probabilities use the run's calibration, if any."""
+        load_plugins(plugin)
         model, tokenizer, recipe = _load(folder, models.Classifier, device, precision)
         run = Run.open(Path(folder))
         calibration = Calibration.read(run)
@@ -327,12 +347,14 @@ class Classifier:
         run: str | Path | None = None,
         seed: int = 0,
         device: str = "auto",
+        plugin: PluginFiles = None,
         **settings: Any,
     ) -> Classifier:
         """Train on a table of texts and labels, and load the result.
 
         `settings` are recipe keys: layers=1, pooling="max", class_weights="balanced".
         """
+        load_plugins(plugin)
         folder = _train_run("classify", train, dev, run, seed, device, settings)
         return cls.load(folder, device=device)
 
@@ -352,8 +374,14 @@ class Classifier:
         return self.pipeline.classify(inputs)
 
 
-def load(folder: str | Path, *, device: str = "auto") -> Translator | LanguageModel | Classifier:
-    """Load the model of a run, as the class of its task."""
+def load(
+    folder: str | Path, *, device: str = "auto", plugin: PluginFiles = None
+) -> Translator | LanguageModel | Classifier:
+    """Load the model of a run, as the class of its task.
+
+    `plugin` names the Python file of a run that was trained with one.
+    """
+    load_plugins(plugin)
     task = Run.open(Path(folder)).recipe().task
     if task == "translate":
         return Translator.load(folder, device=device)

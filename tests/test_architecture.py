@@ -17,6 +17,7 @@ ORDER = (
     "errors",
     "files",
     "config",
+    "plugins",
     "device",
     "nn",
     "models",

@@ -39,9 +39,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _load_plugins(files: list[Path] | None) -> list[Path] | None:
+    """Load plug-ins while the command line is parsed, before a run or a recipe is read."""
+    if files:
+        from heed.plugins import load_plugins
+
+        load_plugins([Path(file) for file in files])
+    return files
+
+
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, created by `heed train`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+PluginFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        callback=_load_plugins,
+        help="A Python file with your own position or merge (@heed.register); repeatable.",
+    ),
+]
 Metric = Annotated[
     str | None,
     typer.Option(help="Metrics, separated by commas: bleu, chrf, ter. Default: all."),

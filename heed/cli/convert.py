@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import RunFolder, app
+from heed.cli.common import PluginFiles, RunFolder, app
 
 
 @app.command("import", rich_help_panel="Convert")
@@ -36,6 +36,7 @@ def export(
         str | None,
         typer.Option(help="Type of the stored weights, ctranslate2 only: int8, float16, ..."),
     ] = None,
+    plugin: PluginFiles = None,
 ) -> None:
     """Export a finished run to Hugging Face transformers, CTranslate2 or ONNX.
 

@@ -13,6 +13,7 @@ from heed.cli.common import (
     DecodingCommand,
     Device,
     Metric,
+    PluginFiles,
     RunFolder,
     SentencesTo,
     app,
@@ -58,6 +59,7 @@ def evaluate(
     ] = None,
     bootstrap: Bootstrap = 1000,
     device: Device = "auto",
+    plugin: PluginFiles = None,
     json: AsJson = False,
 ) -> None:
     """Evaluate a run on held-out text, with intervals; also without the texts seen in training.

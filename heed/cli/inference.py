@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import DecodingCommand, Device, RunFolder, app, output, print_warning
+from heed.cli.common import (
+    DecodingCommand,
+    Device,
+    PluginFiles,
+    RunFolder,
+    app,
+    output,
+    print_warning,
+)
 
 
 @app.command(rich_help_panel="Use a model", cls=DecodingCommand)
@@ -52,6 +60,7 @@ def translate(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     device: Device = "auto",
+    plugin: PluginFiles = None,
     precision: Annotated[
         str, typer.Option(help="float32 or bf16; with --engine ctranslate2 also int8 and float16.")
     ] = "float32",
@@ -108,6 +117,7 @@ def classify(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     device: Device = "auto",
+    plugin: PluginFiles = None,
     precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
 ) -> None:
     """Classify texts, a file or standard input: one line out for each line in.
@@ -168,6 +178,7 @@ def generate(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
     device: Device = "auto",
+    plugin: PluginFiles = None,
     precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
 ) -> None:
     """Continue generating from prompts, the lines of a file or of standard input.

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import AsJson, Device, app, console, print_json
+from heed.cli.common import (
+    AsJson,
+    Device,
+    PluginFiles,
+    app,
+    console,
+    print_json,
+)
 
 
 @app.command(rich_help_panel="This machine")
@@ -24,6 +31,7 @@ def bench(
         typer.Option("--set", help="section.key=value, overrides the recipe; repeat for more."),
     ] = None,
     device: Device = "auto",
+    plugin: PluginFiles = None,
     precision: Annotated[str | None, typer.Option(help="auto, float32 or bf16.")] = None,
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads.")] = None,
     against: Annotated[

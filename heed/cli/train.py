@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import AsJson, Device, RunFolder, app, console, print_json
+from heed.cli.common import (
+    AsJson,
+    Device,
+    PluginFiles,
+    RunFolder,
+    app,
+    console,
+    print_json,
+)
 
 
 @app.command(rich_help_panel="Train")
@@ -56,6 +64,7 @@ def train(
         Path | None, typer.Option(help="The run folder to create. Default: a new one in runs/.")
     ] = None,
     device: Device = "auto",
+    plugin: PluginFiles = None,
     precision: Annotated[str | None, typer.Option(help="auto, float32 or bf16.")] = None,
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads.")] = None,
     dry_run: Annotated[
@@ -87,7 +96,7 @@ def train(
 
 
 @app.command(rich_help_panel="Train")
-def resume(run: RunFolder, device: Device = "auto") -> None:
+def resume(run: RunFolder, device: Device = "auto", plugin: PluginFiles = None) -> None:
     """Resume an interrupted run; the result has the same bits as an uninterrupted run."""
     from heed.train import precompile
 
@@ -138,6 +147,7 @@ def runs(
         "runs"
     ),
     json: AsJson = False,
+    plugin: PluginFiles = None,
 ) -> None:
     """List runs with their scores."""
     from heed.runs.index import build_runs_table, list_runs

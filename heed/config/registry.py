@@ -77,7 +77,7 @@ class Registry(Mapping[str, Any]):
             return None
         return (
             f"{self.kind} cannot be {name!r}: it is one of {', '.join(self.names())}."
-            f"{nearest(name, self.names())}"
+            f"{nearest(name, self.names())} A {self.kind} of your own is loaded with --plugin FILE."
         )
 
     def __getitem__(self, name: str) -> Any:

@@ -7,7 +7,7 @@ calibration.json    the temperature of its probabilities, once it is calibrated
 model.safetensors   the chosen weights, once training is finished
 checkpoints/        training states to resume from, and the best weights so far
 metrics.jsonl       one line per measurement; values that depend on the clock are under `time`
-environment.json    versions, hardware, data hashes, weights that `init` did not provide
+environment.json    versions, hardware, data hashes, plug-ins, weights not from `init`
 evaluation.json     results of `heed evaluate`, by the name of the test set
 figures/            training curves and attention maps
 """
@@ -26,6 +26,7 @@ from typing import Any
 from heed.config import Recipe
 from heed.errors import RunError
 from heed.files import write_atomic
+from heed.plugins import check_plugins
 from heed.runs.environment import describe_environment
 
 FORMAT = 3
@@ -114,6 +115,7 @@ class Run:
                 where=str(self.folder),
                 todo="Use the version of heed in its environment.json, or train it again.",
             )
+        check_plugins(self.environment().get("plugins", ()), where=str(self.folder))
         return Recipe.read(self.recipe_path)
 
     def environment(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedErro
 from heed.files import write_atomic
 from heed.models.weights import require_matching_weights
 from heed.nn.lora import merge_adapters
+from heed.plugins import used_plugins
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train.curves import draw_curves
@@ -111,6 +112,8 @@ def _train(
             checkpoint.forget_weights(run.checkpoints, after=loop.state.step)
             facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
             facts |= {"new_parts": parts.new} if parts.new else {}
+            plugins = [plugin.record() for plugin in used_plugins(recipe.model)]
+            facts |= {"plugins": plugins} if plugins else {}
             run.write_environment({"data": parts.data_hashes, **facts})
         shown = View(console, total=loop.steps, start=loop.state.step)
         with shown as view, loop.ledger.tracked():

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from heed.config import Recipe
+from heed.plugins import used_plugins
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,9 @@ class CompileProcess:
     def send_recipe(self, recipe: Recipe, stamp: Path) -> None:
         """Name the recipe to compile for, and the stamp file to create."""
         self.stamp = stamp
-        self._write_stdin(json.dumps({"recipe": recipe.tables(), "stamp": str(stamp)}))
+        plugins = [str(plugin.path) for plugin in used_plugins(recipe.model)]
+        job = {"recipe": recipe.tables(), "stamp": str(stamp), "plugins": plugins}
+        self._write_stdin(json.dumps(job))
 
     @property
     def has_ended(self) -> bool:
@@ -212,6 +215,7 @@ def stamp_path(recipe: Recipe) -> Path:
         [data.max_length, data.pack],
         [train.precision, train.objective, train.label_smoothing],
         [train.evaluate_bleu, recipe.decode.model_dump()],
+        [plugin.sha256 for plugin in used_plugins(recipe.model)],
     ]
     return _triton_cache() / f"{_code_version()}-{_hash(json.dumps(kernels_depend_on).encode())}"
 

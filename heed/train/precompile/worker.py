@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from heed.config import Recipe
+from heed.plugins import load_plugins
 from heed.train.precompile.start import TRAINING_READY, decoding_stamp
 
 PR_SET_PDEATHSIG = 1
@@ -51,6 +52,7 @@ def main(parent: int, gpu: int) -> None:
     os.wait()  # for the query's process: later waits are for compiling ones only
     if capability and message:
         job, hook = json.loads(message), CompileHook()
+        load_plugins(job["plugins"])
         recipe, stamp = Recipe.of(job["recipe"]), Path(job["stamp"])
         launch_training(recipe, int(capability), hook)
         hook.finish()
