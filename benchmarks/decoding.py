@@ -36,7 +36,8 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 from heed.config import DecodeConfig, ModelConfig
-from heed.data.tokenizers.tokenizer import BOS, EOS, PAD, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, PAD
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search

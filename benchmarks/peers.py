@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from heed.bench.peers import Update, full_step
 from heed.bench.standard_shapes import Setting
-from heed.data.batching.bucketed import Batch
-from heed.data.tokenizers.tokenizer import PAD
+from heed.data.batching.batch import Batch
+from heed.data.tokenizers.special_tokens import PAD
 
 
 class TorchTranslator(nn.Module):

@@ -71,7 +71,7 @@ class Speaker:
 
 
 def lines_of(files: Sequence[str]) -> list[str]:
-    return [record.texts[0] for record in open_corpus(files, task="generate").kept()]
+    return [record.texts[0] for record in open_corpus(files, task="generate").usable_records()]
 
 
 def speaker(

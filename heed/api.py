@@ -418,15 +418,15 @@ def _train_run(
     """Train a run on files with these recipe keys; returns its folder."""
     from rich.console import Console
 
-    from heed.data.corpus import names_of
+    from heed.data.corpus import file_names
     from heed.train import run as train_run
     from heed.train.resolve import free_folder
 
-    files = {"train": names_of(train), "dev": names_of(dev)}
+    files = {"train": file_names(train), "dev": file_names(dev)}
     tables: dict[str, Any] = {"task": task, "seed": seed, "data": files}
     for key, value in settings.items():
         tables.setdefault(_section_of(key), {})[key] = (
-            names_of(value) if key in ("test", "text") else value
+            file_names(value) if key in ("test", "text") else value
         )
     folder = Path(run) if run is not None else free_folder(task)
     train_run.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))

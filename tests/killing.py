@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from heed.data.batching.bucketed import Batch
+from heed.data.batching.batch import Batch
 from heed.runs.run import Run
 from heed.train.loader import Feed
 

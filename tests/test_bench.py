@@ -34,7 +34,8 @@ from heed.bench.standard_shapes import (
 from heed.bench.startup import STAGES, Startup
 from heed.bench.throughput import full
 from heed.bench.timing import LARGE, matrix_peak, peak_memory, process_age, seconds, side_by_side
-from heed.data.batching.bucketed import IGNORED, Batch, Shape
+from heed.data.batching.batch import IGNORE_INDEX, Batch
+from heed.data.batching.length_buckets import BatchShape
 from heed.errors import ConfigError, HeedError
 from heed.models import Model, Translator
 
@@ -46,11 +47,11 @@ SPEEDY = Setting("tiny", "translate", 1, 2, 16, 40, 3, 7)
 # ------------------------------------------------------------------------------------ arithmetic
 
 
-def plain_pass(model: Model, shape: Shape) -> None:
+def plain_pass(model: Model, shape: BatchShape) -> None:
     """Forward and backward by the plain formula, whose every product torch can count."""
-    ids = torch.randint(VOCAB, (shape.texts, shape.length))
+    ids = torch.randint(VOCAB, (shape.batch_size, shape.length))
     if isinstance(model, Translator):
-        source = torch.randint(VOCAB, (shape.texts, shape.source_length or 1))
+        source = torch.randint(VOCAB, (shape.batch_size, shape.source_length or 1))
         logits = model.trace(source, ids).logits
     else:
         logits = model.trace(ids).logits
@@ -75,7 +76,7 @@ def test_the_count_is_torch_s_own(
     task: str, variant: dict[str, Any], texts: int, length: int, source_length: int
 ) -> None:
     model = fresh(task, **variant)
-    shape = Shape(texts, length, source_length if task == "translate" else None)
+    shape = BatchShape(texts, length, source_length if task == "translate" else None)
     with FlopCounterMode(display=False) as counter:
         plain_pass(model, shape)
     found = operations(model, shape)
@@ -85,7 +86,7 @@ def test_the_count_is_torch_s_own(
 
 
 def test_a_recurrent_model_is_counted_by_its_weights() -> None:
-    model, shape = fresh("generate", family="lstm"), Shape(2, 5)
+    model, shape = fresh("generate", family="lstm"), BatchShape(2, 5)
     weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the table is the map, too
     assert operations(model, shape).needed == 6 * weights * 2 * 5
 
@@ -134,11 +135,11 @@ def test_training_is_as_it_was_after_it_was_watched() -> None:
 def test_a_full_batch_keeps_its_tokens_and_has_no_padding() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     ids = torch.tensor([[5, 6, 0], [7, 0, 0]])
-    targets = torch.where(mask, ids + 1, IGNORED)
+    targets = torch.where(mask, ids + 1, IGNORE_INDEX)
     batch = Batch(ids, targets, mask, torch.arange(3)[None], count=3, rows=(0, 1))
     whole = full(batch, VOCAB)
     assert whole.mask.all()
-    assert whole.count == ids.numel() == int((whole.targets != IGNORED).sum())
+    assert whole.count == ids.numel() == int((whole.targets != IGNORE_INDEX).sum())
     assert (whole.ids[mask] == ids[mask]).all()
     assert (whole.targets[mask] == targets[mask]).all()
     assert ((whole.ids >= 0) & (whole.ids < VOCAB)).all()
@@ -149,7 +150,7 @@ def test_a_standard_batch_is_real_through_and_through(setting: Setting) -> None:
     batch = setting.batch(CPU)
     assert batch.tokens == setting.tokens
     assert batch.mask.all()
-    assert batch.count == setting.shape.texts * setting.shape.length
+    assert batch.count == setting.shape.batch_size * setting.shape.length
     assert len(batch.ids.unique()) > 1
     assert int(batch.ids.max()) < setting.vocab
 

@@ -22,11 +22,12 @@ import heed as package
 from heed import Classifier
 from heed.config import Recipe
 from heed.data import synthetic
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import open_corpus
-from heed.data.held_out import set_aside
+from heed.data.held_out import hold_out_dev
 from heed.data.token_store import open_store
-from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, MASK, PAD
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate.classify import label_indices
 from heed.evaluate.evaluate_run import evaluate_run
@@ -143,7 +144,7 @@ def test_a_label_that_no_class_has_is_refused_in_one_voice(tmp_path: Path) -> No
     with pytest.raises(DataError) as stored:
         open_store(corpus, tokenizer, classes=classes)
     with pytest.raises(DataError) as scored:
-        label_indices(list(corpus.kept()), Classes(classes))
+        label_indices(list(corpus.usable_records()), Classes(classes))
     assert str(stored.value) == str(scored.value)
     assert "test.tsv:3" in str(scored.value)
     assert "Did you mean 'Brida'" in str(scored.value)
@@ -245,8 +246,8 @@ def test_the_two_texts_of_a_pair_are_parted(pairs: Path, place: Path) -> None:
     ids = store.sides[0][0].tolist()
     first, second = classifier.tokenizer.encode_batch(["a", "a"])
     assert ids == [*first, EOS, *second]
-    batch = Batches(store, "classify", max_length=24).batch(
-        Batches(store, "classify", max_length=24).in_order(), 0
+    batch = BucketedBatches(store, "classify", max_length=24).batch(
+        BucketedBatches(store, "classify", max_length=24).plan_in_order(), 0
     )
     assert batch.ids[0][batch.mask[0]].tolist() == [BOS, *ids, EOS]
 
@@ -295,9 +296,9 @@ def test_hidden_tokens_are_hidden_in_training_alone(run: Path, place: Path) -> N
     corpus = open_corpus([place / "train.tsv"], task="classify")
     store = open_store(corpus, tokenizer, classes=corpus.labels())
     share = 0.3
-    batches = Batches(store, "classify", max_length=24, batch_size=300, masked=share)
-    plain = Batches(store, "classify", max_length=24, batch_size=300)
-    whole = batches.batch(batches.in_order(), 0)
+    batches = BucketedBatches(store, "classify", max_length=24, batch_size=300, mask_share=share)
+    plain = BucketedBatches(store, "classify", max_length=24, batch_size=300)
+    whole = batches.batch(batches.plan_in_order(), 0)
     assert not (whole.ids == MASK).any()
     plan = batches.plan(0)
     for number in range(len(plan)):
@@ -436,7 +437,7 @@ def test_labels_that_cannot_be_learnt_from(
     if dev is not None:
         files["dev"] = [written(tmp_path, "dev.tsv", dev)]
     else:  # a seed under which the last text is set aside
-        drawn = (i for i in range(999) if len(train) - 1 in set_aside(len(train), i)[0])
+        drawn = (i for i in range(999) if len(train) - 1 in hold_out_dev(len(train), i)[0])
         files["dev_seed"] = next(drawn)
     tables: dict[str, Any] = {"task": "classify", "data": files}
     tables |= {"train": {"steps": 1}, "model": {"layers": 1, "width": 16, "heads": 2}}

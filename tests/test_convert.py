@@ -21,7 +21,7 @@ from heed import Classifier, Translator
 from heed.cli import main
 from heed.config import Recipe
 from heed.data import synthetic
-from heed.data.tokenizers.pretrained import Borrowed
+from heed.data.tokenizers.pretrained import PretrainedTokenizer
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.export import FORMATS
 from heed.models import build, huggingface
@@ -109,7 +109,7 @@ def test_a_run_of_a_folder_and_a_folder_of_the_run(name: str, tmp_path: Path, he
         path.name for path in run.iterdir()
     }
     model, tokenizer, recipe = load_run(run, device="cpu")
-    assert isinstance(tokenizer, Borrowed)
+    assert isinstance(tokenizer, PretrainedTokenizer)
     assert recipe.model == model.config
     assert heed("export", run, out, "--to", "hf").code == 0
     for file in ("config.json", "tokenizer_config.json"):

@@ -27,7 +27,7 @@ from heed import LanguageModel
 from heed.cli import app
 from heed.config import DecodeConfig, Recipe
 from heed.data import synthetic
-from heed.data.tokenizers.tokenizer import EOS, SPECIALS
+from heed.data.tokenizers.special_tokens import EOS, SPECIAL_TOKEN_NAMES
 from heed.decode.settings import decode_flags
 from heed.errors import ConfigError, DataError, HeedError
 from heed.pipelines import line_io
@@ -167,7 +167,7 @@ def test_texts_of_ones_own_token_by_token(run: Path, model: LanguageModel) -> No
         assert [token["loss"] for token in one["by_token"]] == pytest.approx(own.losses.tolist())
         assert one["tokens"] == len(one["by_token"]) == len(text.encode()) + 1
         pieces = [token["token"] for token in one["by_token"]]
-        assert pieces[-1] == SPECIALS[EOS]
+        assert pieces[-1] == SPECIAL_TOKEN_NAMES[EOS]
         assert one["loss"] == pytest.approx(own.losses.mean())
     shown = told("evaluate", str(run), *flags)
     for words in ("Le chat voit la femme.", "[bold]", "probability", "bits per byte"):
@@ -383,9 +383,9 @@ def test_a_tokenizer_may_learn_from_more_text(place: Path) -> None:
     loaded = package.load(run, device="cpu")
     assert isinstance(loaded, LanguageModel)
     assert loaded.tokenizer.split == "treebank"
-    words = loaded.tokenizer.pieces("Extraordinaire !")
+    words = loaded.tokenizer.tokenize("Extraordinaire !")
     assert words == ["Extraordinaire", "!"]
-    assert "<unk>" not in loaded.tokenizer.pieces((place / "far.txt").read_text())
+    assert "<unk>" not in loaded.tokenizer.tokenize((place / "far.txt").read_text())
     missing = tables(place, tokenizer={"text": ["nowhere.tsv"]})
     with pytest.raises(HeedError, match="no such file"):
         train_run.start(

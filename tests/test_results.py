@@ -47,8 +47,8 @@ from translation import NAME, report
 
 from heed.config import Recipe
 from heed.data.corpus import Corpus
+from heed.data.corpus.lines import Place
 from heed.data.corpus.records import Record
-from heed.data.corpus.text_files import Place
 from heed.metrics.sentence_bleu import sentence_tsv
 from heed.metrics.systems import score_systems
 from heed.models import build
@@ -238,7 +238,7 @@ def test_long_pairs_are_left_out_by_their_words(count: int, gap: str, source: bo
     corpus = Corpus("translate", ("a", "b"), "text", drop=LONGER)
     text = f" {gap.join(['mot'] * count)} "
     record = Record((text, "mot") if source else ("mot", text), None, Place("a", 1))
-    assert (corpus.drop_reason(record) == "told") == (count > SHORT)
+    assert (corpus.drop_reason(record) == "drop-pattern") == (count > SHORT)
 
 
 # ---------------------------------------------------------------------------------------- pages

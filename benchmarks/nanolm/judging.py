@@ -93,7 +93,7 @@ def _encoded(lm: LanguageModel, some: HeldOutSet) -> Ids:
 
 def _beside(lm: LanguageModel, dev: HeldOutSet) -> Ids:
     """As many texts of train as dev has, drawn at random."""
-    records = list(dev.corpus.kept(Counter()))
+    records = list(dev.corpus.usable_records(Counter()))
     apart = set([] if dev.rows is None else dev.rows.tolist())
     learnt = [record.texts[0] for i, record in enumerate(records) if i not in apart]
     random = np.random.default_rng(lm.recipe.seed)

@@ -11,7 +11,7 @@ from statistics import median
 from reading import Facts, evaluation, facts
 
 from heed.config import Recipe
-from heed.data.corpus.text_files import unescaped
+from heed.data.corpus.lines import unescape_tsv
 from heed.errors import ConfigError
 from heed.recipes import find as shipped
 from heed.runs.results_file import TRANSLATIONS
@@ -40,7 +40,7 @@ class Sentences:
 def read_sentences(text: str) -> Sentences:
     """The TSV that `heed evaluate` keeps: source, reference, hypothesis, score, with a header."""
     rows = text.split("\n")[1:-1]
-    cells = [[unescaped(cell) for cell in row.split("\t")[:3]] for row in rows]
+    cells = [[unescape_tsv(cell) for cell in row.split("\t")[:3]] for row in rows]
     return Sentences(*(tuple(row[i] for row in cells) for i in range(3)))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from heed.data.batching.length_buckets import Shape
+from heed.data.batching.length_buckets import BatchShape
 from heed.models import Classifier, Model
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.lstm import LSTMStack
@@ -44,9 +44,9 @@ class Operations:
         return self.matrices + self.attention + self.causal
 
 
-def operations(model: Model, shape: Shape) -> Operations:
+def operations(model: Model, shape: BatchShape) -> Operations:
     """What a step of this model needs for a batch of this shape, padding as any other token."""
-    n, m, texts = shape.length, shape.source_length or 0, shape.texts
+    n, m, texts = shape.length, shape.source_length or 0, shape.batch_size
     meets = {"target": n, "source": m, "text": 1}
     matrices = sum(weights * meets[side] for side, weights in _matrices(model))
     attention = {True: 0, False: 0}

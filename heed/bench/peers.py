@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.data.batching.bucketed import Batch
-from heed.data.tokenizers.tokenizer import BOS, EOS, PAD
+from heed.data.batching.batch import Batch
+from heed.data.tokenizers.special_tokens import BOS, EOS, PAD
 from heed.errors import ConfigError, HeedError
 from heed.models import LanguageModel, Model, Translator
 

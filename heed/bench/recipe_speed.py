@@ -31,8 +31,8 @@ from heed.bench.throughput import (
 )
 from heed.bench.timing import matrix_peak, peak_memory, seconds, side_by_side, synchronize
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batch
-from heed.data.tokenizers.tokenizer import EOS
+from heed.data.batching.batch import Batch
+from heed.data.tokenizers.special_tokens import EOS
 from heed.device import choose_device
 from heed.models import Translator
 from heed.runs.run import Run
@@ -184,7 +184,7 @@ def _decoding(parts: TrainingSetup) -> dict[str, float]:
     if not isinstance(parts.model, Translator):
         return {}
     dev, ids = parts.sets["dev"], list[list[int]]()
-    plan = dev.in_order()
+    plan = dev.plan_in_order()
     for number in range(len(plan)):
         batch = dev.batch(plan, number)
         if batch.source is None or batch.source_mask is None:

@@ -12,9 +12,9 @@ from heed.bench.flops import operations
 from heed.bench.peers import peer_of, peer_step
 from heed.bench.timing import Product, Work, side_by_side
 from heed.config import Recipe, apply_overrides
-from heed.data.batching.bucketed import Batch
-from heed.data.batching.length_buckets import Shape
-from heed.data.tokenizers.tokenizer import MASK
+from heed.data.batching.batch import Batch
+from heed.data.batching.length_buckets import BatchShape
+from heed.data.tokenizers.special_tokens import MASK
 from heed.device import wants_bf16
 from heed.models import Model, build
 from heed.train.execution.choose import Ahead, build_step
@@ -50,10 +50,10 @@ class Setting:
     """Of a translator with tables of its own for either side; else one table serves all."""
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> BatchShape:
         """What its batch measures."""
         source = self.length if self.task == "translate" else None
-        return Shape(self.texts, self.length, source)
+        return BatchShape(self.texts, self.length, source)
 
     @property
     def tokens(self) -> int:

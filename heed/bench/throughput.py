@@ -13,8 +13,9 @@ from torch import Tensor
 
 from heed.bench.flops import operations
 from heed.bench.timing import seconds, synchronize
-from heed.data.batching.bucketed import IGNORED, Batch, Shape
-from heed.data.tokenizers.tokenizer import MASK
+from heed.data.batching.batch import IGNORE_INDEX, Batch
+from heed.data.batching.length_buckets import BatchShape
+from heed.data.tokenizers.special_tokens import MASK
 from heed.train.loop import Loop
 
 WARM, SHORTEST, LONGEST = 5.0, 3.0, 20.0
@@ -47,7 +48,7 @@ class Counts:
 
     updates: int = 0
     seconds: float = 0.0
-    shapes: Counter[Shape] = field(default_factory=Counter)
+    shapes: Counter[BatchShape] = field(default_factory=Counter)
     """Batches of each shape, as the device meets them."""
     real: int = 0
     targets: int = 0
@@ -80,21 +81,21 @@ class Counts:
         )
 
 
-def shape_of(batch: Batch) -> Shape:
+def shape_of(batch: Batch) -> BatchShape:
     """What a batch measures."""
     source = None if batch.source is None else batch.source.shape[1]
     texts, length = batch.ids.shape
-    return Shape(texts, length, source)
+    return BatchShape(texts, length, source)
 
 
-def cells(shape: Shape) -> int:
+def cells(shape: BatchShape) -> int:
     """Tokens that a batch of this shape has room for."""
-    return shape.texts * (shape.length + (shape.source_length or 0))
+    return shape.batch_size * (shape.length + (shape.source_length or 0))
 
 
-def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[Shape, Batch]:
+def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[BatchShape, Batch]:
     """Update until every shape was met, or for a while; of each that was, the fullest batch."""
-    missing, met = len(loop.parts.train.shapes()), dict[Shape, Batch]()
+    missing, met = len(loop.parts.train.shapes()), dict[BatchShape, Batch]()
     began = time.perf_counter()
     for done, batches in enumerate(walk, start=1):
         loop.update(batches)
@@ -167,7 +168,7 @@ def full(batch: Batch, vocab: int) -> Batch:
         tensors["source_mask"] = torch.ones_like(batch.source_mask)
     count = batch.count
     if batch.targets.shape == batch.mask.shape:
-        asked = (batch.targets != IGNORED) | batch.mask  # a masked model's blanks stay unasked
+        asked = (batch.targets != IGNORE_INDEX) | batch.mask  # a masked model's blanks stay unasked
         tensors["targets"] = torch.where(asked, batch.targets, random(batch.targets))
-        count = int((tensors["targets"] != IGNORED).sum())
+        count = int((tensors["targets"] != IGNORE_INDEX).sum())
     return batch.with_tensors(tensors, count=count)

@@ -182,11 +182,11 @@ def check(
         console().print(show_batch(files, task=task))
         return
     from heed.data.doctor import check as check_files
-    from heed.data.doctor import render
+    from heed.data.doctor import render_report
 
     report = check_files(files, task=task)
     if json:
         typer.echo(report.to_json())
     else:
-        console().print(render(report))
+        console().print(render_report(report))
     raise typer.Exit(report.exit_code)

@@ -44,7 +44,7 @@ class DataConfig(Section):
     test: list[str] = Field(default_factory=list)
     """Test files, used only for the final score."""
     synthetic: Count | None = None
-    """Train on this many generated sentences instead of files (docs/world.md)."""
+    """Train on this many generated sentences instead of files (docs/synthetic.md)."""
     synthetic_test: Count = 1000
     """Sentences in the generated dev set, and in the generated test set."""
     sets: dict[str, list[str]] = Field(default_factory=dict)

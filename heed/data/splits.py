@@ -40,13 +40,13 @@ def split_files(train: Corpus) -> dict[str, Corpus]:
     """
     if train.unit != "file" or train.layout is not None:
         return {"train": train}
-    return dict(zip(("train", "dev"), train.parted(1 - DEV_SHARE), strict=True))
+    return dict(zip(("train", "dev"), train.split_by_share(1 - DEV_SHARE), strict=True))
 
 
 def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
     """Generated train, dev and test files for a task, written unless they are cached."""
     size, test_size = recipe.data.synthetic or 0, recipe.data.synthetic_test
-    name = f"{synthetic.edition()}-{recipe.seed}-{size}-{test_size}"
+    name = f"{synthetic.grammar_hash()}-{recipe.seed}-{size}-{test_size}"
     folder = cache_root() / "synthetic" / name
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)

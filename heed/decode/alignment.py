@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heed.data.batching.bucketed import padded
-from heed.data.tokenizers.byte_symbols import BYTES
-from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.data.batching.batch import pad_sequences
+from heed.data.tokenizers.byte_symbols import BYTE_SYMBOLS
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.model_step import mean_attention
 from heed.models import Translator
@@ -39,7 +39,7 @@ def soft_alignments(
     pairs: Sequence[Pair],
     *,
     begin: int | None = None,
-    specials: Specials = OWN,
+    specials: SpecialTokens = DEFAULT_SPECIALS,
 ) -> list[Floats]:
     """For each pair the attention weights [n, m], one row per target token.
 
@@ -64,7 +64,7 @@ def _align_batch(
     models: Sequence[Translator],
     pairs: Sequence[Pair],
     begin: int,
-    specials: Specials,
+    specials: SpecialTokens,
 ) -> list[Floats]:
     means = [mean_attention(cross_weights(model, pairs, begin, specials)) for model in models]
     weights_bnm = torch.stack(means).mean(dim=0).double().cpu().numpy()
@@ -75,7 +75,7 @@ def _align_batch(
 
 
 def cross_weights(
-    model: Translator, pairs: Sequence[Pair], begin: int, specials: Specials
+    model: Translator, pairs: Sequence[Pair], begin: int, specials: SpecialTokens
 ) -> list[Tensor]:
     """The cross-attention of a model with these targets forced: [b, h, n, m] per layer.
 
@@ -91,7 +91,7 @@ def cross_weights(
 
 
 def _pad(sequences: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
-    return padded([np.array(ids) for ids in sequences], max(map(len, sequences)), pad)
+    return pad_sequences([np.array(ids) for ids in sequences], max(map(len, sequences)), pad)
 
 
 Words = tuple[Sequence[int], int]
@@ -185,13 +185,15 @@ def _prefixes_with_copies(
     """The text after each id; the decoder puts spaces around copies as around known tokens."""
     core, tokens = tokenizer.core, list[str]()
     decode = core.decoder.decode if core.decoder else " ".join
-    bytewise = decode([f"x{BYTES[ord(' ')]}x"]) == "x x"
+    bytewise = decode([f"x{BYTE_SYMBOLS[ord(' ')]}x"]) == "x x"
     for i, token in enumerate(ids):
         if i in copies:
             text = copies[i]
-            tokens.append("".join(BYTES[byte] for byte in text.encode()) if bytewise else text)
+            tokens.append(
+                "".join(BYTE_SYMBOLS[byte] for byte in text.encode()) if bytewise else text
+            )
         else:
             tokens += [
-                core.id_to_token(known) or "" for known in tokenizer.without_specials([token])
+                core.id_to_token(known) or "" for known in tokenizer.strip_special_tokens([token])
             ]
         yield decode(tokens)

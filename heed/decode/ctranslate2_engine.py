@@ -51,7 +51,7 @@ def convert(
     tokenizer.save(folder / "tokenizer.json")
     specials = tokenizer.specials
     unknown = specials.pad if specials.unk is None else specials.unk
-    special_ids = layout.SpecialIds(unknown, specials.bos, specials.eos, specials.unwritten)
+    special_ids = layout.SpecialIds(unknown, specials.bos, specials.eos, specials.suppressed_ids)
     names = token_names(model, tokenizer)
     layout.save(
         model, names, folder, special_ids=special_ids, least=max_source, quantization=quantization

@@ -23,13 +23,13 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         """`prompt` are the tokens before the new ones; their text is not returned."""
         self.tokenizer = tokenizer
-        self.ids = tokenizer.without_specials(prompt)
+        self.ids = tokenizer.strip_special_tokens(prompt)
         self._returned = len(self.ids)
         """How many of the ids are in the text returned so far."""
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that these tokens add, as far as it is certain."""
-        self.ids += self.tokenizer.without_specials(ids)
+        self.ids += self.tokenizer.strip_special_tokens(ids)
         return self._next(self.ids, final=False)
 
     def end(self) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from heed.data.tokenizers.special_tokens import OWN
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS
 from heed.decode.strategy import Hypothesis
 from heed.models import LanguageModel, Translator
 
-BOS, EOS = OWN.bos, OWN.eos
+BOS, EOS = DEFAULT_SPECIALS.bos, DEFAULT_SPECIALS.eos
 NextLogprobs = Callable[[list[int]], Tensor]
 """From the tokens so far to the log-probability of every next token [v]."""
 

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.data.batching.bucketed import padded
-from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.data.batching.batch import pad_sequences
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.decode import batch_plan
 from heed.decode.cpu_threads import map_batches
 from heed.decode.cuda_graph import Step, captured
@@ -68,7 +68,7 @@ class Search:
         batch_size: int | None = None,
         capture: bool | None = None,
         begin: int | None = None,
-        specials: Specials = OWN,
+        specials: SpecialTokens = DEFAULT_SPECIALS,
     ) -> None:
         # A copy, as another search may use the strategy with another end token.
         self.models, self.strategy = list(models), copy(strategy)
@@ -82,7 +82,7 @@ class Search:
         if capture is None:
             capture = on_gpu and all(model.config.family == "transformer" for model in models)
         self.capture = capture
-        self.unwritten = torch.tensor(specials.unwritten, dtype=torch.long, device=self.device)
+        self.unwritten = torch.tensor(specials.suppressed_ids, dtype=torch.long, device=self.device)
         self.sizes = batch_plan.StateSizes(bucketed=self.capture)
         self._captured: dict[ShapeKey, tuple[DecodeState, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
@@ -149,7 +149,7 @@ class Search:
 
     def _pad(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
         length = self.sizes.padded_length(max(map(len, sequences)))
-        ids, real = padded([np.array(ids) for ids in sequences], length, self.specials.pad)
+        ids, real = pad_sequences([np.array(ids) for ids in sequences], length, self.specials.pad)
         return ids.to(self.device), real.to(self.device)
 
     def _decode_all(
@@ -347,7 +347,7 @@ class Search:
         """The ensemble's logits, without tokens that are never generated, and mean attention."""
         logits = ensemble_logits([logits for logits, _ in outputs])
         attentions = [attention for _, attention in outputs if attention is not None]
-        if self.specials.unwritten:
+        if self.specials.suppressed_ids:
             logits.index_fill_(-1, self.unwritten, -torch.inf)
         return logits, torch.stack(attentions).mean(0) if attentions else None
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heed.data.tokenizers.special_tokens import OWN
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS
 from heed.decode.state import DecodeState, GrowAxis, StateTensors
 
 Array = NDArray[Any]
@@ -43,7 +43,7 @@ class Strategy(ABC):
 
     needs_attention = False
     """Whether `choose` needs the cross-attention weights of each step."""
-    eos = OWN.eos
+    eos = DEFAULT_SPECIALS.eos
     """The token that ends a hypothesis."""
 
     def __init__(self, beams: int = 1, *, length_penalty: float = 1.0) -> None:

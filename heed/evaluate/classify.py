@@ -17,9 +17,9 @@ import numpy as np
 
 from heed import plot
 from heed.data.corpus import Record
-from heed.data.corpus.text_files import escaped
-from heed.data.held_out import set_aside
-from heed.data.token_store import class_number
+from heed.data.corpus.lines import escape_tsv
+from heed.data.held_out import hold_out_dev
+from heed.data.token_store import class_index
 from heed.errors import RunError
 from heed.evaluate.held_out_set import HeldOutSet, find_set
 from heed.evaluate.job import Job
@@ -89,7 +89,7 @@ def predict(pipeline: ClassificationPipeline, records: Sequence[Record]) -> Pred
 def label_indices(records: Sequence[Record], classes: Classes) -> Ints:
     """[n] the class index of each text; a label that is no class is an error."""
     indices = {name: i for i, name in enumerate(classes.names)}
-    return np.array([class_number(record, indices) for record in records], np.int64)
+    return np.array([class_index(record, indices) for record in records], np.int64)
 
 
 def _calibrate(predictions: Predictions, calibration: Calibration) -> Predictions:
@@ -129,9 +129,9 @@ def _train_baselines(job: Job, classes: Classes) -> Iterator[Baseline]:
     """Baselines trained on the run's training text, with hyperparameters chosen on its dev set."""
     if job.train.corpus is None:
         raise RunError(f"the baselines need the training text, and {job.train.missing}")
-    dev, train_records = _dev_set(job), list(job.train.corpus.kept())
+    dev, train_records = _dev_set(job), list(job.train.corpus.usable_records())
     if dev.rows is not None:  # dev is a part of the same files
-        _, train_rows = set_aside(len(train_records), job.recipe.data.dev_seed)
+        _, train_rows = hold_out_dev(len(train_records), job.recipe.data.dev_seed)
         train_records = [train_records[i] for i in train_rows.tolist()]
     job.notify(f"Training baselines on {len(train_records):,} texts…")
     train_texts, dev_texts, test_texts = (
@@ -172,7 +172,7 @@ def _write_predictions(job: Job, classes: Classes, predictions: Predictions) -> 
         predicted = classes.names[predictions.predicted[i]]
         cells = [*record.texts, record.label or "", predicted, seen]
         rows.append([*cells, *(f"{p:.6f}" for p in probabilities[i])])
-    table = "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
+    table = "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
     save_table(job.run.folder, PREDICTIONS, job.held_out.name, table)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
@@ -148,7 +148,9 @@ def _with_unique_name(
     return replace(held_out, name=unique)
 
 
-def _batches(run: Run, recipe: Recipe, held_out: HeldOutSet, tokenizer: Tokenizer) -> Batches:
+def _batches(
+    run: Run, recipe: Recipe, held_out: HeldOutSet, tokenizer: Tokenizer
+) -> BucketedBatches:
     """The set as batches, built as in training."""
     classes: tuple[str, ...] = ()
     if recipe.task == "classify":
@@ -165,6 +167,6 @@ def _losses(job: Job) -> list[Result]:
     rows = np.arange(len(job.batches.store)) if job.held_out.rows is None else job.held_out.rows
     return [
         {"texts": len(part)}
-        | mean_loss(job.model, job.batches.only(rows[np.array(part)]), device=device)
+        | mean_loss(job.model, job.batches.subset(rows[np.array(part)]), device=device)
         for part in job.parts
     ]

@@ -11,9 +11,9 @@ from typing import cast
 
 from heed.config import Recipe
 from heed.data.corpus import Record
-from heed.data.corpus.text_files import escaped
+from heed.data.corpus.lines import escape_tsv
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.data.tokenizers.word_cache import Wordwise
+from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import HeedError
 from heed.evaluate.held_out_set import find_set, seen_in_train
 from heed.evaluate.job import Job, Options
@@ -52,7 +52,7 @@ def evaluate_parts(job: Job) -> list[Result]:
 def _part_results(job: Job) -> list[Result]:
     """The metrics of the whole set and of its clean part."""
     texts, options = [record.texts[0] for record in job.records], job.options
-    ids = Wordwise(job.tokenizer).encode_batch(texts)
+    ids = WordCache(job.tokenizer).encode_batch(texts)
     scored = _score_ids(job.model, job.tokenizer, job.recipe, ids, options)
     counts = count_losses(job.tokenizer, texts, scored)
     job.writers.append(partial(_write_documents, job, counts))
@@ -107,7 +107,7 @@ def _write_documents(job: Job, counts: Sequence[LossCounts]) -> None:
     for i, (record, text_counts) in enumerate(zip(job.records, counts, strict=True)):
         seen = "" if job.seen is None else "yes" if job.seen[i] else "no"
         rows.append([*_row(record, text_counts), seen, _shorten(record.texts[0])])
-    table = "".join("\t".join(map(escaped, row)) + "\n" for row in rows)
+    table = "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
     save_table(job.run.folder, DOCUMENTS, job.held_out.name, table)
 
 
@@ -132,7 +132,7 @@ def score_texts(model: Model, tokenizer: Tokenizer, recipe: Recipe, options: Opt
         tokens = [
             {"token": token, "loss": loss, "probability": math.exp(-loss)}
             for token, loss in zip(
-                tokenizer.pieces_of(one.ids.tolist()), one.losses.tolist(), strict=True
+                tokenizer.ids_to_tokens(one.ids.tolist()), one.losses.tolist(), strict=True
             )
         ]
         metrics = perplexity_metrics([text_counts], resamples=0)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Rows
+from heed.data.batching.length_buckets import Rows
 from heed.data.corpus import Corpus, Record, open_corpus
-from heed.data.doctor import overlap
-from heed.data.held_out import set_aside
+from heed.data.doctor import find_overlap
+from heed.data.held_out import hold_out_dev
 from heed.data.splits import open_splits, split_files, synthetic_files
 from heed.errors import ConfigError, DataError, RunError, nearest
 from heed.runs.run import Run
@@ -37,11 +37,11 @@ class HeldOutSet:
     @property
     def set_aside(self) -> bool:
         """Whether the set is a part of files whose rest is train."""
-        return self.rows is not None or self.corpus.span is not None
+        return self.rows is not None or self.corpus.line_range is not None
 
     def records(self, dropped: Counter[str]) -> list[Record]:
         """The texts, in order; `dropped` counts those left out, by reason."""
-        records = list(self.corpus.kept(dropped))
+        records = list(self.corpus.usable_records(dropped))
         return records if self.rows is None else [records[i] for i in self.rows.tolist()]
 
 
@@ -82,9 +82,11 @@ def find_set(
     if name in named:
         return HeldOutSet(name, _open(named[name], recipe, train))
     if name == "dev" and train.corpus is not None:  # dev is a share of train that was set aside
-        if train.corpus.span is not None:
-            return HeldOutSet("dev", train.corpus.rest())
-        dev_rows, _ = set_aside(sum(1 for _ in train.corpus.kept()), recipe.data.dev_seed)
+        if train.corpus.line_range is not None:
+            return HeldOutSet("dev", train.corpus.remainder())
+        dev_rows, _ = hold_out_dev(
+            sum(1 for _ in train.corpus.usable_records()), recipe.data.dev_seed
+        )
         return HeldOutSet("dev", train.corpus, dev_rows)
     known = [*named, *([] if "dev" in named else ["dev"])]
     if name in known:
@@ -132,8 +134,8 @@ def seen_in_train(
     """For each text, whether it also occurs in train; None where train is missing."""
     if train.corpus is None:
         return None
-    train_records = train.corpus.kept()
+    train_records = train.corpus.usable_records()
     if held_out.rows is not None:  # the set is a part of the same files
         held_out_rows = set(held_out.rows.tolist())
         train_records = (record for i, record in enumerate(train_records) if i not in held_out_rows)
-    return overlap(train_records, records)
+    return find_overlap(train_records, records)

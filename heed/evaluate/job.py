@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import Record
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.evaluate.held_out_set import HeldOutSet, TrainingText
@@ -58,7 +58,7 @@ class Job:
     """For each text, whether it also occurs in train; None where that is unknown."""
     parts: Sequence[Sequence[int]]
     """Rows of `records`: the whole set, then its clean part, if that differs."""
-    batches: Batches
+    batches: BucketedBatches
     """The texts as batches; their rows are those of the set's token store."""
     options: Options
     notify: Notify

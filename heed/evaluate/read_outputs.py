@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heed.data.corpus.text_files import unescaped
+from heed.data.corpus.lines import unescape_tsv
 from heed.errors import ConfigError, DataError
 from heed.metrics.read_lines import read_lines, read_raw_lines
 from heed.runs.results_file import TRANSLATIONS
@@ -63,7 +63,7 @@ def read_table(path: Path) -> System | None:
 
 def _read_cell(cell: str) -> str:
     """The text of a cell, without white space at its end, as in a file of lines."""
-    return unescaped(cell).rstrip()
+    return unescape_tsv(cell).rstrip()
 
 
 def shared_references(systems: Sequence[System]) -> list[list[str]]:

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heed.data.batching.bucketed import IGNORED
-from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.data.batching.batch import IGNORE_INDEX
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.models import LanguageModel
@@ -78,7 +78,7 @@ def token_losses(
     window: int,
     stride: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
-    specials: Specials = OWN,
+    specials: SpecialTokens = DEFAULT_SPECIALS,
 ) -> list[TokenLosses]:
     """The loss of every token of every text (ids without special tokens), in sliding windows.
 
@@ -134,7 +134,7 @@ def _pad_batch(batch: Sequence[Window], sequences: Sequence[Ints]) -> tuple[Tens
     sizes = np.array([one.stop - one.start for one in batch])
     real_bn = np.arange(sizes.max()) < sizes[:, None]
     ids_bn = np.zeros(real_bn.shape, np.int64)
-    targets_bn = np.full(real_bn.shape, IGNORED, np.int64)
+    targets_bn = np.full(real_bn.shape, IGNORE_INDEX, np.int64)
     for row, one in enumerate(batch):
         ids_bn[row, : one.stop - one.start] = sequences[one.text][one.start : one.stop]
         targets = sequences[one.text][one.first + 1 : one.stop + 1]
@@ -151,7 +151,7 @@ def _batch_losses(
     looks past one token needs the padding mask.
     """
     device = next(model.parameters()).device
-    scored_bn = (targets_bn != IGNORED).to(device)
+    scored_bn = (targets_bn != IGNORE_INDEX).to(device)
     mask = None if model.config.reweight_over == "token" else real_bn.to(device)
     x_rw = model.states(ids_bn.to(device), mask=mask).x_bnw[scored_bn]
     targets_r = targets_bn.to(device)[scored_bn]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heed.data.corpus.text_files import chunks, printable
+from heed.data.corpus.lines import make_printable, read_chunks
 from heed.errors import DataError
 
 
@@ -18,7 +18,7 @@ def read_lines(path: Path) -> list[str]:
 
 def read_raw_lines(path: Path) -> list[str]:
     """The lines of a file with the white space at their ends, which can be empty TSV columns."""
-    raw = b"".join(chunks(str(path))).split(b"\n")
+    raw = b"".join(read_chunks(str(path))).split(b"\n")
     if not raw[-1]:
         raw.pop()
     if not raw:
@@ -30,7 +30,7 @@ def read_raw_lines(path: Path) -> list[str]:
         except UnicodeDecodeError as error:
             raise DataError(
                 f"byte {error.start + 1} of this line is not UTF-8.",
-                where=f"{printable(str(path))}:{number}",
+                where=f"{make_printable(str(path))}:{number}",
                 todo="Save the file as UTF-8.",
             ) from None
     return lines

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heed.data.batching.batch import padded
-from heed.data.corpus.text_files import escaped
-from heed.data.token_store import joined
+from heed.data.batching.batch import pad_sequences
+from heed.data.corpus.lines import escape_tsv
+from heed.data.token_store import join_pair
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError, RunError
 from heed.files import to_json
@@ -46,9 +46,9 @@ class Label:
 
     def line(self, *, probabilities: bool = False) -> str:
         """The label, then tab-separated probabilities if asked for; empty for a blank text."""
-        cells = [escaped(self.name or "")]
+        cells = [escape_tsv(self.name or "")]
         if probabilities:
-            cells += [f"{escaped(name)}={p:.4f}" for name, p in self.probabilities.items()]
+            cells += [f"{escape_tsv(name)}={p:.4f}" for name, p in self.probabilities.items()]
         return "\t".join(cells)
 
     def to_dict(self, *, probabilities: bool = False) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class ClassificationPipeline:
                 rows = order[first : first + BATCH]
                 longest = len(inputs[rows[-1]])
                 pad = self.tokenizer.specials.pad
-                ids, mask = padded([np.array(inputs[i]) for i in rows], longest, pad)
+                ids, mask = pad_sequences([np.array(inputs[i]) for i in rows], longest, pad)
                 logits = self.model(ids.to(device), mask=mask.to(device))
                 logits_nk[rows] = logits.double().cpu().numpy()
         return logits_nk
@@ -127,7 +127,7 @@ class ClassificationPipeline:
         parts_of = [_parts(text) for text in texts]
         flat = iter(self.tokenizer.encode_batch([part for parts in parts_of for part in parts]))
         specials = self.tokenizer.specials
-        return [joined([next(flat) for _ in parts], specials) for parts in parts_of]
+        return [join_pair([next(flat) for _ in parts], specials) for parts in parts_of]
 
     def _model_input(self, ids: list[int]) -> list[int]:
         """Ids as in training: between begin and end token, which stay if the text is cut."""

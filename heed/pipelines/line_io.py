@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
-from heed.data.corpus.text_files import chunks
+from heed.data.corpus.lines import read_chunks
 from heed.errors import DataError
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def open_lines(texts: Sequence[str] | None, file: Path | None) -> LineGroups:
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":
-        return group_lines(chunks(str(file)))
+        return group_lines(read_chunks(str(file)))
     if texts:
         return [[decode_line(os.fsencode(text)) for text in texts]]
     if sys.stdin is None:  # descriptor 0 may belong to another file by now

@@ -214,7 +214,7 @@ class TranslationPipeline:
         text, target_words = alignment.decode_words(self.tokenizer, ids, copies)
         if not self.alignments:
             return Choice(text, score, cut)
-        source_words = self.tokenizer.words(source)[: weights_nm.shape[1]]
+        source_words = self.tokenizer.word_indices(source)[: weights_nm.shape[1]]
         weights = alignment.by_word(
             weights_nm, (target_words, len(text.split())), (source_words, len(source.split()))
         )

@@ -72,8 +72,8 @@ def _map_batch(
     weights_blhnm = torch.stack(layers, dim=1).double().cpu().numpy()
     for (source, target), weights, s, t in zip(pairs, weights_blhnm, sources, targets, strict=True):
         source_words, target_words = source.split(), target.split()
-        rows = tokenizer.words(target), len(target_words)
-        columns = tokenizer.words(source), len(source_words)
+        rows = tokenizer.word_indices(target), len(target_words)
+        columns = tokenizer.word_indices(source), len(source_words)
         weights_lhnm = by_word(weights[:, :, : len(t), : len(s)], rows, columns)
         yield CrossMap(source_words, target_words, weights_lhnm)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heed.config import DecodeConfig
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import Corpus
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.metrics.corpus_bleu import bleu
@@ -15,11 +15,11 @@ from heed.pipelines.translate import TranslationPipeline
 Pair = tuple[str, str]
 
 
-def pairs_of(corpus: Corpus, batches: Batches) -> list[Pair]:
+def pairs_of(corpus: Corpus, batches: BucketedBatches) -> list[Pair]:
     """Source and reference of each row of a set that is some or all of this corpus, read once."""
     rows = [int(row) for row in batches.rows]
     wanted = set(rows)
-    held = {i: record.texts for i, record in enumerate(corpus.kept()) if i in wanted}
+    held = {i: record.texts for i, record in enumerate(corpus.usable_records()) if i in wanted}
     return [(held[row][0], held[row][1]) for row in rows]
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from heed.data.batching.bucketed import Batch, Batches, Plan, filled
+from heed.data.batching.batch import Batch, pad_rows
+from heed.data.batching.bucketed import BucketedBatches, Plan
 from heed.data.batching.packing import PackedBatches
 from heed.train.distributed.ranks import ALONE, World
 from heed.train.distributed.sharding import share
@@ -48,7 +49,7 @@ class Feed:
 
     def __init__(
         self,
-        batches: Batches | PackedBatches,
+        batches: BucketedBatches | PackedBatches,
         *,
         accumulate: int,
         device: torch.device,
@@ -58,7 +59,7 @@ class Feed:
         self.world = world
         self._plan: tuple[int, Plan] = (0, batches.plan(0))
         self.steps_per_epoch = max(1, math.ceil(len(self._plan[1]) / accumulate))
-        self._texts = {(s.length, s.source_length): s.texts for s in batches.shapes()}
+        self._texts = {(s.length, s.source_length): s.batch_size for s in batches.shapes()}
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def epoch(self, step: int) -> int:
@@ -80,7 +81,7 @@ class Feed:
         batches = [share(batch, self.world) for batch in self.micro_batches(step)]
         if self._copies is None:
             return _Staged([batch.to(self.device) for batch in batches])
-        whole = [filled(batch, self._full(batch)) for batch in batches]
+        whole = [pad_rows(batch, self._full(batch)) for batch in batches]
         with torch.cuda.stream(self._copies):
             sent = [_pinned(batch).to(self.device) for batch in whole]
             return _Staged(sent, self._copies.record_event())
@@ -89,7 +90,7 @@ class Feed:
         """Some batch as an update will meet it, on the device."""
         batch = share(self.micro_batches(0)[0], self.world)
         if self._copies is not None:
-            batch = filled(batch, self._full(batch))
+            batch = pad_rows(batch, self._full(batch))
         return batch.to(self.device)
 
     def _full(self, batch: Batch) -> int:

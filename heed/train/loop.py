@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heed.data.batching.bucketed import Batch
+from heed.data.batching.batch import Batch
 from heed.errors import STOPPED, HeedError, StoppedError
 from heed.runs.run import Run
 from heed.train import checkpoint

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.data.batching.bucketed import IGNORED, Batch
+from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
 from heed.nn.rdrop import pair_rows, rdrop_loss, repeat_rows
@@ -47,14 +47,14 @@ def loss(
         losses = F.cross_entropy(
             logits.float(),
             read.targets,
-            ignore_index=IGNORED,
+            ignore_index=IGNORE_INDEX,
             reduction="none",
             label_smoothing=label_smoothing,
         )
         if rdrop:
             losses = losses.unflatten(0, (-1, 2)).mean(dim=1)
             parted = rdrop_loss(logits.float().unflatten(0, (-1, 2)), rdrop)
-            losses = losses + parted.where(batch.targets != IGNORED, 0.0)
+            losses = losses + parted.where(batch.targets != IGNORE_INDEX, 0.0)
         if class_weights is not None:
             losses = losses * class_weights[batch.targets.clamp(min=0)]
         total = losses.sum()
@@ -66,7 +66,7 @@ def loss(
             model.head.weight,
             repeat_rows(targets) if rdrop else targets,
             bias_v=model.head.bias,
-            ignored=IGNORED,
+            ignored=IGNORE_INDEX,
             label_smoothing=label_smoothing,
             rdrop=rdrop,
         )

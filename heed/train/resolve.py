@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from heed.config import Recipe, apply_overrides, error_location, read_tables
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.batching.packing import PackedBatches
 from heed.data.corpus import infer_task
 from heed.device import choose_device
@@ -218,9 +218,9 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     )
 
 
-def _texts(split: Batches | PackedBatches) -> str:
+def _texts(split: BucketedBatches | PackedBatches) -> str:
     """How many there are; and how many windows, where a language model reads long ones in parts."""
-    texts, windows = split.text_count, len(split.rows)
+    texts, windows = split.example_count, len(split.rows)
     return f"{texts:,} ({windows:,} windows)" if windows > texts else f"{texts:,}"
 
 

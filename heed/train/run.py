@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from heed.config import Recipe
 from heed.config.checks import find_rank_conflicts
-from heed.data.batching.bucketed import DEFAULT_TOKENS
+from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
 from heed.device import choose_device
 from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
 from heed.files import write_atomic
@@ -224,7 +224,7 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
         if settings.batch_size is not None:
             name, size = "batch_size", settings.batch_size
         else:
-            name, size = "batch_tokens", settings.batch_tokens or DEFAULT_TOKENS
+            name, size = "batch_tokens", settings.batch_tokens or DEFAULT_BATCH_TOKENS
         smaller = (
             f"--set train.{name}={size // 2} --set train.accumulate={2 * settings.accumulate}, "
             "which makes nearly the same updates in half the memory."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from heed.data.batching.bucketed import IGNORED, Batch
+from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.train.distributed.sharding import apart, whole
 from heed.train.optimizers.build import move
 from heed.train.state import NOW, State
@@ -106,5 +106,5 @@ def _cut(batch: Batch, parts: int) -> Iterator[Batch]:
     for first in range(0, texts, size):
         part = slice(first, first + size)
         cut = {name: tensor[part] for name, tensor in own.items()}
-        count = int((cut["targets"] != IGNORED).sum())
+        count = int((cut["targets"] != IGNORE_INDEX).sum())
         yield batch.with_tensors(cut, count=count, rows=batch.rows[part])

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.models import Model
 from heed.models.inference import evaluating
 from heed.train.objective import loss
@@ -14,7 +14,7 @@ from heed.train.objective import loss
 
 def evaluate(
     model: Model,
-    batches: Batches,
+    batches: BucketedBatches,
     *,
     device: torch.device,
     bf16: bool = False,
@@ -26,7 +26,7 @@ def evaluate(
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     right = torch.zeros((), dtype=torch.int64, device=device)
-    count, plan = 0, batches.in_order()
+    count, plan = 0, batches.plan_in_order()
     with evaluating(model):
         for i in range(len(plan) if at_most is None else min(at_most, len(plan))):
             batch = batches.batch(plan, i).to(device)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import Corpus, open_corpus
-from heed.data.token_store import DRAWS, Store, open_store
+from heed.data.token_store import SEGMENTATIONS, Store, open_store
 from heed.data.tokenizers import bpe_dropout
-from heed.data.tokenizers.bpe_dropout import Cutter, Merges, join
+from heed.data.tokenizers.bpe_dropout import BpeDropout, MergeTable, apply_merges
 from heed.data.tokenizers.tokenizer import KINDS, Tokenizer
 from heed.errors import ConfigError, DataError
 from heed.train.prepare.setup import validate_recipe
@@ -40,14 +40,16 @@ def trained(lowercase: bool = False, size: int = 340) -> Tokenizer:
 
 
 @cache
-def cutter(share: float, lowercase: bool = False) -> Cutter:
-    return Cutter(trained(lowercase), share)
+def cutter(share: float, lowercase: bool = False) -> BpeDropout:
+    return BpeDropout(trained(lowercase), share)
 
 
-def drawn(one: Cutter, texts: list[str], count: int = 1, seed: int = 0) -> list[list[list[int]]]:
+def drawn(
+    one: BpeDropout, texts: list[str], count: int = 1, seed: int = 0
+) -> list[list[list[int]]]:
     """Draws as lists of ids, a text each."""
     found = []
-    for ids, lengths in one.draws(texts, count, generator(seed)):
+    for ids, lengths in one.segmentations(texts, count, generator(seed)):
         assert lengths.sum() == len(ids)
         found.append([part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])])
     return found
@@ -83,11 +85,11 @@ def test_with_all_merges_dropped_every_byte_is_alone(texts: list[str]) -> None:
 
 
 def test_words_of_any_length_are_cut_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpe_dropout, "LONGEST", 20)
+    monkeypatch.setattr(bpe_dropout, "MAX_WORD_BYTES", 20)
     texts = ["captain" * 40, "雨が降る" * 30, "a b", "lighthouse" * 3 + " " + "1234" * 50]
     tokenizer = trained()
-    assert drawn(Cutter(tokenizer, 0.0), texts) == [tokenizer.encode_batch(texts)]
-    [found] = drawn(Cutter(tokenizer, 0.3), texts)
+    assert drawn(BpeDropout(tokenizer, 0.0), texts) == [tokenizer.encode_batch(texts)]
+    [found] = drawn(BpeDropout(tokenizer, 0.3), texts)
     assert tokenizer.decode_batch(found) == texts
     assert sum(map(len, found)) > sum(map(len, tokenizer.encode_batch(texts)))
 
@@ -105,12 +107,12 @@ def test_draws_differ_and_places_in_the_text_differ() -> None:
     found = drawn(cutter(0.5), ["captain captain captain captain captain captain"], 8)
     assert len({tuple(draw[0]) for draw in found}) == 8
     words = {tuple(draw) for draw in drawn(cutter(0.5), ["captain"] * 60)[0]}
-    assert 5 < len(words) <= bpe_dropout.WAYS
+    assert 5 < len(words) <= bpe_dropout.MAX_SEGMENTATIONS
 
 
 def test_blocks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpe_dropout, "CELLS", 50)
-    one = Cutter(trained(), 0.0)
+    one = BpeDropout(trained(), 0.0)
     for line in [*LINES, *LINES[::-1]]:
         assert drawn(one, [line, line]) == [trained().encode_batch([line, line])]
 
@@ -119,9 +121,9 @@ def test_blocks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_share_of_merges_dropped_is_as_told(share: float) -> None:
     """Of words that one merge makes whole, this share stays in two parts."""
     count = 40_000
-    merges = Merges({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
-    ids = np.tile(np.array([0, 1, merges.wall]), count)
-    _, _, sizes = join(ids, np.full(count, 3), merges, share, generator())
+    merges = MergeTable({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+    ids = np.tile(np.array([0, 1, merges.boundary]), count)
+    _, _, sizes = apply_merges(ids, np.full(count, 3), merges, share, generator())
     apart = float((sizes == 2).mean())
     assert apart == pytest.approx(share, abs=4 * (share * (1 - share) / count) ** 0.5)
 
@@ -133,9 +135,9 @@ def test_every_round_drops_anew(share: float) -> None:
     The first pair is best unless dropped, then the second; both are dropped with share².
     """
     count = 40_000
-    merges = Merges({"a": 0, "aa": 1}, [("a", "a")])
-    ids = np.tile(np.array([0, 0, 0, merges.wall]), count)
-    pieces, starts, sizes = join(ids, np.full(count, 4), merges, share, generator())
+    merges = MergeTable({"a": 0, "aa": 1}, [("a", "a")])
+    ids = np.tile(np.array([0, 0, 0, merges.boundary]), count)
+    pieces, starts, sizes = apply_merges(ids, np.full(count, 4), merges, share, generator())
     first = pieces[starts]
     chances = {
         "left": (1 - share, (sizes == 2) & (first == 1)),
@@ -153,7 +155,7 @@ def test_ranks_are_found_where_they_are(count: int, seed: int) -> None:
     names = [chr(97 + i) for i in range(26)]
     pairs = list({(a, b) for a, b in random.choice(names, (count, 2))})
     vocabulary = {name: i for i, name in enumerate([*names, *(a + b for a, b in pairs)])}
-    merges = Merges(vocabulary, pairs)
+    merges = MergeTable(vocabulary, pairs)
     left, right = (x.ravel() for x in np.meshgrid(np.arange(27), np.arange(27)))
     known = {(vocabulary[a], vocabulary[b]): rank for rank, (a, b) in enumerate(pairs)}
     wanted = [
@@ -196,16 +198,16 @@ def test_a_store_holds_every_text_in_every_draw(
     corpora: dict[str, Corpus], task: str, tmp_path: Path
 ) -> None:
     store = store_of(corpora, task, tmp_path, dropout=0.3)
-    assert len(store.draws) == DRAWS
-    assert not store.plain().draws
-    for draw in store.draws:
+    assert len(store.segmentations) == SEGMENTATIONS
+    assert not store.without_segmentations().segmentations
+    for draw in store.segmentations:
         for side, plain in zip(draw, store.sides, strict=True):
             assert len(side) == len(plain)
             for row in range(0, len(side), 7):
                 texts = [side[row].tolist(), plain[row].tolist()]
                 assert len({*trained().decode_batch(texts)}) == 1
-    lengths = {len(side.ids) for draw in store.draws for side in draw}
-    assert len(lengths) > DRAWS // 2
+    lengths = {len(side.ids) for draw in store.segmentations for side in draw}
+    assert len(lengths) > SEGMENTATIONS // 2
 
 
 def test_a_store_hangs_on_dropout_and_seed(corpora: dict[str, Corpus], tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_a_store_hangs_on_dropout_and_seed(corpora: dict[str, Corpus], tmp_path:
     again = store_of(corpora, "generate", tmp_path / "elsewhere", dropout=0.1, seed=1)
     assert all(
         np.array_equal(a[0].ids, b[0].ids)
-        for a, b in zip(again.draws, stores[2].draws, strict=True)
+        for a, b in zip(again.segmentations, stores[2].segmentations, strict=True)
     )
     # Without dropout a seed changes nothing.
     assert store_of(corpora, "generate", tmp_path, seed=5).folder == stores[0].folder
@@ -231,13 +233,13 @@ def test_epochs_read_one_draw_after_another(
 ) -> None:
     """Each epoch holds every text once, in as many batches of the same shapes as any other."""
     store = store_of(corpora, task, tmp_path, dropout=0.3)
-    batches = Batches(store, task, max_length=300, batch_tokens=tokens)
-    shapes = {(shape.length, shape.source_length): shape.texts for shape in batches.shapes()}
+    batches = BucketedBatches(store, task, max_length=300, batch_tokens=tokens)
+    shapes = {(shape.length, shape.source_length): shape.batch_size for shape in batches.shapes()}
     count = len(batches.plan(0))
-    for epoch in (0, 1, DRAWS - 1, DRAWS + 1):
+    for epoch in (0, 1, SEGMENTATIONS - 1, SEGMENTATIONS + 1):
         plan, seen = batches.plan(epoch), list[int]()
         assert len(plan) == count
-        side = store.draws[epoch % DRAWS][-1]
+        side = store.segmentations[epoch % SEGMENTATIONS][-1]
         for number in range(count):
             batch = batches.batch(plan, number)
             lengths = batch.ids.shape[1], None if batch.source is None else batch.source.shape[1]
@@ -254,10 +256,11 @@ def test_in_order_texts_are_cut_as_always(
 ) -> None:
     store = store_of(corpora, task, tmp_path, dropout=0.3)
     batches, plain = (
-        Batches(one, task, max_length=300, batch_size=7) for one in (store, store.plain())
+        BucketedBatches(one, task, max_length=300, batch_size=7)
+        for one in (store, store.without_segmentations())
     )
-    for number in range(len(plain.in_order())):
-        one, other = (b.batch(b.in_order(), number) for b in (batches, plain))
+    for number in range(len(plain.plan_in_order())):
+        one, other = (b.batch(b.plan_in_order(), number) for b in (batches, plain))
         assert one.ids.tolist() == other.ids.tolist()
 
 
@@ -266,10 +269,10 @@ def test_windows_ask_for_every_token_of_a_draw_once(
     corpora: dict[str, Corpus], tmp_path_factory: pytest.TempPathFactory, limit: int, epoch: int
 ) -> None:
     store = store_of(corpora, "generate", tmp_path_factory.getbasetemp(), dropout=0.3)
-    batches = Batches(store, "generate", max_length=limit, batch_size=9)
+    batches = BucketedBatches(store, "generate", max_length=limit, batch_size=9)
     plan = batches.plan(epoch)
     made = [batches.batch(plan, number) for number in range(len(plan))]
-    side = store.draws[epoch % DRAWS][0]
+    side = store.segmentations[epoch % SEGMENTATIONS][0]
     assert sum(batch.count for batch in made) == len(side.ids) + len(side)
     assert sum(int(batch.mask.sum()) for batch in made) == len(side.ids) + len(side)
 
@@ -283,7 +286,7 @@ def test_only_bpe_has_merges_to_drop(kind: str) -> None:
         Recipe.of({"tokenizer": {"kind": kind, "dropout": 0.1}})
     size = 320 if kind == "unigram" else None
     with pytest.raises(DataError, match=f"kind is '{kind}'"):
-        Cutter(Tokenizer.train(LINES, kind=kind, vocab_size=size), 0.1)
+        BpeDropout(Tokenizer.train(LINES, kind=kind, vocab_size=size), 0.1)
 
 
 @pytest.mark.parametrize("key", [{"pack": True}, {"windows": "random"}])

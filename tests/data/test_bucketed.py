@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.config import ModelConfig
-from heed.data.batching.bucketed import IGNORED, Batch, Batches, filled
+from heed.data.batching.batch import IGNORE_INDEX, Batch, pad_rows
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.batching.packing import PackedBatches
 from heed.data.corpus import open_corpus
 from heed.data.token_store import Store, open_store
-from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, MASK, PAD
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.models import build
 from heed.train.objective import loss
 
@@ -40,7 +42,7 @@ def store_of(folder: Path, task: str) -> Store:
     names = {"translate": ["train.en", "train.fr"], "classify": ["train.tsv"]}
     paths = [folder / name for name in names.get(task, ["train.en"])]
     corpus = open_corpus(paths, task=task)
-    texts = [text for record in corpus.kept() for text in record.texts]
+    texts = [text for record in corpus.usable_records() for text in record.texts]
     tokenizer = Tokenizer.train(texts, kind="word")
     classes = corpus.labels() if task == "classify" else ()
     return open_store(corpus, tokenizer, classes=classes, root=folder / "cache")
@@ -55,18 +57,19 @@ def test_an_epoch_holds_every_text_once(
     folder: Path, task: str, tokens: int | None, texts: int | None
 ) -> None:
     store = store_of(folder, task)
-    batches = Batches(store, task, max_length=64, batch_tokens=tokens, batch_size=texts)
-    for plan in (batches.plan(0), batches.plan(1), batches.in_order()):
+    batches = BucketedBatches(store, task, max_length=64, batch_tokens=tokens, batch_size=texts)
+    for plan in (batches.plan(0), batches.plan(1), batches.plan_in_order()):
         rows = [row for i in range(len(plan)) for row in batches.batch(plan, i).rows]
         assert sorted(rows) == list(range(200))
-    assert list(batches.in_order().order) == list(range(200))
+    assert list(batches.plan_in_order().order) == list(range(200))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_order_is_a_function_of_seed_and_epoch(folder: Path, task: str) -> None:
     store = store_of(folder, task)
     one, same, other = (
-        Batches(store, task, max_length=64, batch_tokens=256, seed=seed) for seed in (1, 1, 2)
+        BucketedBatches(store, task, max_length=64, batch_tokens=256, seed=seed)
+        for seed in (1, 1, 2)
     )
     assert np.array_equal(one.plan(3).order, same.plan(3).order)
     assert not np.array_equal(one.plan(3).order, one.plan(4).order)
@@ -78,9 +81,9 @@ def test_the_order_is_a_function_of_seed_and_epoch(folder: Path, task: str) -> N
 def test_every_batch_has_one_of_the_shapes(
     folder: Path, task: str, limit: int, tokens: int, epoch: int
 ) -> None:
-    batches = Batches(store_of(folder, task), task, max_length=limit, batch_tokens=tokens)
+    batches = BucketedBatches(store_of(folder, task), task, max_length=limit, batch_tokens=tokens)
     plan, smaller = batches.plan(epoch), 0
-    full = {(shape.length, shape.source_length): shape.texts for shape in batches.shapes()}
+    full = {(shape.length, shape.source_length): shape.batch_size for shape in batches.shapes()}
     assert len(full) == len(batches.shapes())
     used = set()
     for i in range(len(plan)):
@@ -111,8 +114,8 @@ def test_a_batch_is_what_a_plain_loop_makes(
     folder: Path, task: str, limit: int, size: int, epoch: int
 ) -> None:
     store = store_of(folder, task)
-    batches = Batches(store, task, max_length=limit, batch_size=size)
-    plan = batches.in_order() if epoch < 0 else batches.plan(epoch)
+    batches = BucketedBatches(store, task, max_length=limit, batch_size=size)
+    plan = batches.plan_in_order() if epoch < 0 else batches.plan(epoch)
     for number in (0, len(plan) - 1):
         batch, places = batches.batch(plan, number), plan.items(number)
         starts = [0] * len(places) if batches.starts is None else batches.starts[places].tolist()
@@ -123,7 +126,7 @@ def test_a_batch_is_what_a_plain_loop_makes(
             blank = batch.ids.shape[1] - len(read)
             assert batch.ids[i].tolist() == read + [PAD] * blank
             assert batch.mask[i].tolist() == [True] * len(read) + [False] * blank
-            assert batch.targets[i].flatten().tolist() == said + [IGNORED] * (
+            assert batch.targets[i].flatten().tolist() == said + [IGNORE_INDEX] * (
                 0 if task == "classify" else blank
             )
             if task == "translate":
@@ -140,11 +143,11 @@ def test_a_batch_is_what_a_plain_loop_makes(
 def test_blank_rows_change_neither_loss_nor_gradient(folder: Path, task: str) -> None:
     packed, task = task == "packed", "generate" if task == "packed" else task
     store = store_of(folder, task)
-    batches: Batches | PackedBatches
+    batches: BucketedBatches | PackedBatches
     if packed:
         batches = PackedBatches(store, max_length=24, batch_size=3)
     else:
-        batches = Batches(store, task, max_length=48, batch_size=3)
+        batches = BucketedBatches(store, task, max_length=48, batch_size=3)
     batch = batches.batch(batches.plan(0), 0)
     torch.manual_seed(0)
     config = ModelConfig(layers=1, heads=2, width=16, dropout=0.0)
@@ -157,41 +160,41 @@ def test_blank_rows_change_neither_loss_nor_gradient(folder: Path, task: str) ->
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         return [part.total.detach(), part.right, *gradients]
 
-    whole = filled(batch, 5)
+    whole = pad_rows(batch, 5)
     assert len(whole.ids) == 5
     assert (whole.count, whole.rows) == (batch.count, batch.rows)
     for one, other in zip(learnt(batch), learnt(whole), strict=True):
         torch.testing.assert_close(one, other)
-    assert torch.equal(filled(batch, 3).ids, batch.ids)
+    assert torch.equal(pad_rows(batch, 3).ids, batch.ids)
 
 
 def test_translation_reads_what_was_said_before(folder: Path) -> None:
     store = store_of(folder, "translate")
-    batch = Batches(store, "translate", max_length=64, batch_size=5).batch(
-        Batches(store, "translate", max_length=64, batch_size=5).in_order(), 0
+    batch = BucketedBatches(store, "translate", max_length=64, batch_size=5).batch(
+        BucketedBatches(store, "translate", max_length=64, batch_size=5).plan_in_order(), 0
     )
     assert batch.source is not None
     assert batch.source_mask is not None
     for i, row in enumerate(batch.rows):
-        said = batch.targets[i][batch.targets[i] != IGNORED].tolist()
+        said = batch.targets[i][batch.targets[i] != IGNORE_INDEX].tolist()
         read = batch.ids[i][batch.mask[i]].tolist()
         assert said == [*store.sides[1][row].tolist(), EOS]
         assert read == [BOS, *said[:-1]]
         source = batch.source[i][batch.source_mask[i]].tolist()
         assert source == [*store.sides[0][row].tolist(), EOS]
-    assert batch.count == int((batch.targets != IGNORED).sum())
+    assert batch.count == int((batch.targets != IGNORE_INDEX).sum())
 
 
 @given(limit=st.integers(1, 50))
 def test_windows_ask_for_every_token_once(folder: Path, limit: int) -> None:
     store = store_of(folder, "generate")
-    batches = Batches(store, "generate", max_length=limit, batch_size=9)
-    plan, asked = batches.in_order(), []
+    batches = BucketedBatches(store, "generate", max_length=limit, batch_size=9)
+    plan, asked = batches.plan_in_order(), []
     for i in range(len(plan)):
         batch = batches.batch(plan, i)
         assert batch.ids.shape[1] <= max(limit, 1)
         for row, read, said in zip(batch.rows, batch.ids, batch.targets, strict=True):
-            real = said[said != IGNORED].tolist()
+            real = said[said != IGNORE_INDEX].tolist()
             asked += [(row, token) for token in real]
             assert read[1 : len(real)].tolist() == real[:-1]
     wanted = [(row, token) for row in range(200) for token in [*store.sides[0][row].tolist(), EOS]]
@@ -201,35 +204,35 @@ def test_windows_ask_for_every_token_once(folder: Path, limit: int) -> None:
 def test_long_texts_are_cut_and_counted(folder: Path) -> None:
     store = store_of(folder, "translate")
     longest = np.maximum(*(side.lengths(np.arange(len(store))) for side in store.sides)) + 1
-    batches = Batches(store, "translate", max_length=10, batch_size=200)
-    assert batches.cut == int((longest > 10).sum()) > 0
-    batch = batches.batch(batches.in_order(), 0)
+    batches = BucketedBatches(store, "translate", max_length=10, batch_size=200)
+    assert batches.truncated == int((longest > 10).sum()) > 0
+    batch = batches.batch(batches.plan_in_order(), 0)
     assert batch.ids.shape[1] == 10
 
 
 @given(limit=st.integers(1, 50))
 def test_masked_windows_hold_every_token(folder: Path, limit: int) -> None:
     store = store_of(folder, "generate")
-    batches = Batches(store, "generate", max_length=limit, batch_size=9, masked=0.2)
+    batches = BucketedBatches(store, "generate", max_length=limit, batch_size=9, mask_share=0.2)
     plan = batches.plan(0)
     made = [batches.batch(plan, i) for i in range(len(plan))]
     texts, tokens = len(store), len(store.sides[0].ids)
     assert sum(int(batch.mask.sum()) for batch in made) == tokens + 2 * texts
     for batch in made:
-        ids = torch.where(batch.targets == IGNORED, batch.ids, batch.targets)
+        ids = torch.where(batch.targets == IGNORE_INDEX, batch.ids, batch.targets)
         marks = (ids == BOS) | (ids == EOS)
-        asked, words = batch.targets != IGNORED, batch.mask & ~marks
+        asked, words = batch.targets != IGNORE_INDEX, batch.mask & ~marks
         assert not (asked & ~words).any()
         assert torch.equal(asked.any(dim=1), words.any(dim=1))
 
 
 def test_masked_tokens_are_the_ones_asked_for(folder: Path) -> None:
     store = store_of(folder, "generate")
-    batches = Batches(store, "generate", max_length=64, batch_size=200, masked=0.3)
-    plan = batches.in_order()
+    batches = BucketedBatches(store, "generate", max_length=64, batch_size=200, mask_share=0.3)
+    plan = batches.plan_in_order()
     batch, again = batches.batch(plan, 0), batches.batch(plan, 0)
     assert torch.equal(batch.ids, again.ids)
-    asked = batch.targets != IGNORED
+    asked = batch.targets != IGNORE_INDEX
     assert bool(asked.any(dim=1).all())
     untouched = ~asked & batch.mask
     for i, row in enumerate(batch.rows):

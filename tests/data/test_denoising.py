@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from heed.config import Recipe
 from heed.data.batching import denoising
-from heed.data.batching.bucketed import IGNORED, Batch, Batches
-from heed.data.batching.denoising import spoiled
+from heed.data.batching.batch import IGNORE_INDEX, Batch
+from heed.data.batching.bucketed import BucketedBatches
+from heed.data.batching.denoising import add_noise
 from heed.data.batching.directions import Directions
 from heed.data.corpus import open_corpus
-from heed.data.token_store import DRAWS, Store, open_store
-from heed.data.tokenizers.tokenizer import BOS, EOS, MASK, PAD, Tokenizer
+from heed.data.token_store import SEGMENTATIONS, Store, open_store
+from heed.data.tokenizers.special_tokens import BOS, EOS, MASK, PAD
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.train.prepare.setup import validate_recipe
 
@@ -52,41 +54,41 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 @given(SIZES, st.integers(0, 99))
 def test_what_is_left_is_of_the_text_and_near_its_place(sizes: list[int], seed: int) -> None:
     batch = distinct(sizes, 34)
-    found = read(spoiled(batch, generator(seed)))
+    found = read(add_noise(batch, generator(seed)))
     for size, row in zip(sizes, found, strict=True):
         assert row[-1] == EOS
         assert 1 <= len(row) - 1 <= size
         kept = [token for token in row[:-1] if token != MASK]
         assert len({*kept}) == len(kept)
         assert {*kept} <= {*range(10, 10 + size)}
-        # A piece stands at most so many places later than it would, and no earlier than those
-        # left out allow.
+        # A token is at most MAX_SHIFT places later than before, and no earlier than the dropped
+        # tokens allow.
         for place, token in enumerate(row[:-1]):
             if token != MASK:
                 gone = size - (len(row) - 1)
-                assert -denoising.MOVED - gone <= place - (token - 10) <= denoising.MOVED
+                assert -denoising.MAX_SHIFT - gone <= place - (token - 10) <= denoising.MAX_SHIFT
     assert read(batch) == read(distinct(sizes, 34))
 
 
 @given(SIZES, st.integers(0, 99))
 def test_none_moves_far(sizes: list[int], seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(denoising, "LEFT_OUT", 0.0)
-        patch.setattr(denoising, "HIDDEN", 0.0)
-        found = read(spoiled(distinct(sizes, 34), generator(seed)))
+        patch.setattr(denoising, "DROP_SHARE", 0.0)
+        patch.setattr(denoising, "MASK_SHARE", 0.0)
+        found = read(add_noise(distinct(sizes, 34), generator(seed)))
     for size, row in zip(sizes, found, strict=True):
         assert sorted(row[:-1]) == list(range(10, 10 + size))
         assert all(
-            abs(token - 10 - place) <= denoising.MOVED for place, token in enumerate(row[:-1])
+            abs(token - 10 - place) <= denoising.MAX_SHIFT for place, token in enumerate(row[:-1])
         )
 
 
 def test_as_many_are_left_out_and_hidden_as_told() -> None:
-    found = read(spoiled(distinct([30] * 2000, 34), generator()))
+    found = read(add_noise(distinct([30] * 2000, 34), generator()))
     left = np.array([len(row) - 1 for row in found])
     masked = np.array([row.count(MASK) for row in found])
-    assert 1 - left.mean() / 30 == pytest.approx(denoising.LEFT_OUT, abs=0.01)
-    assert masked.sum() / left.sum() == pytest.approx(denoising.HIDDEN, abs=0.01)
+    assert 1 - left.mean() / 30 == pytest.approx(denoising.DROP_SHARE, abs=0.01)
+    assert masked.sum() / left.sum() == pytest.approx(denoising.MASK_SHARE, abs=0.01)
     moved = [row[:-1] != sorted(row[:-1]) for row in found]
     assert np.mean(moved) > 0.9
 
@@ -98,18 +100,18 @@ def test_as_many_are_left_out_and_hidden_as_told() -> None:
     epoch=st.integers(0, 40),
 )
 def test_each_text_has_its_turn(texts: int, share: float, both: bool, epoch: int) -> None:
-    ways = Directions(texts, both=both, denoise=share)
+    directions = Directions(texts, bidirectional=both, denoise=share)
     found: Counter[int] = Counter()
-    epochs = -(-texts // ways.some)
+    epochs = -(-texts // directions.denoised)
     for turn in range(epoch, epoch + epochs):
-        way, text = ways.at(slice(0, len(ways)), turn)
-        for number, one in enumerate(ways.ways):
+        way, text = directions.locate(slice(0, len(directions)), turn)
+        for number, one in enumerate(directions.entries):
             own = text[way == number].tolist()
-            assert len({*own}) == len(own) == (ways.some if one.noisy else texts)
-            if one.noisy and one.said == 1:
+            assert len({*own}) == len(own) == (directions.denoised if one.is_denoising else texts)
+            if one.is_denoising and one.output_side == 1:
                 found.update(own)
     assert {*found} == {*range(texts)}
-    assert len(ways.ways) == (4 if both else 2)
+    assert len(directions.entries) == (4 if both else 2)
 
 
 @pytest.fixture(scope="module")
@@ -123,37 +125,45 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def batches_of(
-    store: Store, *, both: bool = False, denoise: float = 0.25, seed: int = 0
-) -> Batches:
-    return Batches(
-        store, "translate", max_length=64, batch_tokens=500, both=both, denoise=denoise, seed=seed
+    store: Store, *, bidirectional: bool = False, denoise: float = 0.25, seed: int = 0
+) -> BucketedBatches:
+    return BucketedBatches(
+        store,
+        "translate",
+        max_length=64,
+        batch_tokens=500,
+        bidirectional=bidirectional,
+        denoise=denoise,
+        seed=seed,
     )
 
 
-def rows(batches: Batches, epoch: int) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+def rows(
+    batches: BucketedBatches, epoch: int
+) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
     """Of every row of an epoch: its text, what it begins with, what is read, what is said."""
     plan, found = batches.plan(epoch), []
     for number in range(len(plan)):
         batch = batches.batch(plan, number)
         for i, source in enumerate(read(batch)):
-            said = batch.targets[i][batch.targets[i] != IGNORED].tolist()
+            said = batch.targets[i][batch.targets[i] != IGNORE_INDEX].tolist()
             found.append((batch.rows[i], int(batch.ids[i, 0]), tuple(source), tuple(said)))
     return found
 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_an_epoch_has_all_translations_and_some_to_restore(store: Store, both: bool) -> None:
-    batches = batches_of(store, both=both)
+    batches = batches_of(store, bidirectional=both)
     shapes = {(shape.length, shape.source_length) for shape in batches.shapes()}
     counts = set()
-    for epoch in (0, 1, DRAWS + 1):
+    for epoch in (0, 1, SEGMENTATIONS + 1):
         plan = batches.plan(epoch)
         counts.add(len(plan))
         made = [batches.batch(plan, number) for number in range(len(plan))]
         assert {(b.ids.shape[1], b.source.shape[1]) for b in made if b.source is not None} <= shapes
-        plain = Counter(rows(batches_of(store, both=both, denoise=0.0), epoch))
+        plain = Counter(rows(batches_of(store, bidirectional=both, denoise=0.0), epoch))
         extra = Counter(rows(batches, epoch)) - plain
-        assert extra.total() == len(batches.ways) - plain.total() == 30 * (1 + both)
+        assert extra.total() == len(batches.directions) - plain.total() == 30 * (1 + both)
         for row, first, source, said in extra:
             side = store.sides[1 if first == BOS else 0]
             assert said == (*side[row].tolist(), EOS)
@@ -166,17 +176,17 @@ def test_an_epoch_has_all_translations_and_some_to_restore(store: Store, both: b
 def test_noise_hangs_on_seed_epoch_and_number(store: Store) -> None:
     assert rows(batches_of(store), 2) == rows(batches_of(store), 2)
     # After all turns the same texts come again, with other noise.
-    one, other = (Counter(rows(batches_of(store), epoch)) for epoch in (2, 2 + DRAWS))
+    one, other = (Counter(rows(batches_of(store), epoch)) for epoch in (2, 2 + SEGMENTATIONS))
     assert {row[0] for row in one} == {row[0] for row in other}
     assert one != other
     assert rows(batches_of(store, seed=1), 2) != rows(batches_of(store), 2)
 
 
 def test_in_order_nothing_is_to_be_restored(store: Store) -> None:
-    batches, plain = batches_of(store, both=True), batches_of(store, denoise=0.0)
-    assert len(batches.in_order()) == len(plain.in_order())
-    for number in range(len(plain.in_order())):
-        one, other = (b.batch(b.in_order(), number) for b in (batches, plain))
+    batches, plain = batches_of(store, bidirectional=True), batches_of(store, denoise=0.0)
+    assert len(batches.plan_in_order()) == len(plain.plan_in_order())
+    for number in range(len(plain.plan_in_order())):
+        one, other = (b.batch(b.plan_in_order(), number) for b in (batches, plain))
         assert read(one) == read(other)
         assert one.rows == other.rows
 

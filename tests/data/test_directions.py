@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import IGNORED, Batch, Batches
+from heed.data.batching.batch import IGNORE_INDEX, Batch
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.batching.directions import Directions
 from heed.data.corpus import open_corpus
 from heed.data.token_store import Store, open_store
-from heed.data.tokenizers.special_tokens import Specials
-from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, SpecialTokens
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError
 from heed.train.prepare.setup import validate_recipe
 
@@ -37,7 +38,7 @@ def pairs(batch: Batch) -> list[tuple[int, int, list[int], list[int]]]:
     assert batch.source_mask is not None
     found = []
     for i, row in enumerate(batch.rows):
-        said = batch.targets[i][batch.targets[i] != IGNORED].tolist()
+        said = batch.targets[i][batch.targets[i] != IGNORE_INDEX].tolist()
         read = batch.source[i][batch.source_mask[i]].tolist()
         shifted = batch.ids[i][batch.mask[i]].tolist()
         assert shifted[1:] == said[:-1]
@@ -47,17 +48,19 @@ def pairs(batch: Batch) -> list[tuple[int, int, list[int], list[int]]]:
 
 @given(tokens=st.integers(60, 4000), epoch=st.integers(0, 3))
 def test_an_epoch_has_every_pair_both_ways(store: Store, tokens: int, epoch: int) -> None:
-    batches = Batches(store, "translate", max_length=64, batch_tokens=tokens, both=True)
+    batches = BucketedBatches(
+        store, "translate", max_length=64, batch_tokens=tokens, bidirectional=True
+    )
     plan, shapes = (
         batches.plan(epoch),
-        {(s.length, s.source_length): s.texts for s in batches.shapes()},
+        {(s.length, s.source_length): s.batch_size for s in batches.shapes()},
     )
     found = []
     for number in range(len(plan)):
         batch = batches.batch(plan, number)
         assert batch.source is not None
         assert len(batch.ids) <= shapes[batch.ids.shape[1], batch.source.shape[1]]
-        assert batch.count == int((batch.targets != IGNORED).sum())
+        assert batch.count == int((batch.targets != IGNORE_INDEX).sum())
         found += pairs(batch)
     source, target = ([[*side[row].tolist(), EOS] for row in range(TEXTS)] for side in store.sides)
     wanted = [(row, BOS, source[row], target[row]) for row in range(TEXTS)]
@@ -66,7 +69,7 @@ def test_an_epoch_has_every_pair_both_ways(store: Store, tokens: int, epoch: int
 
 
 def test_directions_are_mixed_in_a_batch(store: Store) -> None:
-    batches = Batches(store, "translate", max_length=64, batch_size=40, both=True)
+    batches = BucketedBatches(store, "translate", max_length=64, batch_size=40, bidirectional=True)
     plan = batches.plan(0)
     firsts = [{first for _, first, _, _ in pairs(batches.batch(plan, i))} for i in range(len(plan))]
     assert sum(first == {BOS, EOS} for first in firsts) >= len(firsts) - 1
@@ -77,19 +80,23 @@ def test_in_order_is_one_way(
     store: Store, rows: np.ndarray[tuple[int], np.dtype[np.uint32]] | None
 ) -> None:
     one, both = (
-        Batches(store, "translate", max_length=64, batch_size=20, rows=rows, both=both)
+        BucketedBatches(
+            store, "translate", max_length=64, batch_size=20, rows=rows, bidirectional=both
+        )
         for both in (False, True)
     )
-    assert len(one.in_order()) == len(both.in_order())
-    for number in range(len(one.in_order())):
-        plain, other = (b.batch(b.in_order(), number) for b in (one, both))
+    assert len(one.plan_in_order()) == len(both.plan_in_order())
+    for number in range(len(one.plan_in_order())):
+        plain, other = (b.batch(b.plan_in_order(), number) for b in (one, both))
         assert pairs(plain) == pairs(other)
-    assert sorted(one.only(np.array([5, 9])).in_order().order) == [0, 1]
+    assert sorted(one.subset(np.array([5, 9])).plan_in_order().order) == [0, 1]
 
 
 def test_some_rows_come_both_ways_too(store: Store) -> None:
     rows = np.array([3, 1, 77], np.uint32)
-    batches = Batches(store, "translate", max_length=64, batch_size=2, rows=rows, both=True)
+    batches = BucketedBatches(
+        store, "translate", max_length=64, batch_size=2, rows=rows, bidirectional=True
+    )
     plan = batches.plan(0)
     found = [pair for i in range(len(plan)) for pair in pairs(batches.batch(plan, i))]
     assert sorted((row, first) for row, first, _, _ in found) == [
@@ -98,16 +105,16 @@ def test_some_rows_come_both_ways_too(store: Store) -> None:
 
 
 def test_one_mark_for_begin_and_end_cannot_tell_languages_apart() -> None:
-    with pytest.raises(DataError, match="one mark for begin and end"):
-        Directions(3, Specials(bos=3, eos=3), both=True)
-    assert len(Directions(3, Specials(bos=3, eos=3))) == 3
+    with pytest.raises(DataError, match="BOS and EOS are the same token"):
+        Directions(3, SpecialTokens(bos=3, eos=3), bidirectional=True)
+    assert len(Directions(3, SpecialTokens(bos=3, eos=3))) == 3
 
 
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"task": "generate"}, "both is for task 'translate'"),
-        ({"task": "classify"}, "both is for task 'translate'"),
+        ({"task": "generate"}, "bidirectional is for task 'translate'"),
+        ({"task": "classify"}, "bidirectional is for task 'translate'"),
         ({"model": {"tie_embeddings": False}}, "one table for both"),
     ],
 )

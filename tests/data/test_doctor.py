@@ -16,8 +16,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heed.data.corpus import Corpus, Place, Record, open_corpus
-from heed.data.doctor import Finding, Limits, Report, check, duplicates, examine, overlap, render
-from heed.data.doctor.duplicates import as_digests, repeated
+from heed.data.doctor import (
+    Finding,
+    Limits,
+    Report,
+    check,
+    duplicates,
+    examine,
+    find_overlap,
+    render_report,
+)
+from heed.data.doctor.duplicates import as_digests, find_repeats
 from heed.data.doctor.scan import WORD
 from heed.errors import DataError, HeedError
 
@@ -163,7 +172,7 @@ def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
     train = labelled(tmp_path / "train.tsv", ["1"] * 5)
     report = check([train])
     assert find(report, "one-class").severity == "error"
-    assert "1 distinct label in" in report.summary["train"].decided
+    assert "1 distinct label in" in report.summary["train"].description
     two = labelled(tmp_path / "train.tsv", ["1", "0"] * 5)
     test = labelled(tmp_path / "test.tsv", ["1"] * 5)
     assert find(check([two, test]), "one-class", "test").severity == "warning"
@@ -180,7 +189,9 @@ def test_what_cannot_be_opened_is_a_finding(tmp_path: Path) -> None:
         report = check(paths)
         assert [one.code for one in report.errors] == ["unreadable"]
         assert json.loads(report.to_json())["ok"] is False
-    assert "is no form" in check([tmp_path / "a.tsv"], form="xml").errors[0].message
+    assert (
+        "is not a file format" in check([tmp_path / "a.tsv"], file_format="xml").errors[0].message
+    )
     empty = check([write(tmp_path / "a.txt", "\ufeff\n \n")])
     assert [one.code for one in empty.errors] == ["nothing-left"]
 
@@ -212,9 +223,9 @@ def test_overlap_is_exact_text_after_strip(
 ) -> None:
     pairs = {(a.strip(), b.strip()) for a, b in train}
     sources = {a for a, _ in pairs}
-    found = overlap(records(train), records(other))
+    found = find_overlap(records(train), records(other))
     assert found == [(a.strip(), b.strip()) in pairs for a, b in other]
-    found = overlap(records(train), records(other), source_only=True)
+    found = find_overlap(records(train), records(other), source_only=True)
     assert found == [a.strip() in sources for a, _ in other]
 
 
@@ -242,7 +253,7 @@ def test_repeated_digests_are_found_across_chunks(numbers: list[int], size: int)
     counts = Counter(numbers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duplicates, "CHUNK", size)
-        found, count = repeated(as_digests(array("Q", sorted(numbers))))
+        found, count = find_repeats(as_digests(array("Q", sorted(numbers))))
     assert found.tolist() == sorted(number for number, times in counts.items() if times > 1)
     assert count == len(numbers) - len(counts)
 
@@ -310,14 +321,14 @@ def test_what_the_doctor_passes_can_be_read(
     ]
     report = check(paths, task=task, unit=unit)
     json.loads(report.to_json())
-    Console(file=io.StringIO(), width=60).print(render(report))
+    Console(file=io.StringIO(), width=60).print(render_report(report))
     if not report.ok:
         return
     assert report.task is not None
     like: Corpus | None = None
     for split in report.summary.values():
         like = open_corpus(split.files, task=report.task, unit=unit, like=like)
-        read = list(like.kept())
+        read = list(like.usable_records())
         assert len(read) == split.kept > 0
         assert split.kept + sum(split.dropped.values()) == split.records
         if report.task == "classify":
@@ -350,7 +361,7 @@ def test_examine_takes_open_splits(tmp_path: Path) -> None:
     dev = open_corpus([labelled(tmp_path / "b.tsv", ["0", "1"])], task="classify", like=train)
     report = examine({"train": train, "dev": dev})
     assert report.summary["dev"].in_train == 2
-    assert report.seen["dev"].tolist() == overlap(train.kept(), dev.kept())
+    assert report.seen["dev"].tolist() == find_overlap(train.usable_records(), dev.usable_records())
     assert Counter(one.severity for one in report.findings)["error"] == 0
 
 
@@ -358,9 +369,9 @@ def test_a_person_and_a_program_can_read_the_report(tmp_path: Path) -> None:
     sides = [write(tmp_path / "a.en", "[red]a\n\n\n"), write(tmp_path / "a.fr", "b\nc\n")]
     report = check(sides)
     page = io.StringIO()
-    Console(file=page, width=200).print(render(report))
+    Console(file=page, width=200).print(render_report(report))
     assert "a.en:2" in page.getvalue()
-    assert "not fit to train on" in page.getvalue()
+    assert "not ready for training" in page.getvalue()
     severities = [one.severity for one in report.findings]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
     told = json.loads(report.to_json())

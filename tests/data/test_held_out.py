@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heed.config import Recipe
-from heed.data.held_out import DEV_MOST, DEV_SHARE, set_aside
+from heed.data.held_out import DEV_MAX, DEV_SHARE, hold_out_dev
 from heed.runs.run import Run
 from heed.train.prepare.setup import TrainingSetup, prepare
 
@@ -20,10 +20,10 @@ LINES = [f"word{i} in line{i} and again word{i}" for i in range(60)]
 
 @given(st.integers(2, 5000), st.integers(0, 9))
 def test_every_text_is_on_one_side(count: int, seed: int) -> None:
-    apart, learnt = (rows.tolist() for rows in set_aside(count, seed))
+    apart, learnt = (rows.tolist() for rows in hold_out_dev(count, seed))
     assert sorted(apart + learnt) == list(range(count))
-    assert 0 < len(apart) <= min(DEV_MOST, DEV_SHARE * count + 1)
-    assert (apart, learnt) == tuple(rows.tolist() for rows in set_aside(count, seed))
+    assert 0 < len(apart) <= min(DEV_MAX, DEV_SHARE * count + 1)
+    assert (apart, learnt) == tuple(rows.tolist() for rows in hold_out_dev(count, seed))
 
 
 def prepared(folder: Path, name: str, *, seed: int = 0, dev_seed: int = 0) -> TrainingSetup:
@@ -51,9 +51,9 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_words_set_aside_are_unknown_and_all_others_known(tmp_path: Path) -> None:
     parts = prepared(tmp_path, "run")
-    apart = set(set_aside(len(LINES), 0)[0].tolist())
+    apart = set(hold_out_dev(len(LINES), 0)[0].tolist())
     for i, line in enumerate(LINES):
-        assert ("<unk>" in parts.tokenizer.pieces(line)) == (i in apart)
+        assert ("<unk>" in parts.tokenizer.tokenize(line)) == (i in apart)
 
 
 def test_a_run_with_another_seed_chooses_by_the_same_and_has_the_same_pieces(

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from heed.data.batching.length_buckets import (
-    ALIGNED,
     CHUNK,
-    FARTHEST,
-    MOST,
+    LENGTH_MULTIPLE,
+    MAX_BUCKETS,
+    MAX_GROWTH,
     Array,
-    Layout,
-    chunks,
-    ladder,
+    Buckets,
+    bucket_lengths,
+    chunk_slices,
 )
 
 LENGTHS = arrays.arrays(np.int64, st.integers(1, 300), elements=st.integers(1, 100))
 
 
-def layout_of(sources: Array, lengths: Array, *, tokens: int, paired: bool = True) -> Layout:
+def layout_of(sources: Array, lengths: Array, *, tokens: int, paired: bool = True) -> Buckets:
     def measure(part: slice) -> tuple[Array, Array]:
         return sources[part], lengths[part]
 
-    return Layout(
+    return Buckets(
         measure, len(lengths), longest=100, paired=paired, size=lambda n: max(1, tokens // n)
     )
 
@@ -42,12 +42,12 @@ def speech(seed: int, count: int) -> tuple[Array, Array]:
 
 @given(longest=st.integers(1, 100_000))
 def test_a_rung_is_close_to_the_next(longest: int) -> None:
-    rungs = ladder(longest)
+    rungs = bucket_lengths(longest)
     assert rungs[-1] == longest
-    assert all(rung % ALIGNED == 0 for rung in rungs[:-1])
+    assert all(rung % LENGTH_MULTIPLE == 0 for rung in rungs[:-1])
     steps = np.diff(rungs)
     assert bool((steps > 0).all())
-    assert bool((steps <= np.maximum(ALIGNED, rungs[:-1] / 4)).all())
+    assert bool((steps <= np.maximum(LENGTH_MULTIPLE, rungs[:-1] / 4)).all())
 
 
 @given(sources=LENGTHS, lengths=LENGTHS, tokens=st.integers(1, 3000), paired=st.booleans())
@@ -57,22 +57,24 @@ def test_every_text_stands_once_in_a_shape_that_holds_it(
     count = min(len(sources), len(lengths))
     sources, lengths = sources[:count] * paired, lengths[:count]
     layout = layout_of(sources, lengths, tokens=tokens, paired=paired)
-    order, counts, stop = layout.shuffled(np.random.default_rng(0)), layout.counts, 0
+    order, counts, stop = layout.shuffle(np.random.default_rng(0)), layout.counts, 0
     assert sorted(order.tolist()) == list(range(count))
-    assert len(layout.shapes) <= MOST
+    assert len(layout.shapes) <= MAX_BUCKETS
     for number, (shape, many) in enumerate(zip(layout.shapes, counts, strict=True)):
         texts, stop = order[stop : stop + many], stop + many
         assert bool((lengths[texts] <= shape.length).all())
         assert bool((sources[texts] <= (shape.source_length or 0)).all())
         assert (shape.source_length is not None) == paired
-        assert many % shape.texts == 0 or many < shape.texts or number == len(counts) - 1
+        assert many % shape.batch_size == 0 or many < shape.batch_size or number == len(counts) - 1
 
 
 def test_sentences_are_padded_by_less_than_a_fifth() -> None:
     sources, lengths = speech(0, 30_000)
     layout = layout_of(sources, lengths, tokens=8192)
     full = zip(layout.shapes, layout.counts, strict=True)
-    cells = sum(-(-n // s.texts) * s.texts * (s.length + (s.source_length or 0)) for s, n in full)
+    cells = sum(
+        -(-n // s.batch_size) * s.batch_size * (s.length + (s.source_length or 0)) for s, n in full
+    )
     assert (sources + lengths).sum() >= 0.8 * cells
 
 
@@ -91,7 +93,7 @@ def test_how_texts_are_ordered_does_not_change_the_shapes() -> None:
 
 @given(count=st.integers(0, 3 * CHUNK))
 def test_chunks_cover_all(count: int) -> None:
-    parts = list(chunks(count))
+    parts = list(chunk_slices(count))
     assert sum(part.stop - part.start for part in parts) == count
     assert all(one.stop == other.start for one, other in pairwise(parts))
 
@@ -100,10 +102,10 @@ def test_chunks_cover_all(count: int) -> None:
 def test_a_small_corpus_is_not_all_padding(count: int, seed: int) -> None:
     sources, lengths = speech(seed, count)
     layout = layout_of(sources, lengths, tokens=10_000)
-    order, stop = layout.shuffled(np.random.default_rng(0)), 0
+    order, stop = layout.shuffle(np.random.default_rng(0)), 0
     sizes = [(shape.source_length or 0, shape.length) for shape in layout.shapes]
     for size, many in zip(sizes, layout.counts, strict=True):
         texts, stop = order[stop : stop + many], stop + many
         for source, length in zip(sources[texts], lengths[texts], strict=True):
             own = min(sum(other) for other in sizes if source <= other[0] and length <= other[1])
-            assert sum(size) <= FARTHEST * own
+            assert sum(size) <= MAX_GROWTH * own

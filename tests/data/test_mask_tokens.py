@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batch, Batches
+from heed.data.batching.batch import Batch
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import open_corpus
 from heed.data.token_store import Store, open_store
-from heed.data.tokenizers.tokenizer import EOS, MASK, PAD, Tokenizer
+from heed.data.tokenizers.special_tokens import EOS, MASK, PAD
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.train.prepare.setup import validate_recipe
 
@@ -30,10 +32,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def made(
     store: Store, share: float, epoch: int, *, seed: int = 0, both: bool = False
 ) -> list[Batch]:
-    batches = Batches(
-        store, "translate", max_length=64, batch_size=32, seed=seed, masked=share, both=both
+    batches = BucketedBatches(
+        store,
+        "translate",
+        max_length=64,
+        batch_size=32,
+        seed=seed,
+        mask_share=share,
+        bidirectional=both,
     )
-    plan = batches.in_order() if epoch < 0 else batches.plan(epoch)
+    plan = batches.plan_in_order() if epoch < 0 else batches.plan(epoch)
     return [batches.batch(plan, number) for number in range(len(plan))]
 
 

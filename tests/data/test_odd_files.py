@@ -43,7 +43,7 @@ def test_a_name_as_it_is_written_comes_before_one_in_another_case(tmp_path: Path
 def test_blank_lines_before_a_header_hide_no_separator(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "\n \ntext;label\na b;1\nc d;0\n")
     corpus = open_corpus([path], task="classify")
-    assert [record.texts[0] for record in corpus.kept()] == ["a b", "c d"]
+    assert [record.texts[0] for record in corpus.usable_records()] == ["a b", "c d"]
 
 
 def test_any_row_may_lack_its_label_the_first_too(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
         assert "[/" in page.getvalue()
 
 
-def test_windows_of_a_long_text_are_not_called_texts(tmp_path: Path) -> None:
+def test_windows_of_a_long_text_are_not_called_examples(tmp_path: Path) -> None:
     page = io.StringIO()
     path = write(tmp_path / "a.txt", " ".join("abcdefgh"[i % 8] * 3 for i in range(2000)) + "\n")
     Console(file=page, width=200).print(show_batch([path]))
-    assert re.search(r"one batch: 1 text in \d+ windows, ", page.getvalue())
+    assert re.search(r"one batch: 1 example in \d+ windows, ", page.getvalue())
 
 
 def test_a_file_may_grow_while_the_doctor_reads(
@@ -99,13 +99,13 @@ def test_a_file_may_grow_while_the_doctor_reads(
 ) -> None:
     train = write(tmp_path / "train.tsv", "a b\t1\nc d\t0\na b\t0\n")
     test = write(tmp_path / "test.tsv", "a b\t1\ne f\t0\n")
-    first_reading = scan.read
+    first_reading = scan.scan_split
 
-    def read_then_grow(chart: scan.SplitScan, *more: Any) -> None:
-        first_reading(chart, *more)
-        with Path(chart.corpus.paths[0]).open("a") as file:
+    def read_then_grow(split_scan: scan.SplitScan, *more: Any) -> None:
+        first_reading(split_scan, *more)
+        with Path(split_scan.corpus.paths[0]).open("a") as file:
             file.write("a b\tnew\n")
 
-    monkeypatch.setattr(sys.modules[check.__module__], "read", read_then_grow)
+    monkeypatch.setattr(sys.modules[check.__module__], "scan_split", read_then_grow)
     report = check([train, test])
     assert {one.code for one in report.findings} >= {"overlap", "contradiction"}

@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data.batching.bucketed import IGNORED
+from heed.data.batching.batch import IGNORE_INDEX
 from heed.data.batching.packing import PackedBatches
 from heed.data.corpus import open_corpus
 from heed.data.token_store import Store, open_store
-from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS
+from heed.data.tokenizers.tokenizer import Tokenizer
 
 WORDS = [f"w{i}" for i in range(20)]
 
@@ -44,10 +45,10 @@ def _check(store: Store, size: int, batch: int, epoch: int) -> None:
     plan = batches.plan(epoch)
     [shape] = batches.shapes()
     assert (shape.length, shape.source_length) == (size, None)
-    assert [len(batches.batch(plan, i).ids) for i in range(len(plan) - 1)] == [shape.texts] * (
+    assert [len(batches.batch(plan, i).ids) for i in range(len(plan) - 1)] == [shape.batch_size] * (
         len(plan) - 1
     )
-    assert len(batches.batch(plan, len(plan) - 1).ids) <= shape.texts
+    assert len(batches.batch(plan, len(plan) - 1).ids) <= shape.batch_size
     asked: dict[int, list[tuple[int, int, int]]] = {row: [] for row in range(len(store))}
     for number in range(len(plan)):
         made = batches.batch(plan, number)
@@ -61,7 +62,7 @@ def _check(store: Store, size: int, batch: int, epoch: int) -> None:
                 asked[row].append((place, int(read[column]), int(said[column])))
                 new = column == 0 or segments[column] != segments[column - 1]
                 assert int(positions[column]) == (0 if new else int(positions[column - 1]) + 1)
-            assert bool((said[segments < 0] == IGNORED).all())
+            assert bool((said[segments < 0] == IGNORE_INDEX).all())
     for row, tokens in asked.items():
         text = store.sides[0][row].tolist()
         tokens.sort()

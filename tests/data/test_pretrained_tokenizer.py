@@ -17,18 +17,18 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from heed.data.batching.batch import (
     Batch,
     TokenSpan,
-    hidden,
-    to_classify,
-    to_continue,
-    to_translate,
-    to_unmask,
+    causal_lm_batch,
+    classification_batch,
+    mask_tokens,
+    masked_lm_batch,
+    translation_batch,
 )
-from heed.data.batching.denoising import spoiled
+from heed.data.batching.denoising import add_noise
 from heed.data.corpus import open_corpus
 from heed.data.token_store import Store, open_store
-from heed.data.tokenizers.pretrained import Borrowed
-from heed.data.tokenizers.special_tokens import OWN
-from heed.data.tokenizers.tokenizer import SPECIALS, Tokenizer
+from heed.data.tokenizers.pretrained import PretrainedTokenizer
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SPECIAL_TOKEN_NAMES
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError
 
 LINES = ["The old cat sat on the mat.", "A dog sees the cat!", "Who are you, then?", "Été à Paris"]
@@ -97,9 +97,9 @@ def saved(folder: Path, kind: str, *, config: bool = True) -> Path:
     return folder / "tokenizer.json"
 
 
-def loaded(folder: Path, kind: str) -> Borrowed:
+def loaded(folder: Path, kind: str) -> PretrainedTokenizer:
     found = Tokenizer.load(saved(folder, kind))
-    assert isinstance(found, Borrowed)
+    assert isinstance(found, PretrainedTokenizer)
     return found
 
 
@@ -110,7 +110,7 @@ def test_ids_and_texts_are_theirs(kind: str, tmp_path: Path) -> None:
         ids = core.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text) == ids
         assert tokenizer.decode(ids) == core.decode(ids)
-        assert len(tokenizer.words(text)) == len(tokenizer.pieces(text)) == len(ids)
+        assert len(tokenizer.word_indices(text)) == len(tokenizer.tokenize(text)) == len(ids)
     assert tokenizer.vocab_size == core.get_vocab_size()
 
 
@@ -144,7 +144,7 @@ def test_it_comes_back_from_a_run_folder(kind: str, tmp_path: Path) -> None:
     tokenizer = loaded(tmp_path, kind)
     tokenizer.save(tmp_path / "run" / "tokenizer.json")
     again = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
-    assert isinstance(again, Borrowed)
+    assert isinstance(again, PretrainedTokenizer)
     assert again.specials == tokenizer.specials
     assert again.fingerprint() == tokenizer.fingerprint()
     assert again.encode_batch(LINES) == tokenizer.encode_batch(LINES)
@@ -170,7 +170,7 @@ def test_names_are_enough_where_no_file_tells(kind: str, tmp_path: Path) -> None
 def test_pieces_are_shown_as_a_person_reads_them(tmp_path: Path) -> None:
     for kind in KINDS:
         (tmp_path / kind).mkdir()
-    shown = {kind: loaded(tmp_path / kind, kind).pieces("the Été") for kind in KINDS}
+    shown = {kind: loaded(tmp_path / kind, kind).tokenize("the Été") for kind in KINDS}
     assert "".join(shown["bytes"]).replace("▁", " ") == "the Été"
     assert "".join(shown["unigram"]).startswith("▁the")
     assert shown["wordpiece"][0] == "the"
@@ -179,9 +179,9 @@ def test_pieces_are_shown_as_a_person_reads_them(tmp_path: Path) -> None:
 def test_what_ours_wrote_for_others_is_read_with_our_ids(tmp_path: Path) -> None:
     ours = Tokenizer.train(LINES, kind="bpe", vocab_size=280)
     ours.save(tmp_path / "tokenizer.json")
-    assert not isinstance(Tokenizer.load(tmp_path / "tokenizer.json"), Borrowed)
-    assert ours.specials == OWN
-    assert [ours.core.token_to_id(name) for name in SPECIALS] == [0, 1, 2, 3, 4]
+    assert not isinstance(Tokenizer.load(tmp_path / "tokenizer.json"), PretrainedTokenizer)
+    assert ours.specials == DEFAULT_SPECIALS
+    assert [ours.core.token_to_id(name) for name in SPECIAL_TOKEN_NAMES] == [0, 1, 2, 3, 4]
 
 
 # ------------------------------------------------------------------------------------ batches
@@ -206,7 +206,7 @@ def test_batches_begin_and_end_with_their_marks(kind: str, tmp_path: Path) -> No
     store = store_of(tmp_path, "generate", kind, LINES[:3])
     tokenizer = loaded(tmp_path, kind)
     marks, ids = tokenizer.specials, tokenizer.encode_batch(LINES[:3])
-    batch = to_continue(stretch(store, 0, 1), 30)
+    batch = causal_lm_batch(stretch(store, 0, 1), 30)
     for i, own in enumerate(ids):
         assert batch.ids[i][batch.mask[i]].tolist() == [marks.bos, *own]
         assert batch.targets[i][batch.mask[i]].tolist() == [*own, marks.eos]
@@ -217,7 +217,7 @@ def test_a_text_to_classify_stands_between_them(tmp_path: Path) -> None:
     lines = ["good\tThe old cat", "bad\tA dog"]
     store = store_of(tmp_path, "classify", "wordpiece", lines)
     tokenizer = loaded(tmp_path, "wordpiece")
-    batch = to_classify(stretch(store, 0, 2), 12, store.labels)
+    batch = classification_batch(stretch(store, 0, 2), 12, store.labels)
     marks = tokenizer.specials
     read = [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
     own = tokenizer.encode_batch(["The old cat", "A dog"])
@@ -227,7 +227,7 @@ def test_a_text_to_classify_stands_between_them(tmp_path: Path) -> None:
 def test_a_source_ends_and_a_target_begins(tmp_path: Path) -> None:
     store = store_of(tmp_path, "translate", "unigram", ["the cat\tA dog", "you\tthe mat"])
     tokenizer = loaded(tmp_path, "unigram")
-    batch = to_translate(stretch(store, 0, 1), stretch(store, 1, 1), 16, 16)
+    batch = translation_batch(stretch(store, 0, 1), stretch(store, 1, 1), 16, 16)
     marks = tokenizer.specials
     assert batch.source is not None
     assert batch.source_mask is not None
@@ -239,7 +239,7 @@ def test_a_source_ends_and_a_target_begins(tmp_path: Path) -> None:
 def test_what_is_hidden_shows_their_mask(tmp_path: Path) -> None:
     store = store_of(tmp_path, "generate", "wordpiece", LINES)
     random = np.random.Generator(np.random.PCG64(0))
-    batch = to_unmask(stretch(store, 0, 0), 40, share=0.9, vocab=store.vocab, random=random)
+    batch = masked_lm_batch(stretch(store, 0, 0), 40, share=0.9, vocab=store.vocab, random=random)
     mask = loaded(tmp_path, "wordpiece").specials.mask
     assert batch.ids.flatten().tolist().count(mask or 0) > 10
 
@@ -250,12 +250,14 @@ def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> Non
     (sources, texts), random = (stretch(store, i, 0) for i in range(2)), np.random.default_rng(0)
     marks = texts.specials
     assert marks.mask is None
-    pairs = to_translate(sources, texts, 40, 40)
+    pairs = translation_batch(sources, texts, 40, 40)
     asking: dict[str, Callable[[], Batch]] = {
-        "train.source_token_dropout": lambda: hidden(pairs, 0.5, random, marks),
-        "train.token_dropout": lambda: hidden(to_classify(texts, 40, None), 0.5, random, marks),
-        "data.denoise": lambda: spoiled(pairs, random, marks),
-        "train.objective = 'masked'": lambda: to_unmask(
+        "train.source_token_dropout": lambda: mask_tokens(pairs, 0.5, random, marks),
+        "train.token_dropout": lambda: mask_tokens(
+            classification_batch(texts, 40, None), 0.5, random, marks
+        ),
+        "data.denoise": lambda: add_noise(pairs, random, marks),
+        "train.objective = 'masked'": lambda: masked_lm_batch(
             texts, 40, share=0.5, vocab=store.vocab, random=random
         ),
     }

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data.batching.bucketed import Batch
-from heed.data.batching.random_windows import RandomBlocks
+from heed.data.batching.batch import Batch
+from heed.data.batching.random_windows import RandomWindows
 from heed.data.corpus import open_corpus
 from heed.data.token_store import Side, Store, open_store
-from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError
 
 WORDS = [f"w{i}" for i in range(20)]
@@ -55,13 +56,15 @@ def test_blocks_are_stretches_of_the_stream(
         store = store_of(Path(folder), lengths)
         rows = list(range(0, len(store), 2 if some else 1))
         chosen = np.array(rows, np.uint32) if some else None
-        blocks = RandomBlocks(store, max_length=size, batch_size=batch, seed=5, rows=chosen)
+        blocks = RandomWindows(store, max_length=size, batch_size=batch, seed=5, rows=chosen)
         read, said = stream(store, rows)
         [shape], plan = blocks.shapes(), blocks.plan(epoch)
         assert len(plan) == -(-len(read) // (size * batch))
         for number in range(len(plan)):
             made = blocks.batch(plan, number)
-            assert tuple(made.ids.shape) == (shape.texts, shape.length) == (batch, shape.length)
+            assert (
+                tuple(made.ids.shape) == (shape.batch_size, shape.length) == (batch, shape.length)
+            )
             assert made.count == made.ids.numel()
             for start, own, asked in zip(plan.items(number), made.ids, made.targets, strict=True):
                 stop = int(start) + min(size, len(read))
@@ -73,7 +76,7 @@ def test_seed_and_epoch_are_all_that_counts(tmp_path: Path) -> None:
     store = store_of(tmp_path, [20] * 10)
 
     def made(seed: int, epoch: int) -> Batch:
-        blocks = RandomBlocks(store, max_length=8, batch_size=4, seed=seed)
+        blocks = RandomWindows(store, max_length=8, batch_size=4, seed=seed)
         return blocks.batch(blocks.plan(epoch), 2)
 
     assert same(made(1, 0), made(1, 0))
@@ -82,7 +85,7 @@ def test_seed_and_epoch_are_all_that_counts(tmp_path: Path) -> None:
 
 
 def test_blocks_begin_everywhere(tmp_path: Path) -> None:
-    blocks = RandomBlocks(store_of(tmp_path, [12, 7]), max_length=5, batch_size=2)
+    blocks = RandomWindows(store_of(tmp_path, [12, 7]), max_length=5, batch_size=2)
     starts = [start for epoch in range(200) for start in blocks.plan(epoch).order.tolist()]
     assert set(starts) == set(range(12 + 7 + 2 - 5 + 1))
 
@@ -100,11 +103,11 @@ def test_parted_lines_are_all_the_lines(count: int, share: float, unit: str) -> 
         path = Path(folder) / "a.txt"
         path.write_text("\n".join(lines))
         corpus = open_corpus([path], task="generate", unit=unit)
-        first, last = corpus.parted(share)
+        first, last = corpus.split_by_share(share)
         parts = [[record.texts[0] for record in part] for part in (first, last)]
         assert all(parts)
         assert "\n".join(text for part in parts for text in part).split("\n") == lines
-        assert list(first.rest()) == list(last)
+        assert list(first.remainder()) == list(last)
         assert len({one.fingerprint() for one in (corpus, first, last)}) == 3
         assert next(iter(last)).place.line == 1 + len("\n".join(parts[0]).split("\n"))
 
@@ -113,12 +116,12 @@ def test_a_single_line_cannot_be_parted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("alone")
     corpus = open_corpus([tmp_path / "a.txt"], task="generate", unit="file")
     with pytest.raises(DataError, match="a single line"):
-        list(corpus.parted(0.95)[0])
+        list(corpus.split_by_share(0.95)[0])
 
 
 def test_a_stream_may_be_longer_than_32_bits_can_count() -> None:
     ends = np.array([0, 3 << 30, 6 << 30], np.uint64)
     store = Store(Path(), (Side(np.full(10, 7, np.uint16), ends),), None, (), {}, vocab=8)
-    plan = RandomBlocks(store, max_length=1 << 20, batch_size=1).plan(0)
+    plan = RandomWindows(store, max_length=1 << 20, batch_size=1).plan(0)
     assert plan.order.max() > 1 << 32
     assert plan.order.max() < 6 << 30

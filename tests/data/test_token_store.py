@@ -114,7 +114,7 @@ def test_of_long_texts_few_are_held_at_once(
         add(writer, rows)
 
     monkeypatch.setattr(stores._SideWriter, "add", watched)
-    monkeypatch.setattr(stores, "CHUNK", 2 * len(documents[0]) // stores.LETTERS)
+    monkeypatch.setattr(stores, "CHUNK", 2 * len(documents[0]) // stores.CHUNK_CHARS)
     tokenizer = Tokenizer.train(LINES, kind="word")
     store = open_store(corpus, tokenizer, root=tmp_path / "cache")
     assert sum(held) == len(store) == len(documents)

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from heed.data.tokenizers.byte_symbols import broken
-from heed.data.tokenizers.tokenizer import BOS, EOS, KINDS, MASK, PAD, SPECIALS, UNK, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, MASK, PAD, SPECIAL_TOKEN_NAMES, UNK
+from heed.data.tokenizers.tokenizer import KINDS, Tokenizer
+from heed.data.tokenizers.vocabulary import break_long_words
 from heed.errors import DataError
 
 SIZE = 340  # less than the corpus could fill
@@ -61,7 +62,7 @@ def test_any_text_comes_back(kind: str, text: str) -> None:
     tokenizer = trained(kind)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert all(len(SPECIALS) <= i < tokenizer.vocab_size for i in ids)
+    assert all(len(SPECIAL_TOKEN_NAMES) <= i < tokenizer.vocab_size for i in ids)
 
 
 @given(text=st.text(st.sampled_from(sorted(set("".join(LINES))))))
@@ -97,7 +98,7 @@ def test_lowercase_makes_one_word_of_two_spellings() -> None:
 
 def test_words_and_characters_never_seen_are_unknown() -> None:
     assert trained("word").encode("fox zebra") == [trained("word").encode("fox")[0], UNK]
-    assert trained("word").pieces("fox zebra") == ["fox", "<unk>"]
+    assert trained("word").tokenize("fox zebra") == ["fox", "<unk>"]
     assert trained("char").encode("ж") == [UNK]
 
 
@@ -105,19 +106,19 @@ def test_words_and_characters_never_seen_are_unknown() -> None:
 def test_special_tokens_have_the_same_ids_and_are_never_read_from_text(kind: str) -> None:
     tokenizer = trained(kind)
     assert (PAD, UNK, BOS, EOS, MASK) == (0, 1, 2, 3, 4)
-    assert tokenizer.pieces_of(range(5)) == list(SPECIALS)
+    assert tokenizer.ids_to_tokens(range(5)) == list(SPECIAL_TOKEN_NAMES)
     text = "<eos> and <pad>"
     ids = tokenizer.encode(text)
-    assert min(ids) >= len(SPECIALS)
+    assert min(ids) >= len(SPECIAL_TOKEN_NAMES)
     assert tokenizer.decode([BOS, *ids, EOS, PAD, PAD]) == text
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
 def test_a_corpus_of_special_names_teaches_none_of_them(kind: str) -> None:
-    lines = [" ".join(SPECIALS), "".join(SPECIALS), " <pad>"] * 50
+    lines = [" ".join(SPECIAL_TOKEN_NAMES), "".join(SPECIAL_TOKEN_NAMES), " <pad>"] * 50
     tokenizer = Tokenizer.train(lines, kind=kind, vocab_size=300)
     for line in lines[:2]:
-        assert min(tokenizer.encode(line)) >= len(SPECIALS)
+        assert min(tokenizer.encode(line)) >= len(SPECIAL_TOKEN_NAMES)
         assert tokenizer.decode(tokenizer.encode(line)) == line
 
 
@@ -131,14 +132,16 @@ def test_a_batch_is_its_texts_one_by_one(kind: str) -> None:
 
 def test_byte_ids_are_the_bytes() -> None:
     tokenizer = Tokenizer.train([], kind="byte")
-    assert tokenizer.vocab_size == 256 + len(SPECIALS)
+    assert tokenizer.vocab_size == 256 + len(SPECIAL_TOKEN_NAMES)
     assert tokenizer.encode("é☂") == [5 + byte for byte in "é☂".encode()]
 
 
 def test_the_byte_alphabet_is_the_library_s(tmp_path: Path) -> None:
     trained("byte").save(tmp_path / "tokenizer.json")
     saved = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
-    assert set(saved["model"]["vocab"]) - set(SPECIALS) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert set(saved["model"]["vocab"]) - set(SPECIAL_TOKEN_NAMES) == set(
+        pre_tokenizers.ByteLevel.alphabet()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,8 +149,8 @@ def test_the_byte_alphabet_is_the_library_s(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=60)
 def test_each_id_has_a_piece_and_a_word(kind: str, text: str) -> None:
     tokenizer = trained(kind)
-    ids, words = tokenizer.encode(text), tokenizer.words(text)
-    assert len(tokenizer.pieces(text)) == len(words) == len(ids)
+    ids, words = tokenizer.encode(text), tokenizer.word_indices(text)
+    assert len(tokenizer.tokenize(text)) == len(words) == len(ids)
     assert words == sorted(words)
     assert all(0 <= word < max(1, len(text.split())) for word in words)
 
@@ -158,16 +161,16 @@ def test_each_id_has_a_piece_and_a_word(kind: str, text: str) -> None:
 def test_the_pieces_of_a_word_spell_that_word(kind: str, words: list[str]) -> None:
     tokenizer, text = trained(kind), " ".join(words)
     ids_of: list[list[int]] = [[] for _ in words]
-    for piece, number in zip(tokenizer.encode(text), tokenizer.words(text), strict=True):
+    for piece, number in zip(tokenizer.encode(text), tokenizer.word_indices(text), strict=True):
         ids_of[number].append(piece)
     assert [tokenizer.decode(ids).lstrip(" ") for ids in ids_of] == words
 
 
 def test_pieces_are_readable() -> None:
-    assert trained("byte").pieces("a b\n") == ["a", "▁", "b", "↵"]
-    assert trained("byte").pieces("é") == ["\\xc3", "\\xa9"]
-    assert trained("char").pieces("é a") == ["é", "▁", "a"]
-    assert "".join(trained("bpe").pieces("The old  fox")) == "▁The▁old▁▁fox"
+    assert trained("byte").tokenize("a b\n") == ["a", "▁", "b", "↵"]
+    assert trained("byte").tokenize("é") == ["\\xc3", "\\xa9"]
+    assert trained("char").tokenize("é a") == ["é", "▁", "a"]
+    assert "".join(trained("bpe").tokenize("The old  fox")) == "▁The▁old▁▁fox"
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
@@ -264,7 +267,7 @@ def test_a_forked_child_encodes_without_a_warning() -> None:
 def test_unigram_keeps_whole_words_of_text_with_punctuation_set_apart() -> None:
     lines = ["the lamp , the lamp and the ship .", "a ship , the lamp , a lamp ."] * 20
     tokenizer = Tokenizer.train(lines, kind="unigram", vocab_size=300)
-    assert tokenizer.pieces("the lamp , a ship .") == ["▁the", "▁lamp", "▁,", "▁a", "▁ship", "▁."]
+    assert tokenizer.tokenize("the lamp , a ship .") == ["▁the", "▁lamp", "▁,", "▁a", "▁ship", "▁."]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -334,7 +337,7 @@ def test_half_a_surrogate_pair_is_refused(kind: str) -> None:
     with pytest.raises(DataError, match="text 2: character 3 is half of a surrogate pair"):
         trained(kind).encode_batch(["fine", "no\ud800"])
     with pytest.raises(DataError, match="surrogate"):
-        trained(kind).words("\ud800")
+        trained(kind).word_indices("\ud800")
     if kind != "byte":
         with pytest.raises(DataError, match="text 2: character 1"):
             Tokenizer.train(["fine", "\udfff"], kind=kind)
@@ -342,15 +345,15 @@ def test_half_a_surrogate_pair_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 10**6])
 def test_ids_of_another_tokenizer_are_refused(wrong: int) -> None:
-    with pytest.raises(DataError, match=f"no piece {wrong}"):
+    with pytest.raises(DataError, match=f"no token {wrong}"):
         trained("char").decode([5, wrong])
-    with pytest.raises(DataError, match=f"no piece {wrong}"):
-        trained("char").pieces_of([5, wrong])
+    with pytest.raises(DataError, match=f"no token {wrong}"):
+        trained("char").ids_to_tokens([5, wrong])
 
 
 def test_files_that_are_no_tokenizer_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    with pytest.raises(DataError, match=r"tokenizer\.json: there is no tokenizer here"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: there is no tokenizer file"):
         Tokenizer.load(path)
     for content in (b"not json", b"\xff\xfe", b""):
         path.write_bytes(content)
@@ -363,16 +366,16 @@ def test_files_that_are_no_tokenizer_are_refused_by_name(tmp_path: Path) -> None
     others = [models.BPE(vocab={"a": 0}, merges=[]), models.WordLevel(vocab={"<pad>": 0})]
     for model in others:
         tokenizers.Tokenizer(model).save(str(path))
-        with pytest.raises(DataError, match=r"tokenizer\.json: .* not one that heed trained"):
+        with pytest.raises(DataError, match=r"tokenizer\.json: .* not trained by heed"):
             Tokenizer.load(path)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_long_line_without_spaces_is_learnt_from_in_parts(kind: str) -> None:
     line = "the gene " + "acgtta" * 50_000
-    assert max(map(len, broken(line).split())) < len(line) / 10
-    assert broken(line).replace(" ", "") == line.replace(" ", "")
-    assert broken(line[:1000]) == line[:1000]
+    assert max(map(len, break_long_words(line).split())) < len(line) / 10
+    assert break_long_words(line).replace(" ", "") == line.replace(" ", "")
+    assert break_long_words(line[:1000]) == line[:1000]
     tokenizer = Tokenizer.train([line], kind=kind, vocab_size=300)
     assert tokenizer.decode(tokenizer.encode(line)) == line
     assert len(tokenizer.encode(line)) < len(line) / 3

@@ -42,7 +42,7 @@ def trained(*texts: str, lowercase: bool = False) -> Tokenizer:
 
 @pytest.mark.parametrize(("text", "tokens"), RULES.items(), ids=list(RULES.values()))
 def test_the_known_rules(text: str, tokens: str) -> None:
-    assert trained(text).pieces(text) == tokens.split()
+    assert trained(text).tokenize(text) == tokens.split()
 
 
 @pytest.mark.parametrize("text", [text for text in RULES if "\n" not in text])
@@ -72,7 +72,7 @@ LETTERS = st.text("abcXYZ 019.,;:!?'\"()[]-–—’“”%$&…né\n", max_size
 def test_no_letter_is_lost_and_tokens_hold_no_space(text: str) -> None:
     if not text.strip():
         return
-    pieces = trained(text).pieces(text)
+    pieces = trained(text).tokenize(text)
     assert not any(character.isspace() for piece in pieces for character in piece)
     back = "".join(pieces).replace("``", '"').replace("''", '"')
     assert back == "".join(text.split()).replace("''", '"').replace("``", '"')
@@ -104,10 +104,10 @@ def test_a_file_keeps_the_split(tmp_path: Path) -> None:
 
 def test_words_of_a_text_are_found() -> None:
     text = 'He said "they don\'t".'
-    assert trained(text).words(text) == [0, 1, 2, 2, 3, 3, 3, 3]
+    assert trained(text).word_indices(text) == [0, 1, 2, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(("kind", "split"), [("bpe", "treebank"), ("word", "treebnak")])
 def test_a_split_that_makes_no_sense(kind: str, split: str) -> None:
-    with pytest.raises(DataError, match="cannot be split"):
+    with pytest.raises(DataError, match="cannot have split"):
         Tokenizer.train(["a"], kind=kind, split=split)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from heed.data.tokenizers import word_cache
 from heed.data.tokenizers.tokenizer import KINDS, Tokenizer
-from heed.data.tokenizers.word_cache import Wordwise
+from heed.data.tokenizers.word_cache import WordCache
 
 LINES = [
     "The old captain doesn't watch (again!) the lighthouse, 1234 times.",
@@ -52,16 +52,16 @@ def test_the_ids_are_those_of_whole_texts(
     kind: str, lowercase: bool, batches: list[list[str]]
 ) -> None:
     tokenizer = trained(kind, lowercase)
-    encoder = Wordwise(tokenizer)
+    encoder = WordCache(tokenizer)
     for texts in batches:
         assert encoder.encode_batch(texts) == tokenizer.encode_batch(texts)
 
 
 def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_cache, "MOST", 10)
-    encoder = Wordwise(trained("bpe", False))
+    monkeypatch.setattr(word_cache, "MAX_WORDS", 10)
+    encoder = WordCache(trained("bpe", False))
     for start in range(0, 300, 3):
         texts = [f"w{start} w{start + 1}", f"w{start + 2} {'long' * 20}", "two  spaces"]
         assert encoder.encode_batch(texts) == encoder.tokenizer.encode_batch(texts)
-        assert len(encoder._known) <= 10 + 4
-        assert all(len(word) <= word_cache.LONGEST for word in encoder._known)
+        assert len(encoder._cache) <= 10 + 4
+        assert all(len(word) <= word_cache.MAX_CHARS for word in encoder._cache)

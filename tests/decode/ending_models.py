@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from support import VARIANTS, new_language_model, new_translator
 
-from heed.data.tokenizers.tokenizer import BOS, EOS
+from heed.data.tokenizers.special_tokens import BOS, EOS
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
 

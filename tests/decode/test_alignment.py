@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support import new_translator
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from heed.data.tokenizers.pretrained import Borrowed
-from heed.data.tokenizers.special_tokens import Specials
-from heed.data.tokenizers.tokenizer import UNK, Tokenizer
+from heed.data.tokenizers.pretrained import PretrainedTokenizer
+from heed.data.tokenizers.special_tokens import UNK, SpecialTokens
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import alignment
 
 KNOWN = ["the", "cat's", "don't", "see,", "(see)", "cat.", "cannot", '"see"', "$3.50"]
@@ -73,7 +73,7 @@ def copied(tokenizer: Tokenizer, text: str) -> tuple[str, list[int]]:
     )
 
 
-def wordpiece(words: list[str]) -> Borrowed:
+def wordpiece(words: list[str]) -> PretrainedTokenizer:
     """BERT's kind: punctuation split off, a word is unknown if one of its subwords is."""
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     signs = [*"()\"'’“”.,$/", "3", "50", "t", "s"]
@@ -81,10 +81,10 @@ def wordpiece(words: list[str]) -> Borrowed:
     core = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=names[UNK]))
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
-    return Borrowed(core, Specials(0, 1, 2, 3, None), {})
+    return PretrainedTokenizer(core, SpecialTokens(0, 1, 2, 3, None), {})
 
 
-def sentencepiece(letters: str, *, legacy: bool = False) -> Borrowed:
+def sentencepiece(letters: str, *, legacy: bool = False) -> PretrainedTokenizer:
     """Letters, and a symbol where a word begins; Llama's kind with `legacy`."""
     vocab = [(token, 0.0) for token in ("<pad>", "<unk>", "<s>", "</s>")]
     vocab += [(token, -1.0) for token in ["▁", *letters, "▁c", "at"]]
@@ -96,7 +96,7 @@ def sentencepiece(letters: str, *, legacy: bool = False) -> Borrowed:
         core.decoder = decoders.Sequence([*spaces, decoders.Strip(" ", 1, 0)])
     else:
         core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return Borrowed(core, Specials(0, 1, 2, 3, None), {})
+    return PretrainedTokenizer(core, SpecialTokens(0, 1, 2, 3, None), {})
 
 
 def pair(kind: str) -> tuple[Tokenizer, Tokenizer]:
@@ -134,7 +134,7 @@ def test_letters_are_copied_into_words(legacy: bool, text: str) -> None:
 def test_a_subword_copies_its_whole_word(text: str) -> None:
     """Only its letters: the full stop after them is a token of its own."""
     tokenizer = sentencepiece("catकी.")
-    tokens = tokenizer.pieces(text)
+    tokens = tokenizer.tokenize(text)
     copied = alignment.unknown_copies(tokenizer, [UNK] * len(tokens), np.eye(len(tokens)), text)
     result = [copied[index].strip() for index in range(len(tokens))]
     assert {*result} == {*re.findall(r"[^. ]+|[.]", text)}

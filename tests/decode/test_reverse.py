@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from heed.api import Translator
 from heed.cli import app
 from heed.config import Recipe
-from heed.data.tokenizers.tokenizer import BOS, EOS
+from heed.data.tokenizers.special_tokens import BOS, EOS
 from heed.decode.alignment import soft_alignments
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search

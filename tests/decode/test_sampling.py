@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support import texts
 
-from heed.data.tokenizers.tokenizer import BOS
+from heed.data.tokenizers.special_tokens import BOS
 from heed.decode.greedy import Greedy
 from heed.decode.sampling import Sample, sample_index
 from heed.decode.search import Search

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FEW, new_translator, texts
 
-from heed.data.tokenizers.tokenizer import BOS, EOS
+from heed.data.tokenizers.special_tokens import BOS, EOS
 from heed.decode import plain
 from heed.decode.batch_plan import StateSizes, bucket_size
 from heed.decode.beam import Beam, coverage

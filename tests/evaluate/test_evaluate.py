@@ -14,7 +14,7 @@ from evaluating import HELD_OUT, LEARNT, SHARED, evaluate_small, sides, train_sm
 from rich.console import Console
 from test_cli import heed
 
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import open_corpus
 from heed.data.token_store import open_store
 from heed.errors import HeedError
@@ -124,11 +124,11 @@ def test_dev_bleu_equals_the_bleu_of_dev(run: Path, text: Path) -> None:
     model, tokenizer, recipe = load_run(run, device="cpu")
     assert isinstance(model, Translator)
     corpus = open_corpus(sides(text, "test"), task="translate")
-    batches = Batches(open_store(corpus, tokenizer), "translate", max_length=256)
+    batches = BucketedBatches(open_store(corpus, tokenizer), "translate", max_length=256)
     pairs = pairs_of(corpus, batches)
     found = dev_bleu(model, tokenizer, pairs, recipe.decode, max_length=256)
     assert found == evaluate_small(run, split="dev")["bleu"]
-    some = batches.only(np.array([7, 3]))
+    some = batches.subset(np.array([7, 3]))
     assert sorted(pairs_of(corpus, some)) == sorted([pairs[7], pairs[3]])
 
 

@@ -19,7 +19,8 @@ from test_cli import heed
 
 from heed import Translator as Mt
 from heed.config import DecodeConfig
-from heed.data.tokenizers.tokenizer import BOS, EOS, PAD, SPECIALS, UNK, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, PAD, SPECIAL_TOKEN_NAMES, UNK
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.search import Search
 from heed.decode.settings import build_strategy
 from heed.decode.strategy import Hypothesis
@@ -65,7 +66,7 @@ def names(model: Translator) -> list[str]:
     """Some name for every token."""
     tables = [model.embedding, model.source_embedding or model.embedding]
     rows = max(one.table.num_embeddings for one in tables)
-    return [*SPECIALS, *(f"p{i}" for i in range(len(SPECIALS), rows))]
+    return [*SPECIAL_TOKEN_NAMES, *(f"p{i}" for i in range(len(SPECIAL_TOKEN_NAMES), rows))]
 
 
 def saved(model: Translator, folder: Path) -> Any:
@@ -397,7 +398,7 @@ def test_every_piece_has_a_name_of_its_own(kind: str) -> None:
     assert isinstance(model, Translator)
     named = token_names(model, tokenizer)
     assert len({*named}) == tokenizer.vocab_size + 2
-    assert tuple(named[: len(SPECIALS)]) == SPECIALS
+    assert tuple(named[: len(SPECIAL_TOKEN_NAMES)]) == SPECIAL_TOKEN_NAMES
 
 
 def test_what_is_not_to_be_written_is_not(tmp_path: Path) -> None:

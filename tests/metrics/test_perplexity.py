@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import FEW, VOCAB, language_model, new_language_model
 
-from heed.data.tokenizers.tokenizer import BOS, EOS, SPECIALS, UNK, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS, SPECIAL_TOKEN_NAMES, UNK
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.metrics.perplexity import (
     LossCounts,
@@ -28,7 +29,7 @@ from heed.metrics.perplexity import (
 from heed.models import LanguageModel, build
 from heed.models.inference import evaluating
 
-ids = st.integers(len(SPECIALS), VOCAB - 1)
+ids = st.integers(len(SPECIAL_TOKEN_NAMES), VOCAB - 1)
 several = st.lists(st.lists(ids, max_size=40), min_size=1, max_size=5)
 
 

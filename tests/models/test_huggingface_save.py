@@ -16,7 +16,8 @@ from support import perturb
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.data.tokenizers.tokenizer import SPECIALS, Tokenizer
+from heed.data.tokenizers.special_tokens import SPECIAL_TOKEN_NAMES
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.errors import HeedError
@@ -53,7 +54,7 @@ def ours(task: str, *, causal: bool = True, **changes: Any) -> Model:
 
 def read_and_real(seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(len(SPECIALS), TOKENIZER.vocab_size, (3, 8), generator=generator)
+    ids = torch.randint(len(SPECIAL_TOKEN_NAMES), TOKENIZER.vocab_size, (3, 8), generator=generator)
     mask = torch.arange(8) < torch.tensor([[8], [5], [1]])
     return ids.masked_fill(~mask, 0), mask
 

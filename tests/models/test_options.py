@@ -22,7 +22,7 @@ from support import (
 from torch import Tensor
 
 from heed.config import ModelConfig
-from heed.data.batching.bucketed import Batch
+from heed.data.batching.batch import Batch
 from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.errors import ConfigError, DataError

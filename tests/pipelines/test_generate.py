@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from support import tiny
 
 from heed.config import DecodeConfig
-from heed.data.tokenizers.tokenizer import KINDS, SPECIALS, Tokenizer
+from heed.data.tokenizers.special_tokens import SPECIAL_TOKEN_NAMES
+from heed.data.tokenizers.tokenizer import KINDS, Tokenizer
 from heed.decode.detokenize import IncrementalDetokenizer, StreamedText
 from heed.errors import ConfigError, DataError
 from heed.models import LanguageModel, build
@@ -92,7 +93,7 @@ def test_a_text_ends_where_a_stop_string_begins(
     case: tuple[tuple[str, str], list[int], int], stop: list[str]
 ) -> None:
     tokenizer, ids, _ = ids_of(case)
-    ids = [i for i in ids if i >= len(SPECIALS)]
+    ids = [i for i in ids if i >= len(SPECIAL_TOKEN_NAMES)]
     text = StreamedText(tokenizer, [], stop)
     streamed = "".join(text.add([i]) for i in ids) + text.end()
     whole = tokenizer.decode(ids)

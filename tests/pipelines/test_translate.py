@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from support import new_translator
 
 from heed.config import DecodeConfig
-from heed.data.tokenizers.tokenizer import UNK, Tokenizer
+from heed.data.tokenizers.special_tokens import UNK
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import alignment
 from heed.decode.settings import build_strategy, merge_decode_config
 from heed.errors import ConfigError, DataError, RunError

@@ -8,7 +8,8 @@ import torch
 
 from heed.config import ModelConfig
 from heed.data import synthetic
-from heed.data.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from heed.data.tokenizers.special_tokens import BOS, EOS
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.alignment import hard_links
 from heed.models import Translator, build
 from heed.probe.attention_maps import best_layer, cross_map, cross_maps
@@ -37,7 +38,10 @@ def test_word_attention_sums_token_attention(model: Translator, tokenizer: Token
     s, t = tokenizer.encode(source), tokenizer.encode(target)
     with torch.no_grad():
         trace = model.eval().trace(torch.tensor([[*s, EOS]]), torch.tensor([[BOS, *t]]))
-    of_source, of_target = np.array(tokenizer.words(source)), np.array(tokenizer.words(target))
+    of_source, of_target = (
+        np.array(tokenizer.word_indices(source)),
+        np.array(tokenizer.word_indices(target)),
+    )
     for layer, weights in enumerate(trace.cross):
         for head, pieces in enumerate(weights[0].numpy()):
             for row in range(len(target.split())):

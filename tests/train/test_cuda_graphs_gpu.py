@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batch
+from heed.data.batching.batch import Batch
 from heed.errors import HeedError
 from heed.runs.run import Run
 from heed.train import run as train_run

@@ -26,7 +26,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from heed.config import Recipe
-from heed.data.batching.batch import IGNORED, Batch
+from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.errors import ConfigError, StoppedError
 from heed.runs.run import Run
 from heed.train import run as train_run
@@ -337,7 +337,7 @@ def test_shares_are_the_batch(texts: int, size: int, length: int, packed: bool) 
     assert len({tuple(s.ids.shape) for s in shares}) == 1
     assert {s.count for s in shares} == {whole.count}
     assert sorted(row for s in shares for row in s.rows) == list(whole.rows)
-    asked = torch.cat([s.targets[s.targets != IGNORED] for s in shares])
+    asked = torch.cat([s.targets[s.targets != IGNORE_INDEX] for s in shares])
     assert asked.sort().values.tolist() == (ids + 1).flatten().tolist()
     for part in shares:
         assert part.positions.shape[0] == (len(part.ids) if packed else 1)

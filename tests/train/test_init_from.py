@@ -200,7 +200,7 @@ def test_a_folder_of_transformers_is_taken_as_it_is(
     said: list[str] = []
     run = Run.create(tmp_path / "run", whole)
     parts = prepare(whole, run, device=CPU, say=said.append, origin=origin)
-    batch = parts.sets["dev"].batch(parts.sets["dev"].in_order(), 0)
+    batch = parts.sets["dev"].batch(parts.sets["dev"].plan_in_order(), 0)
     theirs = transformers.RobertaModel.from_pretrained(roberta, add_pooling_layer=False).eval()
     model = parts.model.eval()
     assert isinstance(model, Classifier)

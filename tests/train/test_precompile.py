@@ -25,7 +25,7 @@ from support import POSITIONS
 
 import heed
 from heed.config import Recipe
-from heed.data.batching.length_buckets import ladder
+from heed.data.batching.length_buckets import bucket_lengths
 from heed.nn.kernels.availability import HAS_TRITON
 from heed.train.execution.choose import cpp_compiler
 from heed.train.precompile import start
@@ -346,7 +346,7 @@ def test_batches_of_every_shape_find_their_kernels(
         tokenizer={"vocab_size": vocab},
         train={"precision": precision},
     )
-    rungs = st.sampled_from([int(n) for n in ladder(longest)])
+    rungs = st.sampled_from([int(n) for n in bucket_lengths(longest)])
     shapes = st.tuples(st.integers(1, 40), rungs, rungs)
     drawn = [(3, longest, longest), *data.draw(st.lists(shapes, max_size=4))]
 

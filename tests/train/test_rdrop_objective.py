@@ -8,7 +8,7 @@ from support import CLASSES, VOCAB, fresh, tiny
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import IGNORED, Batch, filled
+from heed.data.batching.batch import IGNORE_INDEX, Batch, pad_rows
 from heed.errors import ConfigError
 from heed.models import Model, build
 from heed.train.objective import Loss, Objective, loss
@@ -27,7 +27,7 @@ def batch_of(task: str) -> Batch:
     positions = torch.arange(length)[None]
     if task == "classify":
         return Batch(ids, targets[:, 0] % CLASSES, mask, positions, texts, (0, 1, 2))
-    targets = targets.masked_fill(~mask, IGNORED)
+    targets = targets.masked_fill(~mask, IGNORE_INDEX)
     batch = Batch(ids, targets, mask, positions, count, (0, 1, 2))
     if task == "packed":
         segments = (torch.arange(length) // 4).expand(texts, -1)
@@ -83,7 +83,7 @@ def test_it_grows_with_its_weight_alone(task: str) -> None:
 def test_blank_rows_change_nothing(task: str) -> None:
     model, batch = model_of(task, 0.0), batch_of(task)
     (one, gradients), (other, others) = (
-        learnt(model, each, rdrop=2.0) for each in (batch, filled(batch, 5))
+        learnt(model, each, rdrop=2.0) for each in (batch, pad_rows(batch, 5))
     )
     torch.testing.assert_close(one.total, other.total)
     torch.testing.assert_close(gradients, others)

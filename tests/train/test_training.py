@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batch
+from heed.data.batching.batch import Batch
 from heed.errors import ConfigError, DataError, HeedError, StoppedError
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
@@ -147,7 +147,7 @@ def test_the_same_bytes_read_in_another_way_have_other_words(text: Path) -> None
         (text / name).write_text('{"text": "a b"}\n' * 40, encoding="utf-8")
         told = recipe(text, "generate", data={"train": [str(text / name)]})
         parts = prepare(told, Run.create(text / name[-3:], told), device=CPU, say=QUIET.print)
-        words.append(parts.tokenizer.pieces('{"text": "a b"}'))
+        words.append(parts.tokenizer.tokenize('{"text": "a b"}'))
     assert words[0] != words[1]
 
 

@@ -1,6 +1,6 @@
-"""One batch: what it holds, and how it is put together from a store, all rows at once.
+"""One batch: its tensors, and how they are assembled from a token store, all rows at once.
 
-Shapes: b texts, n tokens, m source tokens.
+Shapes: b examples, n tokens, m source tokens.
 """
 
 from __future__ import annotations
@@ -14,50 +14,51 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from heed.data.token_store import Side
-from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 
 Ids = NDArray[np.int64]
-IGNORED = -100
-"""In targets: nothing is asked here."""
+IGNORE_INDEX = -100
+"""Target value at which no loss is computed, as in torch's cross_entropy."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step reads and what it should say, with everything masks are made of."""
+    """Inputs and targets of one training step, with everything that masks are built from."""
 
     ids: Tensor
-    """[b, n] what the model reads; for translation, the target so far."""
+    """[b, n] input ids; for translation, the target shifted right."""
     targets: Tensor
-    """[b, n] the token that follows each, or [b] the class; IGNORED where nothing is asked."""
+    """[b, n] the next token at each position, or [b] the class; IGNORE_INDEX where there is no
+    loss."""
     mask: Tensor
     """[b, n] True where `ids` is a real token."""
     positions: Tensor
-    """[1, n] or, of packed texts, [b, n]: where each token stands in its text."""
+    """[1, n], or [b, n] for packed sequences: position of each token in its sequence."""
     count: int
-    """How many targets are asked for: what a loss sum is divided by."""
+    """Number of targets with a loss: what the loss sum is divided by."""
     rows: tuple[int, ...]
-    """Which texts of the store these are."""
+    """Rows of the token store that these examples are."""
     segments: Tensor | None = None
-    """[b, n] which packed text each token is of."""
+    """[b, n] number of the packed sequence that each token belongs to."""
     source: Tensor | None = None
-    """[b, m] what a translator reads."""
+    """[b, m] source ids of a translation."""
     source_mask: Tensor | None = None
     source_positions: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors it has, by name."""
+        """The tensors of this batch by name, absent ones left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def with_tensors(self, tensors: dict[str, Tensor], **facts: Any) -> Batch:
-        """The same batch with these tensors in their place."""
-        changes: dict[str, Any] = {**tensors, **facts}
+    def with_tensors(self, tensors: dict[str, Tensor], **others: Any) -> Batch:
+        """A copy of this batch with some tensors or other fields replaced."""
+        changes: dict[str, Any] = {**tensors, **others}
         return replace(self, **changes)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device, on its way before it is needed."""
-        there = {name: t.to(device, non_blocking=True) for name, t in self.tensors().items()}
-        return self.with_tensors(there)
+        """Copy the batch to a device without waiting for the transfer."""
+        moved = {name: t.to(device, non_blocking=True) for name, t in self.tensors().items()}
+        return self.with_tensors(moved)
 
     @property
     def tokens(self) -> int:
@@ -65,161 +66,170 @@ class Batch:
         return self.ids.numel() + (0 if self.source is None else self.source.numel())
 
 
-def filled(batch: Batch, texts: int) -> Batch:
-    """The batch with blank rows up to `texts`: nothing in them is real, nothing is asked."""
-    more = texts - len(batch.ids)
-    blanks = {"ids": 0, "targets": IGNORED, "mask": False, "source": 0, "source_mask": False}
-    if batch.segments is not None:  # only then has each row positions of its own
-        blanks |= {"segments": -1, "positions": 0}
-    longer: dict[str, Any] = {}
-    for name, blank in blanks.items():
+def pad_rows(batch: Batch, rows: int) -> Batch:
+    """Pad a batch with blank rows up to `rows`: all padding, without targets."""
+    missing = rows - len(batch.ids)
+    fills = {"ids": 0, "targets": IGNORE_INDEX, "mask": False, "source": 0, "source_mask": False}
+    if batch.segments is not None:  # only then does each row have its own positions
+        fills |= {"segments": -1, "positions": 0}
+    padded: dict[str, Any] = {}
+    for name, fill in fills.items():
         value = getattr(batch, name)
-        if value is not None and more:
-            longer[name] = torch.cat([value, value.new_full((more, *value.shape[1:]), blank)])
-    return replace(batch, **longer)
+        if value is not None and missing:
+            padded[name] = torch.cat([value, value.new_full((missing, *value.shape[1:]), fill)])
+    return replace(batch, **padded)
 
 
-def joined(parts: list[Batch]) -> Batch:
-    """Batches of the same lengths as one: the rows of the first, then those of the next."""
+def concat_batches(parts: list[Batch]) -> Batch:
+    """Concatenate the rows of batches of the same lengths."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    own = [name for name, t in first.tensors().items() if not name.endswith("positions")]
-    tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in own}
+    names = [name for name, t in first.tensors().items() if not name.endswith("positions")]
+    tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     rows = tuple(row for part in parts for row in part.rows)
     return first.with_tensors(tensors, count=sum(part.count for part in parts), rows=rows)
 
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Of some texts of a side, what each gives to a batch."""
+    """A span of tokens from each of some rows of one side."""
 
     side: Side
     rows: NDArray[Any]
-    """[b] which texts,"""
+    """[b] rows of the token store."""
     starts: Ids
-    """[b] from which token on,"""
+    """[b] first token of each span."""
     sizes: Ids
-    """[b] and how many cells, those of special tokens included."""
-    begin: int | None = None
-    """What is read before the first token; unset, BOS."""
+    """[b] cells of each span, special tokens included."""
+    first_token: int | None = None
+    """Decoder input before the first token; BOS where unset."""
 
     @property
-    def specials(self) -> Specials:
-        """The ids of padding, begin, end and the mask here."""
+    def specials(self) -> SpecialTokens:
+        """Special token ids of this side."""
         return self.side.specials
 
-    def real(self, length: int) -> NDArray[np.bool_]:
-        """[b, n] which cells of rows so long are not padding."""
+    def token_mask(self, length: int) -> NDArray[np.bool_]:
+        """[b, n] which cells of rows of this length are not padding."""
         mask: NDArray[np.bool_] = np.arange(length) < self.sizes[:, None]
         return mask
 
-    def ended(self, length: int) -> Ids:
-        """[b, n] the tokens, and from the end of its text on, EOS."""
-        left = self.side.lengths(self.rows) - self.starts
+    def tokens_then_eos(self, length: int) -> Ids:
+        """[b, n] the tokens of each span, and EOS from the end of its sequence on."""
+        remaining = self.side.lengths(self.rows) - self.starts
         tokens = self.side.tokens(self.rows, self.starts, length)
-        return np.where(np.arange(length) < left[:, None], tokens, self.specials.eos)
+        return np.where(np.arange(length) < remaining[:, None], tokens, self.specials.eos)
 
-    def before(self) -> Ids:
-        """[b] the token before the first; `begin` where that is the first of its text."""
+    def previous_tokens(self) -> Ids:
+        """[b] the token before each span; `first_token` at the start of a sequence."""
         tokens = self.side.tokens(self.rows, np.maximum(self.starts - 1, 0), 1)[:, 0]
-        begin = self.specials.bos if self.begin is None else self.begin
-        return np.where(self.starts > 0, tokens, begin)
+        first_token = self.specials.bos if self.first_token is None else self.first_token
+        return np.where(self.starts > 0, tokens, first_token)
 
 
-def to_continue(texts: TokenSpan, length: int) -> Batch:
-    """Read each token, say the next. A later window begins with the token before it."""
-    said, mask = texts.ended(length), texts.real(length)
-    read = np.concatenate([texts.before()[:, None], said[:, :-1]], axis=1)
-    targets = np.where(mask, said, IGNORED)
-    return _batch(texts, read, targets, mask, int(texts.sizes.sum()))
+def causal_lm_batch(span: TokenSpan, length: int) -> Batch:
+    """Inputs and next-token targets. A later window starts with the token before it."""
+    next_tokens, mask = span.tokens_then_eos(length), span.token_mask(length)
+    inputs = np.concatenate([span.previous_tokens()[:, None], next_tokens[:, :-1]], axis=1)
+    targets = np.where(mask, next_tokens, IGNORE_INDEX)
+    return _build_batch(span, inputs, targets, mask, int(span.sizes.sum()))
 
 
-def to_translate(sources: TokenSpan, texts: TokenSpan, source_length: int, length: int) -> Batch:
-    """Read a source, and what was said of its translation; say how that goes on."""
-    mask = sources.real(source_length)
+def translation_batch(
+    sources: TokenSpan, targets: TokenSpan, source_length: int, length: int
+) -> Batch:
+    """Source, shifted target and next-token targets of sentence pairs."""
+    mask = sources.token_mask(source_length)
     return replace(
-        to_continue(texts, length),
-        source=torch.from_numpy(_padded(sources, sources.ended(source_length), mask)),
+        causal_lm_batch(targets, length),
+        source=torch.from_numpy(_pad(sources, sources.tokens_then_eos(source_length), mask)),
         source_mask=torch.from_numpy(mask),
         source_positions=torch.arange(source_length)[None],
     )
 
 
-def to_classify(texts: TokenSpan, length: int, classes: NDArray[Any] | None) -> Batch:
-    """Read a text between BOS and EOS, which stand even where the text is cut; say its class."""
-    mask, column = texts.real(length), np.arange(length)
-    first = np.full((len(mask), 1), texts.specials.bos)
-    read = np.concatenate([first, texts.ended(length)[:, :-1]], axis=1)
-    read = np.where((column > 0) & (column == texts.sizes[:, None] - 1), texts.specials.eos, read)
-    said = np.full(len(mask), IGNORED) if classes is None else classes.astype(np.int64)
-    return _batch(texts, read, said, mask, len(mask))
+def classification_batch(span: TokenSpan, length: int, classes: NDArray[Any] | None) -> Batch:
+    """Sequences between BOS and EOS, also where truncated, with their class as target."""
+    mask, column = span.token_mask(length), np.arange(length)
+    bos = np.full((len(mask), 1), span.specials.bos)
+    inputs = np.concatenate([bos, span.tokens_then_eos(length)[:, :-1]], axis=1)
+    inputs = np.where((column > 0) & (column == span.sizes[:, None] - 1), span.specials.eos, inputs)
+    targets = np.full(len(mask), IGNORE_INDEX) if classes is None else classes.astype(np.int64)
+    return _build_batch(span, inputs, targets, mask, len(mask))
 
 
-def hidden(
-    batch: Batch, share: float, random: np.random.Generator, specials: Specials = OWN
+def mask_tokens(
+    batch: Batch,
+    share: float,
+    random: np.random.Generator,
+    specials: SpecialTokens = DEFAULT_SPECIALS,
 ) -> Batch:
-    """The batch with about this share of its words shown as the mask; BOS and EOS stay.
+    """Mask about this share of the input tokens; BOS and EOS stay.
 
-    Of a translation that is its source (Gal and Ghahramani 2016, Sennrich et al. 2016).
+    For translation these are tokens of the source (Gal and Ghahramani 2016, Sennrich et al. 2016).
     """
-    name, ids, real, key = "ids", batch.ids, batch.mask, "train.token_dropout"
+    name, ids, mask, key = "ids", batch.ids, batch.mask, "train.token_dropout"
     if batch.source is not None and batch.source_mask is not None:
-        name, ids, real, key = (
+        name, ids, mask, key = (
             "source",
             batch.source,
             batch.source_mask,
             "train.source_token_dropout",
         )
-    drawn = torch.from_numpy(random.random(tuple(ids.shape)) < share)
-    words = real & (ids != specials.bos) & (ids != specials.eos)
-    return batch.with_tensors({name: ids.masked_fill(drawn & words, specials.masking(key))})
+    selected = torch.from_numpy(random.random(tuple(ids.shape)) < share)
+    words = mask & (ids != specials.bos) & (ids != specials.eos)
+    return batch.with_tensors({name: ids.masked_fill(selected & words, specials.require_mask(key))})
 
 
-def to_unmask(
-    texts: TokenSpan, length: int, *, share: float, vocab: int, random: np.random.Generator
+def masked_lm_batch(
+    span: TokenSpan, length: int, *, share: float, vocab: int, random: np.random.Generator
 ) -> Batch:
-    """Guess hidden tokens of a text between BOS and EOS from all the others (Devlin et al. 2019).
+    """Masked language modeling of sequences between BOS and EOS (Devlin et al. 2019).
 
-    Of the tokens asked for, 80% are shown as the mask, 10% as another token, 10% as they are; at
-    least one is asked for in every text. BOS and EOS stand as a classifier will read them.
+    Of the tokens to predict, 80% are masked, 10% replaced by a random token, 10% left as they are.
+    At least one token per sequence is predicted. BOS and EOS stand where a classifier will read
+    them.
     """
-    mask = texts.real(length)
-    said = np.concatenate([texts.before()[:, None], texts.ended(length)[:, :-1]], axis=1)
-    words = mask & (said != texts.specials.bos) & (said != texts.specials.eos)
-    drawn = np.where(words, random.random(mask.shape), 1.0)
-    asked = (drawn < share) | (drawn == drawn.min(axis=1, keepdims=True))
-    asked &= words
-    shown, least = texts.specials.masking("train.objective = 'masked'"), texts.specials.ordinary
-    how, other = (
-        random.random(mask.shape),
-        random.integers(least, max(least + 1, vocab), mask.shape),
-    )
-    read = np.where(asked & (how < 0.8), shown, np.where(asked & (how >= 0.9), other, said))
-    targets = np.where(asked, said, IGNORED)
-    return _batch(texts, read, targets, mask, int(asked.sum()))
+    mask = span.token_mask(length)
+    following = span.tokens_then_eos(length)[:, :-1]
+    tokens = np.concatenate([span.previous_tokens()[:, None], following], axis=1)
+    words = mask & (tokens != span.specials.bos) & (tokens != span.specials.eos)
+    draws = np.where(words, random.random(mask.shape), 1.0)
+    predicted = (draws < share) | (draws == draws.min(axis=1, keepdims=True))
+    predicted &= words
+    mask_id = span.specials.require_mask("train.objective = 'masked'")
+    lowest_id = span.specials.first_ordinary_id
+    treatment = random.random(mask.shape)
+    random_tokens = random.integers(lowest_id, max(lowest_id + 1, vocab), mask.shape)
+    inputs = np.where(predicted & (treatment < 0.8), mask_id, tokens)
+    inputs = np.where(predicted & (treatment >= 0.9), random_tokens, inputs)
+    targets = np.where(predicted, tokens, IGNORE_INDEX)
+    return _build_batch(span, inputs, targets, mask, int(predicted.sum()))
 
 
-def _padded(texts: TokenSpan, ids: Ids, mask: NDArray[np.bool_]) -> Ids:
-    return np.where(mask, ids, texts.specials.pad)
+def _pad(span: TokenSpan, ids: Ids, mask: NDArray[np.bool_]) -> Ids:
+    return np.where(mask, ids, span.specials.pad)
 
 
-def _batch(texts: TokenSpan, ids: Ids, targets: Ids, mask: NDArray[np.bool_], count: int) -> Batch:
+def _build_batch(
+    span: TokenSpan, ids: Ids, targets: Ids, mask: NDArray[np.bool_], count: int
+) -> Batch:
     return Batch(
-        torch.from_numpy(_padded(texts, ids, mask)),
+        torch.from_numpy(_pad(span, ids, mask)),
         torch.from_numpy(targets),
         torch.from_numpy(mask),
         torch.arange(ids.shape[1])[None],
         count,
-        tuple(texts.rows.tolist()),
+        tuple(span.rows.tolist()),
     )
 
 
-def padded(texts: list[Ids], length: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Texts side by side, filled up on the right; and which cells are text."""
-    out = np.full((len(texts), length), fill, np.int64)
-    mask = np.zeros((len(texts), length), np.bool_)
-    for i, text in enumerate(texts):
-        out[i, : len(text)] = text
-        mask[i, : len(text)] = True
+def pad_sequences(sequences: list[Ids], length: int, fill: int) -> tuple[Tensor, Tensor]:
+    """Pad sequences on the right to one length; also the mask of real tokens."""
+    out = np.full((len(sequences), length), fill, np.int64)
+    mask = np.zeros((len(sequences), length), np.bool_)
+    for i, sequence in enumerate(sequences):
+        out[i, : len(sequence)] = sequence
+        mask[i, : len(sequence)] = True
     return torch.from_numpy(out), torch.from_numpy(mask)

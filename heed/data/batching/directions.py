@@ -1,14 +1,15 @@
-"""What an epoch asks of every pair of texts: to translate it, and whatever else a recipe says.
+"""Directions: which side of a sentence pair is input and which is output, per training task.
 
-| way                        | read                 | said   | first token of what is said |
-|----------------------------|----------------------|--------|-----------------------------|
-| translate                  | source               | target | BOS                         |
-| translate back (`both`)    | target               | source | EOS                         |
-| restore (`denoise`)        | target, with noise   | target | BOS                         |
-| restore (`denoise`, `both`) | source, with noise  | source | EOS                         |
+| direction                               | input              | output | first output token |
+|-----------------------------------------|--------------------|--------|--------------------|
+| translate                               | source             | target | BOS                |
+| translate back (`bidirectional`)        | target             | source | EOS                |
+| denoise (`denoise`)                     | target, with noise | target | BOS                |
+| denoise (`denoise`, `bidirectional`)    | source, with noise | source | EOS                |
 
-The first token tells the model which language to write. Translated are all texts, restored is a
-share of them: epoch by epoch the next ones in an order drawn once, until they come round again.
+The first output token tells the decoder which language to generate. Every pair is translated in
+every epoch. A share of the pairs is denoised: each epoch takes the next ones in an order drawn
+once, and starts over at its end.
 """
 
 from __future__ import annotations
@@ -20,76 +21,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.data.batching.length_buckets import Rows
-from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.errors import DataError
 
 SOURCE, TARGET = 0, 1
-"""The sides of a pair."""
+"""The sides of a sentence pair."""
 
 
 class Direction(NamedTuple):
-    """Which side is read, which is said, and what a decoder reads first."""
+    """One direction: input side, output side, and the first token that the decoder reads."""
 
-    read: int
-    said: int
-    begin: int
+    input_side: int
+    output_side: int
+    first_token: int
 
     @property
-    def noisy(self) -> bool:
-        """Whether a text is to be restored: nobody asks for what can be read."""
-        return self.read == self.said
+    def is_denoising(self) -> bool:
+        """Whether this direction is denoising (input and output are the same side)."""
+        return self.input_side == self.output_side
 
 
 class Directions:
-    """Texts in every way: places, numbered way by way."""
+    """Sentence pairs in all directions, numbered direction by direction."""
 
     def __init__(
         self,
-        texts: int,
-        marks: Specials = OWN,
+        pairs: int,
+        specials: SpecialTokens = DEFAULT_SPECIALS,
         *,
-        both: bool = False,
+        bidirectional: bool = False,
         denoise: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """`denoise` is the share of texts to restore in an epoch, in each language written."""
-        self.texts, self.seed = texts, seed
-        self.some = min(texts, max(1, round(denoise * texts))) if denoise else 0
-        """Texts to restore in an epoch."""
-        self.ways = [Direction(SOURCE, TARGET, marks.bos)]
-        if both:
-            if marks.bos == marks.eos:
+        """`denoise` is the share of pairs to denoise per epoch, for each output language."""
+        self.pairs, self.seed = pairs, seed
+        self.denoised = min(pairs, max(1, round(denoise * pairs))) if denoise else 0
+        """Pairs to denoise per epoch and language."""
+        self.entries = [Direction(SOURCE, TARGET, specials.bos)]
+        if bidirectional:
+            if specials.bos == specials.eos:
                 raise DataError(
-                    "this tokenizer has one mark for begin and end, so the first token cannot tell "
-                    "which language to write.",
+                    "BOS and EOS are the same token here, so the first token cannot tell the model "
+                    "which language to generate.",
                     where="data.bidirectional",
-                    todo="Use a tokenizer with two, or one direction.",
+                    todo="Use a tokenizer with two tokens, or train one direction.",
                 )
-            self.ways.append(Direction(TARGET, SOURCE, marks.eos))
-        self._whole = len(self.ways) * texts
-        """Places of the ways that all texts go."""
-        if self.some:
-            self.ways += [Direction(way.said, way.said, way.begin) for way in self.ways]
+            self.entries.append(Direction(TARGET, SOURCE, specials.eos))
+        self._translated = len(self.entries) * pairs
+        """Places of the directions that take every pair."""
+        if self.denoised:
+            self.entries += [
+                Direction(one.output_side, one.output_side, one.first_token) for one in self.entries
+            ]
 
     @cached_property
     def _order(self) -> Rows:
-        """In which texts are restored."""
+        """The order in which pairs are denoised."""
         random = np.random.Generator(np.random.PCG64(self.seed))
-        return random.permutation(self.texts).astype(np.uint32)
+        return random.permutation(self.pairs).astype(np.uint32)
 
     def __len__(self) -> int:
-        return self._whole + self.some * sum(way.noisy for way in self.ways)
+        return self._translated + self.denoised * sum(one.is_denoising for one in self.entries)
 
-    def at(self, places: slice | Rows, epoch: int) -> tuple[NDArray[np.int64], Rows]:
-        """The way of each of these places in an epoch, and which text it is."""
+    def locate(self, places: slice | Rows, epoch: int) -> tuple[NDArray[np.int64], Rows]:
+        """Direction and pair of each of these places in an epoch."""
         if isinstance(places, slice):
             places = np.arange(places.start, places.stop, dtype=np.uint32)
-        way, text = np.divmod(places.astype(np.int64), max(1, self.texts))
-        if self.some:
-            noisy = places >= self._whole
-            way_of_noisy, number = np.divmod(
-                places[noisy].astype(np.int64) - self._whole, self.some
+        direction, pair = np.divmod(places.astype(np.int64), max(1, self.pairs))
+        if self.denoised:
+            denoising = places >= self._translated
+            denoising_direction, number = np.divmod(
+                places[denoising].astype(np.int64) - self._translated, self.denoised
             )
-            way[noisy] = way_of_noisy + self._whole // self.texts
-            text[noisy] = self._order[(epoch * self.some + number) % self.texts]
-        return way, text.astype(np.uint32)
+            direction[denoising] = denoising_direction + self._translated // self.pairs
+            pair[denoising] = self._order[(epoch * self.denoised + number) % self.pairs]
+        return direction, pair.astype(np.uint32)

@@ -1,4 +1,9 @@
-"""Readers: parallel, labelled and plain text, one record at a time."""
+"""Corpus readers: parallel, labeled and plain text, one record at a time.
+
+Files become `lines` (decompressed, decoded), lines become `rows` (TSV, CSV, JSON lines, Hugging
+Face datasets), rows become `records` (texts, label, place) by the `columns` that hold them. A
+`Corpus` is one split; `split_names` infers from file names which files are train, dev and test.
+"""
 
 from heed.data.corpus.columns import Key
 from heed.data.corpus.corpus import (
@@ -7,13 +12,13 @@ from heed.data.corpus.corpus import (
     Files,
     check_task,
     class_order,
+    file_names,
     infer_task,
-    names_of,
     open_corpus,
 )
-from heed.data.corpus.infer_splits import splits
+from heed.data.corpus.lines import Fault, Place
 from heed.data.corpus.records import Record
-from heed.data.corpus.text_files import Fault, Place
+from heed.data.corpus.split_names import infer_splits
 
 __all__ = [
     "NUMBER",
@@ -25,8 +30,8 @@ __all__ = [
     "Record",
     "check_task",
     "class_order",
+    "file_names",
+    "infer_splits",
     "infer_task",
-    "names_of",
     "open_corpus",
-    "splits",
 ]

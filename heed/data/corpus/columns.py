@@ -1,7 +1,7 @@
-"""Which column is what: texts and labels by name where there are names, else by their values.
+"""Choose the text and label columns of a table, by name where there are names, else by value.
 
-Decided once, from the first rows of a corpus, by rules without chance; `Layout.why` says what
-was decided. `open_corpus(columns=…)` overrules it.
+The choice is made once, from the first rows of a corpus, by deterministic rules;
+`ColumnLayout.description` reports it. `open_corpus(columns=…)` overrides it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from heed.data.corpus.rows import Row
 from heed.errors import DataError
 
-SAMPLE = 1000  # rows looked at
-Key = int | str  # a cell's index, or its name
+SAMPLE_ROWS = 1000  # rows examined
+Key = int | str  # index or name of a column
 
 LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment", "intent", "topic")
 TEXTS = ("text", "sentence", "content", "review", "document", "body", "utterance", "comment")
@@ -27,7 +27,7 @@ PAIRS = (
     ("question", "sentence"),
 )
 SIDES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"))
-# ISO 639-1: what a column of a parallel corpus is called when it is called by its language.
+# ISO 639-1 codes, as columns of a parallel corpus named by language have them.
 LANGUAGE = re.compile(
     "(af|am|ar|az|be|bg|bn|bs|ca|cs|cy|da|de|el|en|eo|es|et|eu|fa|fi|fr|ga|gl|gu|he|hi|hr|hu|hy|id"
     "|is|it|ja|ka|kk|km|kn|ko|ky|la|lb|lo|lt|lv|mg|mi|mk|ml|mn|mr|ms|mt|my|nb|ne|nl|nn|no|oc|pa|pl"
@@ -37,55 +37,58 @@ NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the texts and the label of a row stand."""
+class ColumnLayout:
+    """Which columns hold the texts and the label of a row."""
 
     texts: tuple[Key, ...]
     label: Key | None
     width: int  # cells in a row; 0 where cells have keys
     header: bool  # whether the first row of each file names the columns
-    names: tuple[str, ...]  # of the columns, where they have names
-    why: str  # what was decided
-    how: str  # by what rule
+    names: tuple[str, ...]  # column names, if there are any
+    description: str  # which columns are used
+    rule: str  # the rule that chose them
 
 
 @dataclass(frozen=True)
-class Sample:
+class ColumnSample:
     """The first rows of a corpus as columns."""
 
-    names: tuple[str, ...]  # () where nothing names the columns
+    names: tuple[str, ...]  # () without column names
     keys: tuple[Key, ...]
     values: Mapping[Key, list[str]]
     header: bool
     width: int
 
 
-def sample(head: Sequence[Row], form: str, where: str) -> Sample:
-    """Columns of the readable rows; `where` is for the error when there are none."""
-    good = [row for row in head if row.fault is None and row.cells]
-    if not good:
-        raise DataError("no row of this can be read.", where=where, todo="Run `heed check` on it.")
-    if isinstance(good[0].cells, Mapping):
-        objects = [row.cells for row in good if isinstance(row.cells, Mapping)]
-        # A row may lack what the others have: its label, say, and the first row as well as any.
-        times = Counter(name for one in objects for name in one)
-        usual = [name for name, count in times.items() if 2 * count >= len(objects)]
-        names = tuple(dict.fromkeys([*objects[0], *usual]))
+def sample_columns(head: Sequence[Row], file_format: str, where: str) -> ColumnSample:
+    """Columns of the readable rows; `where` goes into the error when there are none."""
+    readable = [row for row in head if row.fault is None and row.cells]
+    if not readable:
+        raise DataError(
+            "none of the first rows can be read.", where=where, todo="Run `heed check` on it."
+        )
+    if isinstance(readable[0].cells, Mapping):
+        objects = [row.cells for row in readable if isinstance(row.cells, Mapping)]
+        # Any row, the first included, may lack a key that the others have, such as its label.
+        counts = Counter(name for cells in objects for name in cells)
+        common = [name for name, count in counts.items() if 2 * count >= len(objects)]
+        names = tuple(dict.fromkeys([*objects[0], *common]))
         columns: dict[Key, list[str]]
-        columns = {name: [str(one.get(name, "")) for one in objects] for name in names}
-        return Sample(names, names, columns, header=False, width=0)
-    cells = [row.cells for row in good if isinstance(row.cells, list)]
-    header = form == "csv" or _is_header(cells[0])
-    names = tuple(name.strip() for name in cells[0]) if header else ()
-    width = len(names) or Counter(map(len, cells)).most_common(1)[0][0]
-    body = [one for one in cells[header:] if len(one) == width]
+        columns = {name: [str(cells.get(name, "")) for cells in objects] for name in names}
+        return ColumnSample(names, names, columns, header=False, width=0)
+    table = [row.cells for row in readable if isinstance(row.cells, list)]
+    header = file_format == "csv" or _is_header(table[0])
+    names = tuple(name.strip() for name in table[0]) if header else ()
+    width = len(names) or Counter(map(len, table)).most_common(1)[0][0]
+    body = [row for row in table[header:] if len(row) == width]
     by_index: dict[Key, list[str]]
-    by_index = {index: [one[index] for one in body] for index in range(width)}
-    return Sample(names, tuple(range(width)), by_index, header, width)
+    by_index = {index: [row[index] for row in body] for index in range(width)}
+    return ColumnSample(names, tuple(range(width)), by_index, header, width)
 
 
 def _is_header(first: Sequence[str]) -> bool:
-    """A first row of TSV names the columns if it holds a name that text seldom is."""
+    """Whether the first row of a TSV names the columns: a name that is rarely text, such as
+    label."""
     names = [name.strip().lower() for name in first]
     known = any(set(pair) <= set(names) for pair in SIDES + PAIRS)
     languages = len(names) > 1 and all(_is_language(name) for name in names)
@@ -96,94 +99,102 @@ def _is_language(name: str) -> bool:
     return LANGUAGE.fullmatch(name) is not None
 
 
-def guess_task(columns: Sample) -> str:
-    """What a table is for: by the names of its columns, else by whether one repeats itself."""
+def guess_task(columns: ColumnSample) -> str:
+    """The task of a table: by its column names, else by whether one column has few distinct
+    values."""
     lowered = [name.lower() for name in columns.names]
     if any(name in LABELS for name in lowered):
         return "classify"
     if any(set(pair) <= set(lowered) for pair in SIDES) or sum(map(_is_language, lowered)) > 1:
         return "translate"
-    key = _fewest(columns, columns.keys)
+    key = _fewest_values(columns, columns.keys)
     few = columns.values[key]
     others = [value for other in columns.keys if other != key for value in columns.values[other]]
     repeats = 2 * len(set(few)) <= len(few)
-    # Without names, one word beside a sentence is a label, however few the rows.
+    # Without column names, single words beside sentences are labels, however few the rows.
     single = not columns.names and not any(" " in value.strip() for value in few)
     if others and (repeats or (single and any(" " in value for value in others))):
         return "classify"
-    texts = [key for key in columns.keys if not _numbers(columns.values[key])]
+    texts = [key for key in columns.keys if not _is_numeric(columns.values[key])]
     return "generate" if len(texts) < 2 or "text" in lowered else "translate"
 
 
-def decide(columns: Sample, task: str, asked: Sequence[Key] | None, *, where: str) -> Layout:
-    """The layout for a task. `asked`: the texts in order, then the label where there is one."""
-    if asked is not None:
-        keys = tuple(_find(columns, key, where) for key in asked)
+def choose_columns(
+    columns: ColumnSample, task: str, requested: Sequence[Key] | None, *, where: str
+) -> ColumnLayout:
+    """The column layout for a task. `requested`: the text columns in order, then the label
+    column."""
+    if requested is not None:
+        keys = tuple(_find_requested(columns, key, where) for key in requested)
         texts, label = (keys[:-1], keys[-1]) if task == "classify" else (keys, None)
-        how = "as asked"
+        rule = "as requested"
     elif task == "classify":
-        texts, label, how = _labelled(columns)
+        texts, label, rule = _label_columns(columns)
     else:
-        texts, label, how = _sides(columns) if task == "translate" else _one_text(columns)
-    wanted = {"translate": (2,), "classify": (1, 2), "generate": (1,)}[task]
-    if len(texts) not in wanted:
+        texts, label, rule = (
+            _side_columns(columns) if task == "translate" else _text_column(columns)
+        )
+    expected = {"translate": (2,), "classify": (1, 2), "generate": (1,)}[task]
+    if len(texts) not in expected:
         raise DataError(
-            f"{task} needs {' or '.join(map(str, wanted))} columns of text"
+            f"{task} needs {' or '.join(map(str, expected))} columns of text"
             f"{' and one of labels' if task == 'classify' else ''}; "
-            f"{len(columns.keys)} found, {len(texts)} taken for text.",
+            f"of {len(columns.keys)} columns, {len(texts)} were taken for text.",
             where=where,
             todo="Check the separator, or name the columns.",
         )
-    said = ", ".join(_name(columns, key) for key in texts)
-    why = f"{'text' if len(texts) == 1 else 'texts'} in {said}"
+    text_names = ", ".join(_column_name(columns, key) for key in texts)
+    description = f"{'text' if len(texts) == 1 else 'texts'} in {text_names}"
     if label is not None:
-        why += f", label in {_name(columns, label)}"
+        description += f", label in {_column_name(columns, label)}"
     if columns.header:
-        why += ", first row a header"
-    return Layout(texts, label, columns.width, columns.header, columns.names, why, how)
+        description += ", first row a header"
+    return ColumnLayout(
+        texts, label, columns.width, columns.header, columns.names, description, rule
+    )
 
 
-def _labelled(columns: Sample) -> tuple[tuple[Key, ...], Key | None, str]:
-    named = _by_name(columns, LABELS) or _by_name(columns, ("target", "y"))
+def _label_columns(columns: ColumnSample) -> tuple[tuple[Key, ...], Key | None, str]:
+    by_name = _find_by_name(columns, LABELS) or _find_by_name(columns, ("target", "y"))
     if len(columns.keys) < 2:
         return (), None, ""
-    label = _fewest(columns, columns.keys) if named is None else named
+    label = _fewest_values(columns, columns.keys) if by_name is None else by_name
     values = columns.values[label]
     count = len(set(values))
-    how = f"{count:,} distinct label{'s' * (count != 1)} in the first {len(values):,} rows"
-    if named is not None:
-        how = "by name"
+    rule = f"{count:,} distinct label{'s' * (count != 1)} in the first {len(values):,} rows"
+    if by_name is not None:
+        rule = "by name"
     rest = [key for key in columns.keys if key != label]
     for pair in PAIRS:
-        if all(_by_name(columns, (name,)) is not None for name in pair):
-            return tuple(_find(columns, name, "") for name in pair), label, how
-    text = _by_name(columns, TEXTS)
-    return (_longest(columns, rest) if text in (None, label) else text,), label, how
+        if all(_find_by_name(columns, (name,)) is not None for name in pair):
+            return tuple(_find_requested(columns, name, "") for name in pair), label, rule
+    text = _find_by_name(columns, TEXTS)
+    return (_longest_column(columns, rest) if text in (None, label) else text,), label, rule
 
 
-def _sides(columns: Sample) -> tuple[tuple[Key, ...], None, str]:
+def _side_columns(columns: ColumnSample) -> tuple[tuple[Key, ...], None, str]:
     for pair in SIDES:
-        keys = [_by_name(columns, (name,)) for name in pair]
+        keys = [_find_by_name(columns, (name,)) for name in pair]
         if None not in keys:
             return tuple(key for key in keys if key is not None), None, "by name"
-    named = dict(zip(columns.keys, columns.names, strict=False))
-    spoken = [key for key, name in named.items() if _is_language(name.lower())]
-    if len(spoken) > 2:  # "id" is a number before it is Indonesian
-        spoken = [key for key in spoken if named[key].lower() != "id"]
-    if len(spoken) == 2:
-        return tuple(spoken), None, "by language"
-    texts = [key for key in columns.keys if not _numbers(columns.values[key])]
+    names = dict(zip(columns.keys, columns.names, strict=False))
+    languages = [key for key, name in names.items() if _is_language(name.lower())]
+    if len(languages) > 2:  # "id" more often means an identifier than Indonesian
+        languages = [key for key in languages if names[key].lower() != "id"]
+    if len(languages) == 2:
+        return tuple(languages), None, "by language"
+    texts = [key for key in columns.keys if not _is_numeric(columns.values[key])]
     return tuple(texts[:2]), None, "the first two columns of text"
 
 
-def _one_text(columns: Sample) -> tuple[tuple[Key, ...], None, str]:
-    named = _by_name(columns, TEXTS)
-    if named is not None:
-        return (named,), None, "by name"
-    return (_longest(columns, columns.keys),), None, "the longest column"
+def _text_column(columns: ColumnSample) -> tuple[tuple[Key, ...], None, str]:
+    column = _find_by_name(columns, TEXTS)
+    if column is not None:
+        return (column,), None, "by name"
+    return (_longest_column(columns, columns.keys),), None, "the longest column"
 
 
-def _fewest(columns: Sample, keys: Sequence[Key]) -> Key:
+def _fewest_values(columns: ColumnSample, keys: Sequence[Key]) -> Key:
     """The column with the fewest distinct values; of equals the shorter, then the first."""
 
     def weight(key: Key) -> tuple[int, int]:
@@ -193,16 +204,16 @@ def _fewest(columns: Sample, keys: Sequence[Key]) -> Key:
     return min(keys, key=weight)
 
 
-def _longest(columns: Sample, keys: Sequence[Key]) -> Key:
+def _longest_column(columns: ColumnSample, keys: Sequence[Key]) -> Key:
     return max(keys, key=lambda key: sum(map(len, columns.values[key])))
 
 
-def _numbers(values: Sequence[str]) -> bool:
-    """Mostly numbers: an identifier or a score, not text."""
+def _is_numeric(values: Sequence[str]) -> bool:
+    """Whether most values are numbers: an identifier or a score, not text."""
     return 2 * sum(bool(NUMBER.fullmatch(value.strip())) for value in values) > len(values)
 
 
-def _by_name(columns: Sample, wanted: Sequence[str]) -> Key | None:
+def _find_by_name(columns: ColumnSample, wanted: Sequence[str]) -> Key | None:
     lowered = [name.lower() for name in columns.names]
     for name in wanted:
         if name in lowered:
@@ -210,24 +221,24 @@ def _by_name(columns: Sample, wanted: Sequence[str]) -> Key | None:
     return None
 
 
-def _find(columns: Sample, key: Key, where: str) -> Key:
-    """A column as asked for: its name, or its number from 1."""
+def _find_requested(columns: ColumnSample, key: Key, where: str) -> Key:
+    """A column by its name, or by its number from 1."""
     if isinstance(key, str) and key.isdecimal() and key not in columns.names:
         key = int(key)
     if isinstance(key, int) and 1 <= key <= columns.width:
         return key - 1
     if key in columns.names:
         return columns.keys[columns.names.index(str(key))]
-    found = _by_name(columns, (str(key).lower(),))
-    if found is None:
+    column = _find_by_name(columns, (str(key).lower(),))
+    if column is None:
         known = ", ".join(columns.names) or f"1 to {columns.width}"
         raise DataError(
             f"there is no column {key!r}.", where=where, todo=f"The columns are {known}."
         )
-    return found
+    return column
 
 
-def _name(columns: Sample, key: Key) -> str:
+def _column_name(columns: ColumnSample, key: Key) -> str:
     if isinstance(key, str):
         return repr(key)
     return repr(columns.names[key]) if columns.names else f"column {key + 1}"

@@ -1,9 +1,9 @@
-"""Readers: parallel, labelled and plain text, one record at a time.
+"""Corpus: parallel, labeled or plain text, read one record at a time.
 
-A `Corpus` is one split. It is opened once, which decides its format and columns from its first
-rows, and can be read any number of times. Reading holds one chunk and one record, whatever the
-size of the files. Iterating is strict: what cannot be read raises a `DataError` with file and
-line. `scan` is for the doctor: it yields such records too, with their fault.
+A `Corpus` is one split. Opening it decides its format and columns from its first rows; then it can
+be read any number of times. Memory is one chunk and one record, whatever the size of the files.
+Iteration is strict: a record that cannot be read raises a `DataError` with file and line. `scan`,
+for the doctor, yields such records too, with their fault.
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from itertools import islice
 from pathlib import Path
 
 from heed.data.corpus import hf_datasets
-from heed.data.corpus.columns import SAMPLE, Key, Layout, decide, guess_task, sample
-from heed.data.corpus.records import Record, Span, plain, table, two_sides
-from heed.data.corpus.rows import FORM_NAMES, form_of, rows
-from heed.data.corpus.text_files import Fault, Place, fingerprint, printable
+from heed.data.corpus.columns import (
+    SAMPLE_ROWS,
+    ColumnLayout,
+    Key,
+    choose_columns,
+    guess_task,
+    sample_columns,
+)
+from heed.data.corpus.lines import Fault, Place, hash_files, make_printable
+from heed.data.corpus.records import LineRange, Record, read_parallel, read_plain, read_table
+from heed.data.corpus.rows import FORMAT_NAMES, detect_format, read_rows
 from heed.errors import DataError, nearest
 
 Files = str | Path | Sequence[str | Path]
@@ -31,7 +38,7 @@ NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
 def class_order(labels: Iterable[str]) -> list[str]:
-    """Distinct labels in the order of the classes: by number if all are numbers, else by letter."""
+    """Distinct labels in class order: numeric if all are numbers, else alphabetical."""
     distinct = set(labels)
     if all(NUMBER.fullmatch(label) for label in distinct):
         return sorted(distinct, key=lambda label: (float(label), label))
@@ -40,38 +47,40 @@ def class_order(labels: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """One split of a corpus; make it with `open_corpus`."""
+    """One split of a corpus; create it with `open_corpus`."""
 
     task: str
     paths: tuple[str, ...]
-    form: str  # one of FORM_NAMES
+    file_format: str  # one of FORMAT_NAMES
     unit: str = "line"
-    layout: Layout | None = None  # of tables
-    drop: str | None = None  # a pattern: records with a text in which it is found are left out
-    span: Span | None = None  # of plain files: which share of their lines; None is all
+    layout: ColumnLayout | None = None  # of a table
+    drop: str | None = None  # regular expression; records with a matching text are dropped
+    line_range: LineRange | None = (
+        None  # of plain files: the share of their lines to read; None is all
+    )
 
-    def parted(self, share: float) -> tuple[Corpus, Corpus]:
-        """The first lines of every plain file, this share of them, and the rest."""
-        return replace(self, span=(0.0, share)), replace(self, span=(share, 1.0))
+    def split_by_share(self, share: float) -> tuple[Corpus, Corpus]:
+        """Split every plain file in two: this share of its lines first, then the rest."""
+        return replace(self, line_range=(0.0, share)), replace(self, line_range=(share, 1.0))
 
-    def rest(self) -> Corpus:
-        """What a part leaves of its files after its end."""
-        if self.span is None:
-            raise ValueError("This is no part of anything.")
-        return replace(self, span=(self.span[1], 1.0))
+    def remainder(self) -> Corpus:
+        """The lines of the files after the end of this part."""
+        if self.line_range is None:
+            raise ValueError("this corpus is not part of a split file")
+        return replace(self, line_range=(self.line_range[1], 1.0))
 
     @property
-    def decided(self) -> str:
+    def description(self) -> str:
         """How the files are read, in words."""
         if self.layout is not None:
-            name = "Hugging Face dataset" if self.form == "hf" else self.form.upper()
-            return f"{name}, {self.layout.why} ({self.layout.how})"
+            name = "Hugging Face dataset" if self.file_format == "hf" else self.file_format.upper()
+            return f"{name}, {self.layout.description} ({self.layout.rule})"
         if self.task == "translate":
-            return "two files of lines, source and target"
+            return "two parallel files, source and target"
         return {
-            "line": "plain text, one record a line",
-            "document": "plain text, documents between blank lines",
-            "file": "plain text, one record a file",
+            "line": "plain text, one record per line",
+            "document": "plain text, documents separated by blank lines",
+            "file": "plain text, one record per file",
         }[self.unit]
 
     def __iter__(self) -> Iterator[Record]:
@@ -84,7 +93,7 @@ class Corpus:
             yield record
 
     def scan(self) -> Iterator[Record]:
-        """Every record, those with a fault included. A file that breaks off ends with a fault."""
+        """All records, faulty ones included. A file that breaks off ends with a fault."""
         last = Place(self.paths[0], 0)
         try:
             for record in self._records():
@@ -92,32 +101,32 @@ class Corpus:
                 yield record
         except DataError as error:
             path = error.where or last.path
-            line = last.line + 1 if path in (last.path, printable(last.path)) else 1
+            line = last.line + 1 if path in (last.path, make_printable(last.path)) else 1
             fault = Fault("unreadable", error.what, error.todo or "")
             yield Record((), None, Place(path, line), fault)
 
     def _records(self) -> Iterator[Record]:
         if self.layout is None and self.task == "translate":
-            yield from two_sides(*self.paths)
+            yield from read_parallel(*self.paths)
             return
         for path in self.paths:
             if self.layout is None:
-                yield from plain(path, self.unit, self.span)
+                yield from read_plain(path, self.unit, self.line_range)
             else:
-                yield from table(path, self.form, self.layout)
+                yield from read_table(path, self.file_format, self.layout)
 
     def drop_reason(self, record: Record) -> str | None:
-        """Why training drops a record, or None to keep it: the one rule for all who read."""
+        """Why training drops a record, or None to keep it. All readers use this rule."""
         if not all(map(str.strip, record.texts)):
             return "empty"
         if record.label is not None and not record.label:
             return "unlabelled"
         if self.drop is not None and any(re.search(self.drop, text) for text in record.texts):
-            return "told"
+            return "drop-pattern"
         return None
 
-    def kept(self, dropped: Counter[str] | None = None) -> Iterator[Record]:
-        """The records that training uses, read strictly; `dropped` counts the others by reason."""
+    def usable_records(self, dropped: Counter[str] | None = None) -> Iterator[Record]:
+        """Records that training uses, read strictly; `dropped` counts the others by reason."""
         for record in self:
             reason = self.drop_reason(record)
             if reason is None:
@@ -126,42 +135,52 @@ class Corpus:
                 dropped[reason] += 1
 
     def labels(self) -> list[str]:
-        """The labels in the order of the classes; reads the whole corpus."""
-        return class_order(record.label for record in self.kept() if record.label is not None)
+        """The labels in class order; reads the whole corpus."""
+        return class_order(
+            record.label for record in self.usable_records() if record.label is not None
+        )
 
     def fingerprint(self) -> str:
-        """A hash of the raw bytes of all its files, the same wherever they lie; read once."""
+        """Hash of the raw bytes of all files, independent of their paths; computed once."""
         return self._hash
 
     def identity(self) -> list[str | None]:
-        """All that its records hang on; what is made of them is kept under a name with this."""
-        return [self.fingerprint(), self.task, self.unit, self.form, repr(self.layout), self.drop]
+        """Everything that the records depend on; caches derived from them include it in their
+        names."""
+        return [
+            self.fingerprint(),
+            self.task,
+            self.unit,
+            self.file_format,
+            repr(self.layout),
+            self.drop,
+        ]
 
-    def refuse_changes(self) -> None:
-        """An error if files are no longer as they were when their hash was taken."""
-        if self.form != "hf" and self._hashed() != self._hash:
+    def check_unchanged(self) -> None:
+        """Raise an error if the files have changed since their hash was taken."""
+        if self.file_format != "hf" and self._compute_hash() != self._hash:
             raise DataError(
-                "this text has changed while it was read.",
-                where=", ".join(map(printable, self.paths)),
-                todo="Wait until it is written, then start again.",
+                "this text changed while it was being read.",
+                where=", ".join(map(make_printable, self.paths)),
+                todo="Wait until it is fully written, then start again.",
             )
 
     @cached_property
     def _hash(self) -> str:
-        return self._hashed()
+        return self._compute_hash()
 
-    def _hashed(self) -> str:
-        if self.form == "hf":
-            return ":".join(hf_datasets.hashed(path) for path in self.paths)
-        part = "" if self.span is None else "[{}:{}]".format(*self.span)
-        return fingerprint(self.paths) + part
+    def _compute_hash(self) -> str:
+        if self.file_format == "hf":
+            return ":".join(hf_datasets.hash_dataset(path) for path in self.paths)
+        part = "" if self.line_range is None else "[{}:{}]".format(*self.line_range)
+        return hash_files(self.paths) + part
 
 
 def open_corpus(
     paths: Files,
     *,
     task: str,
-    form: str | None = None,
+    file_format: str | None = None,
     columns: Sequence[Key] | None = None,
     unit: str = "line",
     like: Corpus | None = None,
@@ -170,71 +189,79 @@ def open_corpus(
     """Open one split.
 
     `paths`: two plain files are the two sides of a parallel corpus; otherwise files are read one
-    after another. `form`: "text", "tsv", "csv", "jsonl" or "hf"; by default what the names say.
-    `columns`: the columns of the texts in order, then of the label, by name or number from 1.
-    `unit`: what a record of plain text is: a "line", a "document" or a "file". `like`: a split
-    already open, whose layout this one shares. `drop`: a pattern of texts to leave out.
+    after another. `file_format`: "text", "tsv", "csv", "jsonl" or "hf"; by default inferred from
+    the names. `columns`: the text columns in order, then the label column, by name or number from
+    1. `unit`: a record of plain text: a "line", a "document" or a "file". `like`: an open split
+    whose column layout this one shares. `drop`: a regular expression of texts to drop.
     """
-    names = tuple(names_of(paths))
+    names = tuple(file_names(paths))
     check_task(task)
-    _check_word("unit", unit, UNITS)
+    _check_choice("unit", unit, UNITS)
     if not names:
-        raise DataError("no file is named.", todo="Name at least one.")
+        raise DataError("no file is named.", todo="Name at least one file.")
     for name in names:
         _check_path(name)
-    form = form or _common_form(names, task)
-    _check_word("form", form, FORM_NAMES)
-    if form == "text":
+    file_format = file_format or _common_format(names, task)
+    _check_choice("file format", file_format, FORMAT_NAMES)
+    if file_format == "text":
         _check_plain(names, task)
-        return Corpus(task, names, form, unit, drop=drop)
-    shared = like.layout if like and (like.task, like.form) == (task, form) else None
-    if shared is not None and columns is None:
-        as_before = replace(shared, how="as in the split before")
-        return Corpus(task, names, form, unit, as_before, drop)
-    where = printable(names[0])
-    head = sample(list(islice(rows(names[0], form), SAMPLE)), form, where)
-    if task == "translate" and head.width == 1 and form_of(names[0]) == "text":
+        return Corpus(task, names, file_format, unit, drop=drop)
+    layout = like.layout if like and (like.task, like.file_format) == (task, file_format) else None
+    if layout is not None and columns is None:
+        layout = replace(layout, rule="as in the previous split")
+        return Corpus(task, names, file_format, unit, layout, drop)
+    where = make_printable(names[0])
+    sample = sample_columns(
+        list(islice(read_rows(names[0], file_format), SAMPLE_ROWS)), file_format, where
+    )
+    if task == "translate" and sample.width == 1 and detect_format(names[0]) == "text":
         raise DataError(
-            "this is one side of a translation, and there is no other.",
+            "this is one side of a parallel corpus; the other is missing.",
             where=where,
-            todo="Name the file of the other side too (an option once for each file).",
+            todo="Name the file of the other side too, with the option repeated for each file.",
         )
-    return Corpus(task, names, form, unit, decide(head, task, columns, where=where), drop)
+    return Corpus(
+        task, names, file_format, unit, choose_columns(sample, task, columns, where=where), drop
+    )
 
 
-def names_of(paths: Files) -> list[str]:
-    """The names of files: a path alone is one file, not as many as it has letters."""
+def file_names(paths: Files) -> list[str]:
+    """File names as strings; a single path counts as one file."""
     return [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
 
 
 def check_task(task: str) -> None:
-    """Refuse a task that there is not."""
-    _check_word("task", task, TASKS)
+    """Raise an error for an unknown task."""
+    _check_choice("task", task, TASKS)
 
 
-def infer_task(paths: Sequence[str | Path], form: str | None = None) -> str:
-    """The task these files of one split are for, from their names and first rows."""
+def infer_task(paths: Sequence[str | Path], file_format: str | None = None) -> str:
+    """Infer the task of the files of one split from their names and first rows."""
     names = [str(path) for path in paths]
-    form = form or form_of(names[0])
-    _check_word("form", form, FORM_NAMES)
-    if form == "text":
+    file_format = file_format or detect_format(names[0])
+    _check_choice("file format", file_format, FORMAT_NAMES)
+    if file_format == "text":
         return "translate" if len(names) == 2 else "generate"
-    where = printable(names[0])
-    return guess_task(sample(list(islice(rows(names[0], form), SAMPLE)), form, where))
-
-
-def _common_form(names: Sequence[str], task: str) -> str:
-    forms = {form_of(name) for name in names}
-    if len(forms) > 1:
-        raise DataError(
-            f"these files are of different kinds: {', '.join(sorted(forms))}.",
-            where=", ".join(map(printable, names)),
-            todo="Give files of one kind.",
+    where = make_printable(names[0])
+    return guess_task(
+        sample_columns(
+            list(islice(read_rows(names[0], file_format), SAMPLE_ROWS)), file_format, where
         )
-    form = forms.pop()
-    # Labels beside text, or two texts in one file: only tabs can part them.
+    )
+
+
+def _common_format(names: Sequence[str], task: str) -> str:
+    formats = {detect_format(name) for name in names}
+    if len(formats) > 1:
+        raise DataError(
+            f"these files have different formats: {', '.join(sorted(formats))}.",
+            where=", ".join(map(make_printable, names)),
+            todo="Give files of one format.",
+        )
+    file_format = formats.pop()
+    # Labels beside text, or two texts in one file: the separator must be a tab.
     needs_columns = task == "classify" or (task == "translate" and len(names) == 1)
-    return "tsv" if form == "text" and needs_columns else form
+    return "tsv" if file_format == "text" and needs_columns else file_format
 
 
 def _check_plain(names: Sequence[str], task: str) -> None:
@@ -242,7 +269,7 @@ def _check_plain(names: Sequence[str], task: str) -> None:
         needs = "labels beside the text" if task == "classify" else "two files, one a side"
         raise DataError(
             f"{task} from plain text needs {needs}; {len(names)} given.",
-            where=", ".join(map(printable, names)),
+            where=", ".join(map(make_printable, names)),
             todo="Give two plain files, or a TSV, CSV or JSONL file.",
         )
 
@@ -253,21 +280,22 @@ def _check_path(name: str) -> None:
         return
     if path.is_dir():
         raise DataError(
-            "this is a folder, but not one that `save_to_disk` of `datasets` wrote.",
-            where=printable(name),
+            "this is a folder, but not one written by `save_to_disk` of `datasets`.",
+            where=make_printable(name),
             todo="Name the files in it.",
         )
     if path.exists():
         raise DataError(
-            "this is a pipe or a device, and text is read more than once.",
-            where=printable(name),
+            "this is a pipe or a device, but training reads its files more than once.",
+            where=make_printable(name),
             todo="Write it to a file first.",
         )
-    raise DataError("there is no such file.", where=printable(name), todo="Check its name.")
+    raise DataError("there is no such file.", where=make_printable(name), todo="Check the path.")
 
 
-def _check_word(what: str, word: str, known: Sequence[str]) -> None:
+def _check_choice(what: str, word: str, known: Sequence[str]) -> None:
     if word not in known:
         raise DataError(
-            f"{word!r} is no {what}.{nearest(word, known)}", todo=f"Choose from {', '.join(known)}."
+            f"{word!r} is not a {what}.{nearest(word, known)}",
+            todo=f"Choose from {', '.join(known)}.",
         )

@@ -1,8 +1,8 @@
-"""Hugging Face datasets: folders that `save_to_disk` wrote, and names on the hub.
+"""Hugging Face datasets: folders written by `save_to_disk`, and names on the hub.
 
-A name on the hub is written `hf:NAME`, `hf:NAME:CONFIG` or either with `@SPLIT`, so that a
-mistyped file is never looked up on the network. The `datasets` package is imported only here
-and only when asked for.
+A name on the hub is written `hf:NAME`, `hf:NAME:CONFIG` or either with `@SPLIT`, so that a mistyped
+file is never looked up on the network. The `datasets` package is imported only here, and only when
+needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from heed.data.corpus.text_files import fingerprint, printable
+from heed.data.corpus.lines import hash_files, make_printable
 from heed.errors import DataError
 
 PREFIX = "hf:"
@@ -29,114 +29,117 @@ class HubName(NamedTuple):
     split: str | None
 
 
-def on_hub(path: str) -> bool:
+def is_hub_name(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
 def is_dataset(path: str) -> bool:
     """Whether this names a dataset rather than a file."""
-    if on_hub(path):
+    if is_hub_name(path):
         return True
     folder = Path(path)
     return any((folder / name).is_file() for name in (SAVED_SPLITS, SAVED_ONE))
 
 
-def parse(path: str) -> HubName:
+def parse_hub_name(path: str) -> HubName:
     whole, _, split = path.removeprefix(PREFIX).partition("@")
     name, _, config = whole.partition(":")
     if not name:
         raise DataError(
-            "this names no dataset.",
-            where=printable(path),
+            "this does not name a dataset.",
+            where=make_printable(path),
             todo="Write hf:NAME, hf:NAME:CONFIG or hf:NAME@SPLIT.",
         )
     return HubName(name, config or None, split or None)
 
 
 def split_paths(path: str) -> dict[str, str]:
-    """The splits of a dataset by name, each as a path that `rows` reads."""
-    if on_hub(path):
-        asked = parse(path)
-        if asked.split:
-            return {asked.split: path}
-        names = _load(path, "get_dataset_split_names", asked.name, asked.config)
+    """The splits of a dataset by name, each as a path for `read_dataset`."""
+    if is_hub_name(path):
+        hub_name = parse_hub_name(path)
+        if hub_name.split:
+            return {hub_name.split: path}
+        names = _call_loader(path, "get_dataset_split_names", hub_name.name, hub_name.config)
         return {name: f"{path}@{name}" for name in names}
-    listed = Path(path) / SAVED_SPLITS
-    if not listed.is_file():
+    split_list = Path(path) / SAVED_SPLITS
+    if not split_list.is_file():
         return {Path(path).name: path}
     try:
-        names = json.loads(listed.read_text("utf-8"))["splits"]
+        names = json.loads(split_list.read_text("utf-8"))["splits"]
         return {str(name): str(Path(path) / str(name)) for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            "this list of splits cannot be read.",
-            where=printable(str(listed)),
+            "this file with the list of splits cannot be read.",
+            where=make_printable(str(split_list)),
             todo="Save the dataset again with save_to_disk.",
         ) from error
 
 
-def rows(path: str) -> Iterator[Mapping[str, object]]:
-    """Each row as a mapping, class numbers replaced by their names where the dataset has them."""
-    table = _table(path)
+def read_dataset(path: str) -> Iterator[Mapping[str, object]]:
+    """Each row as a mapping, with class numbers replaced by class names where the dataset has
+    them."""
+    table = _load_split(path)
     names = {
         column: feature.names
         for column, feature in (table.features or {}).items()
         if isinstance(getattr(feature, "names", None), list)
     }
     for row in table:
-        for column, known in names.items():
+        for column, class_names in names.items():
             number = row[column]
-            # A hidden label is -1 on the hub: no name stands for it.
-            if isinstance(number, int) and 0 <= number < len(known):
-                row[column] = known[number]
+            # A hidden label is -1 on the hub and has no name.
+            if isinstance(number, int) and 0 <= number < len(class_names):
+                row[column] = class_names[number]
         yield row
 
 
-def hashed(path: str) -> str:
-    """A saved folder by the bytes of its files; a dataset on the hub by its rows."""
-    if not on_hub(path):
+def hash_dataset(path: str) -> str:
+    """Hash of the files of a saved folder, or of the rows of a dataset on the hub."""
+    if not is_hub_name(path):
         files = sorted(str(file) for file in Path(path).rglob("*") if file.is_file())
-        return fingerprint(files)
-    whole = hashlib.blake2b(digest_size=16)
-    for row in rows(path):
-        whole.update(repr(sorted(row.items())).encode("utf-8", "backslashreplace"))
-    return whole.hexdigest()
+        return hash_files(files)
+    total = hashlib.blake2b(digest_size=16)
+    for row in read_dataset(path):
+        total.update(repr(sorted(row.items())).encode("utf-8", "backslashreplace"))
+    return total.hexdigest()
 
 
-def _table(path: str) -> Any:
+def _load_split(path: str) -> Any:
     splits = split_paths(path)
     if len(splits) != 1 or (Path(path) / SAVED_SPLITS).is_file():
         raise DataError(
             f"this dataset has the splits {', '.join(splits)}.",
-            where=printable(path),
+            where=make_printable(path),
             todo=f"Name one, such as {next(iter(splits.values()), path)}.",
         )
-    if not on_hub(path):
-        return _load(path, "load_from_disk", path)
-    asked = parse(path)
-    return _load(path, "load_dataset", asked.name, asked.config, split=next(iter(splits)))
+    if not is_hub_name(path):
+        return _call_loader(path, "load_from_disk", path)
+    hub_name = parse_hub_name(path)
+    return _call_loader(
+        path, "load_dataset", hub_name.name, hub_name.config, split=next(iter(splits))
+    )
 
 
-def _load(path: str, function: str, *args: str | None, **options: str) -> Any:
-    """Call one of the package's loaders; whatever goes wrong in it is about this dataset."""
-    package = _datasets(path)
+def _call_loader(path: str, function: str, *args: str | None, **options: str) -> Any:
+    """Call a loader of `datasets`; any exception becomes an error about this dataset."""
+    datasets = _import_datasets(path)
     try:
-        return getattr(package, function)(*args, **options)
+        return getattr(datasets, function)(*args, **options)
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+        message = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"this dataset cannot be loaded: {printable(first)}",
-            where=printable(path),
+            f"this dataset cannot be loaded: {make_printable(message)}",
+            where=make_printable(path),
             todo="Check its name, its splits and the network.",
         ) from error
 
 
-def _datasets(path: str) -> ModuleType:
+def _import_datasets(path: str) -> ModuleType:
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(
             "reading this needs the `datasets` package.",
-            where=printable(path),
+            where=make_printable(path),
             todo="Run `pip install 'heed[hf]'`.",
         ) from error

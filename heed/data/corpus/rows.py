@@ -1,7 +1,7 @@
-"""Lines to rows: TSV, CSV, JSON lines and Hugging Face datasets, each with its line number.
+"""Parse lines into rows: TSV, CSV, JSON lines and Hugging Face datasets, with line numbers.
 
-A row that cannot be read is yielded all the same, with a `Fault`: strict reading raises on it,
-the doctor counts it and goes on. A blank line is a row with nothing in it, not a fault.
+A row that cannot be parsed is yielded with a `Fault`: strict reading raises on it, the doctor
+counts it and continues. A blank line is an empty row, not a fault.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heed.data.corpus import hf_datasets
-from heed.data.corpus.text_files import COMPRESSED, Fault, encoding_fault, lines, shown
+from heed.data.corpus.lines import (
+    COMPRESSED,
+    Fault,
+    encoding_fault,
+    read_lines,
+    replace_invalid_bytes,
+)
 
 Cells = list[str] | Mapping[str, object]
-FORMS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-FORM_NAMES = ("text", "tsv", "csv", "jsonl", "hf")
+FORMATS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+FORMAT_NAMES = ("text", "tsv", "csv", "jsonl", "hf")
 JSON_TODO = 'Write one JSON object a line, such as {"text": "…", "label": "…"}.'
 CSV_TODO = "Close every quote, and double a quote inside a quoted cell."
 
@@ -30,31 +36,32 @@ class Row(NamedTuple):
     fault: Fault | None = None
 
 
-def form_of(path: str) -> str:
-    """The format that a name stands for: a dataset, a kind of table, or plain text."""
+def detect_format(path: str) -> str:
+    """File format by name: a dataset, a kind of table, or plain text."""
     if hf_datasets.is_dataset(path):
         return "hf"
     name = Path(path)
     suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSED else name.suffix
-    return FORMS.get(suffix.lower(), "text")
+    return FORMATS.get(suffix.lower(), "text")
 
 
-def rows(path: str, form: str) -> Iterator[Row]:
-    """Every row of one file, a header included."""
+def read_rows(path: str, file_format: str) -> Iterator[Row]:
+    """All rows of one file, a header included."""
     readers = {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "hf": _hf}
-    return readers[form](path)
+    return readers[file_format](path)
 
 
 def _tsv(path: str) -> Iterator[Row]:
-    """Cells between tabs, as they stand: a quote is a character like any other."""
-    for number, line in enumerate(lines(path), 1):
+    """Cells between tabs, taken literally: a quote is an ordinary character."""
+    for number, line in enumerate(read_lines(path), 1):
         fault = encoding_fault(line)
-        cells = shown(line).split("\t") if fault else line.split("\t")
+        cells = replace_invalid_bytes(line).split("\t") if fault else line.split("\t")
         yield Row(number, cells if len(cells) > 1 or cells[0].strip() else [], fault)
 
 
-class _Feed:
-    """Lines for the csv module, remembering where it is and the first bad byte of the row."""
+class _LineFeed:
+    """Line iterator for the csv module that records its line number and the first bad byte of a
+    row."""
 
     def __init__(self, source: Iterator[str]) -> None:
         self.source, self.line = source, 0
@@ -65,14 +72,14 @@ class _Feed:
             self.line += 1
             fault = encoding_fault(line)
             self.fault = self.fault or fault
-            yield (shown(line) if fault else line) + "\n"
+            yield (replace_invalid_bytes(line) if fault else line) + "\n"
 
 
 def _csv(path: str) -> Iterator[Row]:
-    """By the csv module, strictly; `,` `;` or a tab: what its first line, blank ones aside, holds
-    most of."""
-    delimiter = max(",;\t", key=next(filter(str.strip, lines(path)), "").count)
-    feed = _Feed(lines(path))
+    """Rows of the csv module in strict mode. The delimiter is the most frequent of `,` `;` and tab
+    in the first line that is not blank."""
+    delimiter = max(",;\t", key=next(filter(str.strip, read_lines(path)), "").count)
+    feed = _LineFeed(read_lines(path))
     reader = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
         number = feed.line + 1
@@ -82,39 +89,39 @@ def _csv(path: str) -> Iterator[Row]:
         except StopIteration:
             return
         except csv.Error as error:
-            # The csv module's limit on a cell also keeps one lost quote from eating the file.
+            # The csv module's limit on a cell also contains the damage of a missing quote.
             yield Row(number, [], Fault("bad-csv", f"this is not CSV: {error}.", CSV_TODO))
             continue
         yield Row(number, cells if any(cell.strip() for cell in cells) else [], feed.fault)
 
 
 def _jsonl(path: str) -> Iterator[Row]:
-    for number, line in enumerate(lines(path), 1):
-        yield _object(number, line)
+    for number, line in enumerate(read_lines(path), 1):
+        yield _parse_object(number, line)
 
 
-def _object(number: int, line: str) -> Row:
+def _parse_object(number: int, line: str) -> Row:
     if not line.strip():
         return Row(number, {})
     if fault := encoding_fault(line):
         return Row(number, {}, fault)
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except RecursionError:
         return Row(number, {}, Fault("bad-json", "this JSON is nested too deeply.", JSON_TODO))
     except ValueError as error:
         return Row(number, {}, Fault("bad-json", f"this is not JSON: {error}.", JSON_TODO))
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         return Row(number, {}, Fault("bad-json", "this is JSON, but not an object.", JSON_TODO))
-    return Row(number, unfolded(found))
+    return Row(number, flatten_translation(value))
 
 
-def unfolded(row: Mapping[str, object]) -> Mapping[str, object]:
-    """`{"translation": {"en": …, "fr": …}}`, as many published corpora have it, made flat."""
+def flatten_translation(row: Mapping[str, object]) -> Mapping[str, object]:
+    """Flatten `{"translation": {"en": …, "fr": …}}`, a common form of published corpora."""
     inner = row.get("translation")
     return inner if isinstance(inner, dict) else row
 
 
 def _hf(path: str) -> Iterator[Row]:
-    for number, row in enumerate(hf_datasets.rows(path), 1):
-        yield Row(number, unfolded(row))
+    for number, row in enumerate(hf_datasets.read_dataset(path), 1):
+        yield Row(number, flatten_translation(row))

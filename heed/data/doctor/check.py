@@ -1,10 +1,10 @@
-"""The data doctor: everything about a corpus that would hurt training or flatter a score.
+"""The data doctor: find everything in a corpus that would harm training or inflate a score.
 
 `check(paths)` is the command `heed check`; `examine(corpora)` runs before every training. Each
-split is read once, from start to end, by the reader and by the rule for what to drop
-(`corpus.drop_reason`) that training uses: a report without errors means that training can read
-every record it keeps. Where records repeat, their split is read again, as far as their places are.
-What that costs is in `charts.py`.
+split is read once, by the same reader and the same rule for what to drop (`Corpus.drop_reason`) as
+in training. So a report without errors means that training can read every record it keeps. Where
+records repeat, their split is read again, as far as their places. The cost is described in
+`scan.py`.
 """
 
 from __future__ import annotations
@@ -23,53 +23,56 @@ from heed.data.corpus import (
     Record,
     check_task,
     class_order,
+    infer_splits,
     infer_task,
     open_corpus,
-    splits,
 )
 from heed.data.corpus.columns import Key
-from heed.data.corpus.text_files import Place
-from heed.data.doctor.duplicates import Digests, Flags, among, as_digests, repeated
-from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, in_order
-from heed.data.doctor.scan import HeldOutIndex, Limits, SplitScan, read
+from heed.data.corpus.lines import Place
+from heed.data.doctor.duplicates import Digests, Flags, as_digests, find_repeats, matching_records
+from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, sort_findings
+from heed.data.doctor.scan import HeldOutIndex, Limits, SplitScan, scan_split
 from heed.errors import DataError, nearest
 
-SYMPTOMS: dict[str, tuple[Severity, str]] = {
+PROBLEMS: dict[str, tuple[Severity, str]] = {
     "empty": ("warning", "empty; training drops them"),
     "unlabelled": ("warning", "without a label; training drops them"),
-    "told": ("warning", "left out, as data.drop_pattern says"),
+    "drop-pattern": ("warning", "matching data.drop_pattern; training drops them"),
     "control": ("warning", "with control characters"),
-    "replacement": ("warning", "with U+FFFD, the mark of text once decoded wrongly"),
-    "markup": ("warning", "with tags of XML or HTML"),
+    "replacement": ("warning", "with U+FFFD, which marks text that was decoded wrongly"),
+    "markup": ("warning", "with XML or HTML tags"),
     "over-long": ("warning", "over-long, above {chars:,} characters{words}"),
     "ratio": ("warning", "with one side over {ratio:g} times as long as the other"),
     "identical": ("warning", "the same on both sides"),
 }
-RARE = 50  # a label so many times rarer than one close to it may be a slip
-# Comparing labels letter by letter is slow: not done for more, or longer, ones than these.
-MANY_LABELS, LONG_LABEL = 200, 40
+RARE_FACTOR = 50  # a label this many times rarer than a similar one may be misspelled
+# Comparing labels by edit distance is slow: skipped for more, or longer, labels than these.
+MAX_LABELS, MAX_LABEL_CHARS = 200, 40
 
 
 def check(
     paths: Sequence[str | Path],
     *,
     task: str | None = None,
-    form: str | None = None,
+    file_format: str | None = None,
     columns: Sequence[Key] | None = None,
     unit: str = "line",
     limits: Limits | None = None,
 ) -> Report:
-    """Examine files, sorted by `splits`. What cannot be opened is an error in the report."""
+    """Examine files, assigned to splits by `infer_splits`. A file that cannot be opened is an error
+    finding."""
     if task is not None:
         check_task(task)
     corpora: dict[str, Corpus] = {}
     split, like = "", None
     try:
-        found = splits(paths, task=task, form=form)
-        split = next(iter(found))
-        task = task or infer_task(found[split], form)
-        for split, files in found.items():
-            like = open_corpus(files, task=task, form=form, columns=columns, unit=unit, like=like)
+        splits = infer_splits(paths, task=task, file_format=file_format)
+        split = next(iter(splits))
+        task = task or infer_task(splits[split], file_format)
+        for split, files in splits.items():
+            like = open_corpus(
+                files, task=task, file_format=file_format, columns=columns, unit=unit, like=like
+            )
             corpora[split] = like
     except DataError as error:
         return Report(task, (Finding("error", "unreadable", split, str(error)),), {})
@@ -77,48 +80,48 @@ def check(
 
 
 def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> Report:
-    """Examine open splits. The one named "train" is what the others are held against."""
+    """Examine open splits. Those other than "train" are compared with it."""
     limits = limits or Limits()
-    charts = {name: SplitScan(name, corpus) for name, corpus in corpora.items()}
-    train = charts.get("train")
-    others = [chart for chart in charts.values() if chart is not train]
-    for chart in others:
-        read(chart, limits)
-    elsewhere = HeldOutIndex(others)
-    if train is not None:  # last, when it is known what to look for
-        read(train, limits, elsewhere)
+    scans = {name: SplitScan(name, corpus) for name, corpus in corpora.items()}
+    train = scans.get("train")
+    others = [scan for scan in scans.values() if scan is not train]
+    for scan in others:
+        scan_split(scan, limits)
+    held_out = HeldOutIndex(others)
+    if train is not None:  # last, so that it is matched with the held-out splits
+        scan_split(train, limits, held_out)
     findings: list[Finding] = []
     summary: dict[str, SplitSummary] = {}
     seen: dict[str, Flags] = {}
-    for name, chart in charts.items():
-        shared = None if train is None or chart is train else elsewhere.shared(chart)
+    for name, scan in scans.items():
+        shared = None if train is None or scan is train else held_out.find_shared(scan)
         if shared is not None:
             seen[name] = shared[0]
-        summary[name] = _summary(chart, shared, elsewhere.words)
-        findings += _line_findings(chart, limits)
-        if not chart.kept:
-            findings.append(Finding("error", "nothing-left", name, "nothing is left to use"))
+        summary[name] = _summary(scan, shared, held_out.words)
+        findings += _line_findings(scan, limits)
+        if not scan.kept:
+            findings.append(Finding("error", "nothing-left", name, "no usable record is left"))
             continue
-        findings += _label_findings(chart, train, limits)
-        findings += _sameness(chart, limits)
+        findings += _label_findings(scan, train, limits)
+        findings += _duplicate_findings(scan, limits)
         if shared is not None:
-            findings += _leaks(chart, shared, summary[name], limits)
-            findings += _unknown_words(chart, summary[name], limits)
+            findings += _overlap_findings(scan, shared, summary[name], limits)
+            findings += _unknown_word_findings(scan, summary[name], limits)
     task = next((corpus.task for corpus in corpora.values()), None)
-    return Report(task, in_order(findings), summary, seen)
+    return Report(task, sort_findings(findings), summary, seen)
 
 
 def _summary(
-    chart: SplitScan, shared: tuple[Flags, int] | None, unseen: Sequence[set[str]]
+    scan: SplitScan, shared: tuple[Flags, int] | None, unseen: Sequence[set[str]]
 ) -> SplitSummary:
-    labels = {label: chart.labels[label] for label in class_order(chart.labels)}
+    labels = {label: scan.labels[label] for label in class_order(scan.labels)}
     summary = SplitSummary(
-        files=chart.corpus.paths,
-        decided=chart.corpus.decided,
-        records=chart.records,
-        kept=chart.kept,
-        dropped=dict(chart.dropped),
-        words=tuple(chart.words),
+        files=scan.corpus.paths,
+        description=scan.corpus.description,
+        records=scan.records,
+        kept=scan.kept,
+        dropped=dict(scan.dropped),
+        words=tuple(scan.words),
         labels=labels,
     )
     if shared is None:
@@ -126,72 +129,72 @@ def _summary(
     flags, second = shared
     unknown = (
         sum(counts[word] for word in words & counts.keys()) / max(total, 1)
-        for words, counts, total in zip(unseen, chart.vocabulary, chart.words, strict=False)
+        for words, counts, total in zip(unseen, scan.vocabulary, scan.words, strict=False)
     )
     return replace(
         summary,
         in_train=int(flags.sum()),
-        in_train_same_label=second if chart.corpus.task == "classify" else None,
-        source_in_train=second if chart.corpus.task == "translate" else None,
+        in_train_same_label=second if scan.corpus.task == "classify" else None,
+        source_in_train=second if scan.corpus.task == "translate" else None,
         unknown_words=tuple(unknown),
     )
 
 
-def _line_findings(chart: SplitScan, limits: Limits) -> Iterator[Finding]:
-    """What single records showed: faults, which are errors, then symptoms."""
-    for code, message in chart.faults.items():
-        count = chart.counts[code]
+def _line_findings(scan: SplitScan, limits: Limits) -> Iterator[Finding]:
+    """Findings about single records: faults, which are errors, then other problems."""
+    for code, message in scan.faults.items():
+        count = scan.counts[code]
         more = f" And {count - 1:,} more." if count > 1 else ""
-        places = tuple(chart.places[code])
-        yield Finding("error", code, chart.name, message + more, count, places)
+        places = tuple(scan.places[code])
+        yield Finding("error", code, scan.name, message + more, count, places)
     words = f" or {limits.words:,} words" if limits.words is not None else ""
-    for code, (severity, template) in SYMPTOMS.items():
-        if count := chart.counts[code]:
-            said = template.format(chars=limits.chars, words=words, ratio=limits.ratio)
-            # Between paragraphs of plain text an empty line is no trouble.
-            harmless = code == "empty" and chart.corpus.task == "generate"
-            message = f"{_share(count, chart.records, chart)}: {said}"
-            places = tuple(chart.places[code])
-            yield Finding(
-                "note" if harmless else severity, code, chart.name, message, count, places
-            )
+    for code, (severity, template) in PROBLEMS.items():
+        if count := scan.counts[code]:
+            problem = template.format(chars=limits.chars, words=words, ratio=limits.ratio)
+            # Between paragraphs of plain text an empty line is normal.
+            harmless = code == "empty" and scan.corpus.task == "generate"
+            message = f"{_format_share(count, scan.records, scan)}: {problem}"
+            places = tuple(scan.places[code])
+            yield Finding("note" if harmless else severity, code, scan.name, message, count, places)
 
 
-def _sameness(chart: SplitScan, limits: Limits) -> Iterator[Finding]:
-    """Repeats, and texts under more than one label. The chart's digests lose their order."""
-    keys = as_digests(chart.keys)
+def _duplicate_findings(scan: SplitScan, limits: Limits) -> Iterator[Finding]:
+    """Repeated records, and texts with more than one label. Sorts the digests of the scan."""
+    keys = as_digests(scan.keys)
     keys.sort()
-    repeating, count = repeated(keys)
+    repeating, count = find_repeats(keys)
     if not count:
         return
-    severity: Severity = "warning" if count > limits.duplicates * chart.kept else "note"
-    message = f"{_share(count, chart.kept, chart)}: repeats of an earlier one"
-    places = _first(_repeats(chart, repeating), limits)
-    yield Finding(severity, "duplicate", chart.name, message, count, places)
-    if chart.corpus.task == "classify":
-        against, count = _contradicted(chart, repeating)
+    severity: Severity = "warning" if count > limits.duplicates * scan.kept else "note"
+    message = f"{_format_share(count, scan.kept, scan)}: repeats of an earlier record"
+    places = _first_places(_repeated_records(scan, repeating), limits)
+    yield Finding(severity, "duplicate", scan.name, message, count, places)
+    if scan.corpus.task == "classify":
+        contradicted, count = _contradictions(scan, repeating)
         if count:
-            share = _share(count, chart.kept, chart)
+            share = _format_share(count, scan.kept, scan)
             message = f"{share}: the same text under more than one label"
-            places = _first((one for one, _ in among(_sound(chart), against)), limits)
-            yield Finding("warning", "contradiction", chart.name, message, count, places)
+            places = _first_places(
+                (one for one, _ in matching_records(_usable_records(scan), contradicted)), limits
+            )
+            yield Finding("warning", "contradiction", scan.name, message, count, places)
 
 
-def _repeats(chart: SplitScan, repeating: Digests) -> Iterator[Record]:
-    """The records that have stood before, in order."""
-    met = np.zeros(len(repeating), np.bool_)
-    for record, number in among(_sound(chart), repeating):
-        if met[number]:
+def _repeated_records(scan: SplitScan, repeating: Digests) -> Iterator[Record]:
+    """The records that repeat an earlier one, in order."""
+    seen = np.zeros(len(repeating), np.bool_)
+    for record, number in matching_records(_usable_records(scan), repeating):
+        if seen[number]:
             yield record
-        met[number] = True
+        seen[number] = True
 
 
-def _contradicted(chart: SplitScan, repeating: Digests) -> tuple[Digests, int]:
-    """Texts that have more than one label, and how many records have such a text."""
+def _contradictions(scan: SplitScan, repeating: Digests) -> tuple[Digests, int]:
+    """Texts with more than one label, and how many records have such a text."""
     numbers: dict[str, int] = {}
     last, times = np.full(len(repeating), -1), np.zeros(len(repeating), np.int64)
     mixed = np.zeros(len(repeating), np.bool_)
-    for record, which in among(_sound(chart), repeating):
+    for record, which in matching_records(_usable_records(scan), repeating):
         label = numbers.setdefault(record.label or "", len(numbers))
         mixed[which] |= last[which] not in (-1, label)
         last[which] = label
@@ -199,126 +202,127 @@ def _contradicted(chart: SplitScan, repeating: Digests) -> tuple[Digests, int]:
     return repeating[mixed], int(times[mixed].sum())
 
 
-def _leaks(
-    chart: SplitScan, shared: tuple[Flags, int], summary: SplitSummary, limits: Limits
+def _overlap_findings(
+    scan: SplitScan, shared: tuple[Flags, int], summary: SplitSummary, limits: Limits
 ) -> Iterator[Finding]:
-    """What stands in train as well: a model may know it by heart."""
-    flags, second = shared
+    """Records that are also in train: a model may have memorized them."""
+    flags, partial = shared
     count = int(flags.sum())
-    if not count and not second:
+    if not count and not partial:
         return
-    message = f"{_share(count, chart.kept, chart)}: also in train"
+    message = f"{_format_share(count, scan.kept, scan)}: also in train"
     if summary.in_train_same_label is not None:
-        message += f", {second:,} with the same label"
+        message += f", {partial:,} with the same label"
     if summary.source_in_train is not None:
-        message += f"; by source alone {second:,}"
-    # The file may have grown since it was read.
-    again = zip(_sound(chart), flags, strict=False)
-    places = _first((one for one, here in again if here), limits)
-    message += ". Report the clean part beside the whole"
-    yield Finding("warning", "overlap", chart.name, message, count, places)
+        message += f"; by source alone {partial:,}"
+    # The file may have grown since it was scanned.
+    records = zip(_usable_records(scan), flags, strict=False)
+    places = _first_places((one for one, in_train in records if in_train), limits)
+    message += ". Report scores on the clean part as well"
+    yield Finding("warning", "overlap", scan.name, message, count, places)
 
 
-def _unknown_words(chart: SplitScan, summary: SplitSummary, limits: Limits) -> Iterator[Finding]:
+def _unknown_word_findings(
+    scan: SplitScan, summary: SplitSummary, limits: Limits
+) -> Iterator[Finding]:
     shares = summary.unknown_words or ()
     if not any(shares):
         return
-    sides = ("source", "target") if chart.corpus.task == "translate" else ("first", "second")
-    told = [f"{100 * share:.1f} %" for share in shares]
-    if len(told) > 1:
-        told = [f"{side} {share}" for side, share in zip(sides, told, strict=True)]
+    sides = ("source", "target") if scan.corpus.task == "translate" else ("first", "second")
+    percentages = [f"{100 * share:.1f} %" for share in shares]
+    if len(percentages) > 1:
+        percentages = [f"{side} {share}" for side, share in zip(sides, percentages, strict=True)]
     severity: Severity = "warning" if max(shares) > limits.unknown else "note"
-    count = round(sum(share * total for share, total in zip(shares, chart.words, strict=True)))
-    message = f"words that train does not have: {', '.join(told)} of the running words"
-    yield Finding(severity, "unknown-words", chart.name, message, count)
+    count = round(sum(share * total for share, total in zip(shares, scan.words, strict=True)))
+    message = f"words not in train: {', '.join(percentages)} of all words"
+    yield Finding(severity, "unknown-words", scan.name, message, count)
 
 
-def _label_findings(chart: SplitScan, train: SplitScan | None, limits: Limits) -> Iterator[Finding]:
-    if chart.corpus.task != "classify":
+def _label_findings(scan: SplitScan, train: SplitScan | None, limits: Limits) -> Iterator[Finding]:
+    if scan.corpus.task != "classify":
         return
-    labels = class_order(chart.labels)
-    if train is not None and chart is not train:
-        yield from _unseen_labels(chart, train, limits)
+    labels = class_order(scan.labels)
+    if train is not None and scan is not train:
+        yield from _unseen_labels(scan, train, limits)
     else:
-        yield from _slips(chart)
+        yield from _misspelled_labels(scan)
     if len(labels) == 1:
-        severity: Severity = "error" if train is None or chart is train else "warning"
-        message = f"every label is {_quoted(labels[0])}: there is nothing to tell apart"
-        yield Finding(severity, "one-class", chart.name, message, chart.kept)
+        severity: Severity = "error" if train is None or scan is train else "warning"
+        message = f"every label is {_quote(labels[0])}: there is nothing to classify"
+        yield Finding(severity, "one-class", scan.name, message, scan.kept)
         return
-    counts = chart.labels.values()
+    counts = scan.labels.values()
     uneven = max(counts) > limits.balance * min(counts)
-    shares = [
-        f"{_quoted(label)} {100 * chart.labels[label] / chart.kept:.1f} %" for label in labels
-    ]
+    shares = [f"{_quote(label)} {100 * scan.labels[label] / scan.kept:.1f} %" for label in labels]
     more = f" and {len(shares) - 10} more" if len(shares) > 10 else ""
     message = f"{len(labels)} classes{', very uneven' if uneven else ''}: "
     message += ", ".join(shares[:10]) + more
-    yield Finding("warning" if uneven else "note", "balance", chart.name, message, len(labels))
+    yield Finding("warning" if uneven else "note", "balance", scan.name, message, len(labels))
 
 
-def _unseen_labels(chart: SplitScan, train: SplitScan, limits: Limits) -> Iterator[Finding]:
-    unseen = [label for label in class_order(chart.labels) if label not in train.labels]
+def _unseen_labels(scan: SplitScan, train: SplitScan, limits: Limits) -> Iterator[Finding]:
+    unseen = [label for label in class_order(scan.labels) if label not in train.labels]
     if not unseen:
         return
-    comparable = _comparable(train.labels)
-    told = (
-        f"{_quoted(label)} ({chart.labels[label]:,}).{nearest(label[:LONG_LABEL], comparable)}"
+    comparable = _comparable_labels(train.labels)
+    descriptions = (
+        f"{_quote(label)} ({scan.labels[label]:,}).{nearest(label[:MAX_LABEL_CHARS], comparable)}"
         for label in unseen[: limits.places]
     )
-    are = "is" if len(unseen) == 1 else "are"
-    message = f"{len(unseen):,} of the labels {are} not in train: {' '.join(told)}"
-    count = sum(chart.labels[label] for label in unseen)
-    places = tuple(chart.label_places[label] for label in unseen[: limits.places])
-    yield Finding("error", "unseen-label", chart.name, message, count, places)
+    verb = "is" if len(unseen) == 1 else "are"
+    message = f"{len(unseen):,} of the labels {verb} not in train: {' '.join(descriptions)}"
+    count = sum(scan.labels[label] for label in unseen)
+    places = tuple(scan.label_places[label] for label in unseen[: limits.places])
+    yield Finding("error", "unseen-label", scan.name, message, count, places)
 
 
-def _slips(chart: SplitScan) -> Iterator[Finding]:
-    """Labels that look like slips of the pen for another."""
-    words = [label for label in _comparable(chart.labels) if not NUMBER.fullmatch(label)]
+def _misspelled_labels(scan: SplitScan) -> Iterator[Finding]:
+    """Labels that look like misspellings of another."""
+    words = [label for label in _comparable_labels(scan.labels) if not NUMBER.fullmatch(label)]
     for label in words:
-        meant = _meant(label, words, chart.labels)
+        meant = _intended_label(label, words, scan.labels)
         if meant is not None:
-            count, more = chart.labels[label], chart.labels[meant]
-            message = f"label {label!r} ({count:,}) may be a slip for {meant!r} ({more:,})"
-            places = (chart.label_places[label],)
-            yield Finding("warning", "misspelt-label", chart.name, message, count, places)
+            count, more = scan.labels[label], scan.labels[meant]
+            message = f"label {label!r} ({count:,}) may be a misspelling of {meant!r} ({more:,})"
+            places = (scan.label_places[label],)
+            yield Finding("warning", "misspelt-label", scan.name, message, count, places)
 
 
-def _meant(label: str, words: Sequence[str], counts: Mapping[str, int]) -> str | None:
-    """A more frequent label that differs in case alone, or a close one far more frequent."""
+def _intended_label(label: str, words: Sequence[str], counts: Mapping[str, int]) -> str | None:
+    """A more frequent label that differs only in case, or a similar one that is far more
+    frequent."""
     for other in words:
         more = (counts[other], other) > (counts[label], label)
         if more and other.lower() == label.lower():
             return other
-    common = [other for other in words if counts[other] >= RARE * counts[label]]
+    common = [other for other in words if counts[other] >= RARE_FACTOR * counts[label]]
     close = get_close_matches(label, common, n=1, cutoff=0.8)
     return close[0] if close else None
 
 
-def _comparable(labels: Mapping[str, int]) -> list[str]:
-    short = [label for label in class_order(labels) if len(label) <= LONG_LABEL]
-    return short if len(short) <= MANY_LABELS else []
+def _comparable_labels(labels: Mapping[str, int]) -> list[str]:
+    short = [label for label in class_order(labels) if len(label) <= MAX_LABEL_CHARS]
+    return short if len(short) <= MAX_LABELS else []
 
 
-def _quoted(label: str) -> str:
-    return repr(label if len(label) <= LONG_LABEL else label[:LONG_LABEL] + "…")
+def _quote(label: str) -> str:
+    return repr(label if len(label) <= MAX_LABEL_CHARS else label[:MAX_LABEL_CHARS] + "…")
 
 
-def _share(count: int, total: int, chart: SplitScan) -> str:
+def _format_share(count: int, total: int, scan: SplitScan) -> str:
     """`18 of 1,305 pairs (1.4 %)`."""
-    noun = "pairs" if chart.corpus.task == "translate" else f"{chart.corpus.unit}s"
+    noun = "pairs" if scan.corpus.task == "translate" else f"{scan.corpus.unit}s"
     percent = 100 * count / max(total, 1)
-    told = f"{percent:.1f} %" if percent >= 0.05 or not count else "under 0.1 %"
-    return f"{count:,} of {total:,} {noun} ({told})"
+    formatted = f"{percent:.1f} %" if percent >= 0.05 or not count else "under 0.1 %"
+    return f"{count:,} of {total:,} {noun} ({formatted})"
 
 
-def _sound(chart: SplitScan) -> Iterator[Record]:
+def _usable_records(scan: SplitScan) -> Iterator[Record]:
     """The records that training keeps, read once more."""
-    sound = (record for record in chart.corpus.scan() if record.fault is None)
-    return (record for record in sound if chart.corpus.drop_reason(record) is None)
+    readable = (record for record in scan.corpus.scan() if record.fault is None)
+    return (record for record in readable if scan.corpus.drop_reason(record) is None)
 
 
-def _first(records: Iterable[Record], limits: Limits) -> tuple[Place, ...]:
-    """Where the first of these stand; reads no further."""
+def _first_places(records: Iterable[Record], limits: Limits) -> tuple[Place, ...]:
+    """Places of the first of these records; reads no further."""
     return tuple(record.place for record in islice(records, limits.places))

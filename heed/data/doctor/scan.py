@@ -1,7 +1,7 @@
-"""One reading of one split: what the doctor notes down on the way, a record at a time.
+"""One scan of one split: what the doctor collects, record by record.
 
-What is held: of train one digest of 8 bytes a record (see `digests.py`), of dev and test two and
-the distinct words; and one count a label. Nothing else grows with the corpus.
+Memory: for train one digest of 8 bytes per record (see `duplicates.py`); for dev and test two, and
+their distinct words; and one count per label. Nothing else grows with the corpus.
 """
 
 from __future__ import annotations
@@ -13,130 +13,129 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from heed.data.corpus import Corpus, Record
-from heed.data.corpus.text_files import Place
-from heed.data.doctor.duplicates import Flags, StreamingSet, as_digests, digest
+from heed.data.corpus.lines import Place
+from heed.data.doctor.duplicates import Flags, StreamingSet, as_digests, hash_texts
 
-# Tab, line feed and carriage return are white space; the rest of C0 and C1 is noise, and so are
-# the two Unicode line separators, at which other tools cut a line in two.
+# Tab, line feed and carriage return are white space; the rest of C0 and C1 is noise. So are the two
+# Unicode line separators, at which other tools split a line.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]")
 TAG = re.compile(r"</?[A-Za-z][\w:-]*(\s[^<>]*)?/?>")
-REPLACED = "\ufffd"
-# A word is a run of letters and digits; Chinese characters and kana count one by one.
+REPLACEMENT = "\ufffd"
+# A word is a sequence of letters and digits; Chinese characters and kana count one by one.
 WORD = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where the doctor starts to worry."""
+    """Thresholds above which the doctor reports a problem."""
 
     chars: int = 1000  # a text longer than this is over-long
-    words: int | None = None  # so is one of more words than this
-    ratio: float = 3.0  # one side so many times as long as the other, in words,
-    difference: int = 5  # and longer by at least so many
-    duplicates: float = 0.05  # a share of repeats that is worth a warning
-    balance: float = 10.0  # the largest class so many times the smallest
-    unknown: float = 0.2  # a share of unknown words that is worth a warning
-    places: int = 5  # how many places a finding names
+    words: int | None = None  # so is one with more words than this
+    ratio: float = 3.0  # one side this many times as long as the other, in words,
+    difference: int = 5  # and longer by at least this many
+    duplicates: float = 0.05  # share of repeats above which there is a warning
+    balance: float = 10.0  # the largest class this many times the smallest
+    unknown: float = 0.2  # share of unknown words above which there is a warning
+    places: int = 5  # most places that a finding names
 
 
 @dataclass
 class SplitScan:
-    """What one reading of one split found."""
+    """Results of scanning one split."""
 
     name: str
     corpus: Corpus
-    records: int = 0  # all that could be read
-    kept: int = 0  # of those, what training uses
+    records: int = 0  # records that could be read
+    kept: int = 0  # of those, records that training uses
     dropped: Counter[str] = field(default_factory=Counter)
     words: list[int] = field(default_factory=list)
     vocabulary: list[Counter[str]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # trouble, by code
+    counts: Counter[str] = field(default_factory=Counter)  # problems, by code
     places: dict[str, list[Place]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)  # the first message, by code
     labels: Counter[str] = field(default_factory=Counter)
-    label_places: dict[str, Place] = field(default_factory=dict)  # where each stands first
-    # Of each record kept: its texts; and, but for train, its source or its texts with its label.
+    label_places: dict[str, Place] = field(default_factory=dict)  # first place of each label
+    # Digests of each usable record: of its texts; and, except in train, of its source, or of its
+    # texts and label.
     keys: array[int] = field(default_factory=lambda: array("Q"))
     others: array[int] = field(default_factory=lambda: array("Q"))
 
-    def mark(self, code: str, place: Place, most: int) -> None:
+    def count_problem(self, code: str, place: Place, max_places: int) -> None:
         self.counts[code] += 1
         places = self.places.setdefault(code, [])
-        if len(places) < most:
+        if len(places) < max_places:
             places.append(place)
 
 
 class HeldOutIndex:
-    """What dev and test hold, to be looked for while train is read: so train need not be held."""
+    """Index of dev and test, matched while train is read, so that train need not be stored."""
 
-    def __init__(self, charts: Sequence[SplitScan]) -> None:
+    def __init__(self, scans: Sequence[SplitScan]) -> None:
         self.words: list[set[str]] = [set(), set()]
-        """Of each text of a record, the words that train has not shown yet."""
+        """Words of dev and test, by text of a record, that train has not shown yet."""
         keys, others = array("Q"), array("Q")
-        for chart in charts:
-            keys.extend(chart.keys)
-            others.extend(chart.others)
-            for words, counts in zip(self.words, chart.vocabulary, strict=False):
+        for scan in scans:
+            keys.extend(scan.keys)
+            others.extend(scan.others)
+            for words, counts in zip(self.words, scan.vocabulary, strict=False):
                 words.update(counts)
         self.keys, self.others = StreamingSet(as_digests(keys)), StreamingSet(as_digests(others))
 
-    def shared(self, chart: SplitScan) -> tuple[Flags, int]:
-        """Which records train has too; how many by source alone, or under the same label."""
-        second = self.others.seen(as_digests(chart.others))
-        return self.keys.seen(as_digests(chart.keys)), int(second.sum())
+    def find_shared(self, scan: SplitScan) -> tuple[Flags, int]:
+        """Which records are also in train; how many by source alone, or with the same label."""
+        second = self.others.contains(as_digests(scan.others))
+        return self.keys.contains(as_digests(scan.keys)), int(second.sum())
 
 
-def read(chart: SplitScan, limits: Limits, elsewhere: HeldOutIndex | None = None) -> None:
-    """Fill a chart; that of train with what to look for."""
-    for record in chart.corpus.scan():
+def scan_split(scan: SplitScan, limits: Limits, held_out: HeldOutIndex | None = None) -> None:
+    """Scan one split; while train is scanned, `held_out` is matched with it."""
+    for record in scan.corpus.scan():
         if record.fault is not None:
-            chart.mark(record.fault.code, record.place, limits.places)
-            chart.faults.setdefault(
-                record.fault.code, f"{record.fault.message} {record.fault.todo}"
-            )
+            scan.count_problem(record.fault.code, record.place, limits.places)
+            scan.faults.setdefault(record.fault.code, f"{record.fault.message} {record.fault.todo}")
             continue
-        chart.records += 1
-        reason = chart.corpus.drop_reason(record)
+        scan.records += 1
+        reason = scan.corpus.drop_reason(record)
         if reason is not None:
-            chart.dropped[reason] += 1
-            chart.mark(reason, record.place, limits.places)
+            scan.dropped[reason] += 1
+            scan.count_problem(reason, record.place, limits.places)
             continue
-        chart.kept += 1
-        lengths = _count_words(chart, record, elsewhere)
-        for code in _symptoms(record, lengths, chart.corpus, limits):
-            chart.mark(code, record.place, limits.places)
-        _remember(chart, record, elsewhere)
+        scan.kept += 1
+        lengths = _count_words(scan, record, held_out)
+        for code in _find_problems(record, lengths, scan.corpus, limits):
+            scan.count_problem(code, record.place, limits.places)
+        _store_digests(scan, record, held_out)
 
 
-def _count_words(chart: SplitScan, record: Record, elsewhere: HeldOutIndex | None) -> list[int]:
+def _count_words(scan: SplitScan, record: Record, held_out: HeldOutIndex | None) -> list[int]:
     lengths = []
     for side, text in enumerate(record.texts):
         words = WORD.findall(text.lower())
         lengths.append(len(words))
-        if side == len(chart.words):
-            chart.words.append(0)
-            chart.vocabulary.append(Counter())
-        chart.words[side] += len(words)
-        if elsewhere is None:
-            chart.vocabulary[side].update(words)
-        elif elsewhere.words[side]:
-            elsewhere.words[side].difference_update(words)
+        if side == len(scan.words):
+            scan.words.append(0)
+            scan.vocabulary.append(Counter())
+        scan.words[side] += len(words)
+        if held_out is None:
+            scan.vocabulary[side].update(words)
+        elif held_out.words[side]:
+            held_out.words[side].difference_update(words)
     return lengths
 
 
-def _symptoms(
+def _find_problems(
     record: Record, lengths: Sequence[int], corpus: Corpus, limits: Limits
 ) -> Iterator[str]:
-    """The codes of what is wrong with one record that training keeps."""
+    """Codes of the problems of one record that training keeps."""
     texts = record.texts
-    joined = " ".join(texts)
-    if not joined.isprintable() and CONTROL.search(joined):
+    all_text = " ".join(texts)
+    if not all_text.isprintable() and CONTROL.search(all_text):
         yield "control"
-    if REPLACED in joined:
+    if REPLACEMENT in all_text:
         yield "replacement"
-    if "<" in joined and any(map(TAG.search, texts)):
+    if "<" in all_text and any(map(TAG.search, texts)):
         yield "markup"
-    # A document may be as long as it likes: it is cut into windows.
+    # A document may have any length: it is split into windows.
     if corpus.task != "generate" or corpus.unit == "line":
         too_many = limits.words is not None and max(lengths) > limits.words
         if too_many or max(map(len, texts)) > limits.chars:
@@ -149,18 +148,18 @@ def _symptoms(
             yield "identical"
 
 
-def _remember(chart: SplitScan, record: Record, elsewhere: HeldOutIndex | None) -> None:
-    key = digest(record.texts)
-    chart.keys.append(key)
-    if chart.corpus.task == "generate":
+def _store_digests(scan: SplitScan, record: Record, held_out: HeldOutIndex | None) -> None:
+    key = hash_texts(record.texts)
+    scan.keys.append(key)
+    if scan.corpus.task == "generate":
         other = None
     elif record.label is None:
-        other = digest(record.texts[:1])
+        other = hash_texts(record.texts[:1])
     else:
-        other = digest((*record.texts, record.label))
-        chart.labels[record.label] += 1
-        chart.label_places.setdefault(record.label, record.place)
-    if elsewhere is not None:
-        elsewhere.keys.pass_by(key)
+        other = hash_texts((*record.texts, record.label))
+        scan.labels[record.label] += 1
+        scan.label_places.setdefault(record.label, record.place)
+    if held_out is not None:
+        held_out.keys.add(key)
     if other is not None:
-        (chart.others.append if elsewhere is None else elsewhere.others.pass_by)(other)
+        (scan.others.append if held_out is None else held_out.others.add)(other)

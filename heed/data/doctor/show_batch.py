@@ -1,4 +1,4 @@
-"""`heed check --batch`: one batch as training would see it, tensor by tensor, with its text."""
+"""Show one training batch, tensor by tensor, with its tokens (`heed check --batch`)."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from rich.text import Text
 from torch import Tensor
 
 from heed.config import DataConfig, TokenizerConfig
-from heed.data.batching.bucketed import IGNORED, Batch, Batches
-from heed.data.corpus import Corpus, infer_task, open_corpus, splits
-from heed.data.corpus.text_files import printable
+from heed.data.batching.batch import IGNORE_INDEX, Batch
+from heed.data.batching.bucketed import BucketedBatches
+from heed.data.corpus import Corpus, infer_splits, infer_task, open_corpus
+from heed.data.corpus.lines import make_printable
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.terminal import build_table
 
 MEANINGS = {
-    "ids": "what the model reads (of a translation, the target so far)",
-    "targets": f"what it should say: the next token or the class; {IGNORED} asks nothing",
+    "ids": "input ids (for translation, the target shifted right)",
+    "targets": f"next token or class to predict; {IGNORE_INDEX} where there is no loss",
     "mask": "True where ids is a real token, not padding",
-    "positions": "where each token stands in its text; one row stands for all",
-    "segments": "which packed text each token is of",
-    "source": "what a translator reads",
+    "positions": "position of each token in its sequence; a single row serves all",
+    "segments": "packed sequence that each token belongs to",
+    "source": "source ids of a translation",
     "source_mask": "True where source is a real token",
-    "source_positions": "where each source token stands",
+    "source_positions": "position of each source token",
 }
-SHOWN = 3
+EXAMPLES_SHOWN = 3
 
 
 def show_batch(paths: Sequence[str | Path], *, task: str | None = None) -> Group:
     """The first training batch of these files, with the default tokenizer and limits."""
-    train = next(iter(splits(paths, task=task).values()))
+    train = next(iter(infer_splits(paths, task=task).values()))
     corpus = open_corpus(train, task=task or infer_task(train))
     settings, limits = TokenizerConfig(), DataConfig()
-    texts = (text for record in corpus.kept() for text in record.texts)
+    texts = (text for record in corpus.usable_records() for text in record.texts)
     tokenizer = Tokenizer.train(texts, kind=settings.kind, vocab_size=settings.vocab_size)
     classes = corpus.labels() if corpus.task == "classify" else []
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(corpus, tokenizer, classes=classes, root=Path(folder))
-        batches = Batches(store, corpus.task, max_length=limits.max_length)
+        batches = BucketedBatches(store, corpus.task, max_length=limits.max_length)
         batch = batches.batch(batches.plan(0), 0)
-    return Group(_tensors(batch), _texts(batch, corpus, tokenizer, classes))
+    return Group(_tensor_table(batch), _example_table(batch, corpus, tokenizer, classes))
 
 
-def _tensors(batch: Batch) -> Table:
-    texts, rows = len({*batch.rows}), len(batch.rows)
-    held = f"{texts} text{'' if texts == 1 else 's'}"
-    held += f" in {rows} windows" if rows > texts else ""  # a long one is read in several
-    title = f"one batch: {held}, {batch.count} targets asked for"
+def _tensor_table(batch: Batch) -> Table:
+    examples, rows = len({*batch.rows}), len(batch.rows)
+    size = f"{examples} example{'' if examples == 1 else 's'}"
+    size += f" in {rows} windows" if rows > examples else ""  # a long one is read in several
+    title = f"one batch: {size}, {batch.count} targets"
     table = build_table("tensor", "type", "shape", "meaning", title=title)
     for field in fields(batch):
         value = getattr(batch, field.name)
@@ -62,23 +63,23 @@ def _tensors(batch: Batch) -> Table:
     return table
 
 
-def _texts(batch: Batch, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> Table:
-    title = f"its first texts, as pieces ({printable(corpus.decided)})"
-    table = build_table("text", "tensor", "pieces", title=title)
-    for i, row in enumerate(batch.rows[:SHOWN]):
-        for name, shown in _pieces(batch, i, tokenizer, classes):
-            table.add_row(str(row + 1), name, Text(shown))  # brackets are no markup
+def _example_table(batch: Batch, corpus: Corpus, tokenizer: Tokenizer, classes: list[str]) -> Table:
+    title = f"its first examples, as tokens ({make_printable(corpus.description)})"
+    table = build_table("example", "tensor", "tokens", title=title)
+    for i, row in enumerate(batch.rows[:EXAMPLES_SHOWN]):
+        for name, tokens in _tokens_of_row(batch, i, tokenizer, classes):
+            table.add_row(str(row + 1), name, Text(tokens))  # brackets are not markup
     return table
 
 
-def _pieces(
+def _tokens_of_row(
     batch: Batch, i: int, tokenizer: Tokenizer, classes: list[str]
 ) -> Iterator[tuple[str, str]]:
     if batch.source is not None:
-        yield "source", " ".join(tokenizer.pieces_of(batch.source[i].tolist()))
-    yield "ids", " ".join(tokenizer.pieces_of(batch.ids[i].tolist()))
+        yield "source", " ".join(tokenizer.ids_to_tokens(batch.source[i].tolist()))
+    yield "ids", " ".join(tokenizer.ids_to_tokens(batch.ids[i].tolist()))
     if batch.targets.dim() == 1:
         yield "targets", classes[int(batch.targets[i])]
     else:
-        asked = [token for token in batch.targets[i].tolist() if token != IGNORED]
-        yield "targets", " ".join(tokenizer.pieces_of(asked))
+        predicted = [token for token in batch.targets[i].tolist() if token != IGNORE_INDEX]
+        yield "targets", " ".join(tokenizer.ids_to_tokens(predicted))

@@ -8,7 +8,7 @@ from heed.data.synthetic.corpus import SPEAKERS, SPLITS, Sentence, sentences, wr
 __all__ = ["SPEAKERS", "SPLITS", "Sentence", "edition", "sentences", "write"]
 
 
-def edition() -> str:
+def grammar_hash() -> str:
     """A name for the grammar as it stands, so that what an older one wrote is not taken for it."""
     digest = blake2b(digest_size=8)
     for path in sorted(Path(__file__).parent.glob("*.py")):

@@ -1,36 +1,23 @@
-"""How pieces of text are written: bytes as characters, and white space so that it can be seen.
+"""Byte symbols: bytes written as printable characters, and white space made visible.
 
-Byte-level pieces write a byte as one character: itself if printable, else one from U+0100 on.
+Byte-level tokens write a byte as one character: itself if printable, else one from U+0100 on.
 """
 
 from __future__ import annotations
 
-import re
-
-_VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
-_PLAIN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = iter(range(0x100, 0x200))
-BYTES = [chr(byte if byte in _PLAIN else next(_OTHERS)) for byte in range(256)]
-"""The character of each byte."""
-_BYTE_OF = {character: byte for byte, character in enumerate(BYTES)}
+_WHITESPACE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_UNUSED = iter(range(0x100, 0x200))
+BYTE_SYMBOLS = [chr(byte if byte in _PRINTABLE else next(_UNUSED)) for byte in range(256)]
+"""The symbol of each byte."""
+_BYTE_OF_SYMBOL = {character: byte for byte, character in enumerate(BYTE_SYMBOLS)}
 
 
-_LONG = re.compile(r"\S{5000}")
+def decode_symbols(token: str) -> str:
+    """Text of a byte-level token; part of a character is shown as bytes, \\xf0\\x9f."""
+    return bytes(_BYTE_OF_SYMBOL[c] for c in token).decode("utf-8", errors="backslashreplace")
 
 
-def broken(line: str) -> str:
-    """The line with a space wherever none has stood for long, to learn pieces from.
-
-    The time to learn BPE grows with the square of a word's length; what is so long is no word.
-    """
-    return _LONG.sub(r"\g<0> ", line)
-
-
-def spelled(piece: str) -> str:
-    """The text of a byte-level piece; part of a character shows as bytes, \\xf0\\x9f."""
-    return bytes(_BYTE_OF[c] for c in piece).decode("utf-8", errors="backslashreplace")
-
-
-def visible(piece: str) -> str:
-    """The same with its white space to be seen."""
-    return piece.translate(_VISIBLE)
+def show_whitespace(token: str) -> str:
+    """Replace white space by visible characters."""
+    return token.translate(_WHITESPACE)

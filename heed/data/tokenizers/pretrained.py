@@ -1,8 +1,8 @@
-"""Tokenizers that were not trained here: any that the `tokenizers` library reads.
+"""Pretrained tokenizers, trained elsewhere: any that the `tokenizers` library reads.
 
-Their special tokens have ids of their own. Which is which, tokenizer_config.json beside
-tokenizer.json says, as `transformers` writes it; where there is none, their names must.
-Unlike in a tokenizer trained here, text that spells a special token is read as that token.
+Their special tokens have other ids. tokenizer_config.json beside tokenizer.json says which is
+which, as `transformers` writes it; where it is missing, the names of the tokens decide. Unlike in a
+tokenizer trained here, text that spells a special token is read as that token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import tokenizers
 
-from heed.data.tokenizers.byte_symbols import spelled, visible
-from heed.data.tokenizers.special_tokens import Specials
+from heed.data.tokenizers.byte_symbols import decode_symbols, show_whitespace
+from heed.data.tokenizers.special_tokens import SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.files import write_atomic
 
-CONFIG, OLDER_CONFIG = "tokenizer_config.json", "special_tokens_map.json"
+CONFIG, OLD_CONFIG = "tokenizer_config.json", "special_tokens_map.json"
 ROLES = {
     "pad": ("pad_token", "eos_token", "sep_token", "bos_token"),
     "unk": ("unk_token",),
@@ -28,8 +28,8 @@ ROLES = {
     "eos": ("sep_token", "eos_token", "bos_token"),
     "mask": ("mask_token",),
 }
-"""What each is by `transformers`' keys, the first that there is. A decoder that has no begin mark,
-begins with padding."""
+"""Keys of `transformers` for each role, the first present one counting. A decoder without BOS
+starts with padding."""
 NAMES = {
     "pad_token": ("<pad>", "[PAD]"),
     "unk_token": ("<unk>", "[UNK]"),
@@ -37,61 +37,64 @@ NAMES = {
     "eos_token": ("<eos>", "</s>", "[SEP]", "<|endoftext|>"),
     "mask_token": ("<mask>", "[MASK]"),
 }
-"""What special tokens are called where no file says which they are."""
+"""Names of special tokens to look for where no file says which they are."""
 
 
-class Borrowed(Tokenizer):
-    """A tokenizer as someone else made it."""
+class PretrainedTokenizer(Tokenizer):
+    """A tokenizer trained elsewhere, with its own special tokens."""
 
     def __init__(
-        self, core: tokenizers.Tokenizer, specials: Specials, config: Mapping[str, Any]
+        self, core: tokenizers.Tokenizer, specials: SpecialTokens, config: Mapping[str, Any]
     ) -> None:
-        super().__init__("borrowed", False, core)
+        super().__init__("pretrained", False, core)
         core.no_padding()
         core.no_truncation()
         known = core.get_vocab(with_added_tokens=True)
-        self._names = [""] * (max(known.values()) + 1)
+        self._tokens = [""] * (max(known.values()) + 1)
         for name, number in known.items():
-            self._names[number] = name
+            self._tokens[number] = name
         self.specials, self.config = specials, dict(config)
-        self._bytewise = "ByteLevel" in json.dumps(json.loads(core.to_str())["decoder"])
+        self._byte_level = "ByteLevel" in json.dumps(json.loads(core.to_str())["decoder"])
         added = core.get_added_tokens_decoder()
-        self._silent = {number for number, token in added.items() if token.special}
-        self._silent |= {x for x in (specials.pad, specials.unk, specials.bos) if x is not None}
-        self._silent |= {x for x in (specials.eos, specials.mask) if x is not None}
+        self._special_ids = {number for number, token in added.items() if token.special}
+        self._special_ids |= {
+            x for x in (specials.pad, specials.unk, specials.bos) if x is not None
+        }
+        self._special_ids |= {x for x in (specials.eos, specials.mask) if x is not None}
 
-    def without_specials(self, ids: Sequence[int]) -> list[int]:
-        """The ids that stand for text."""
-        return [int(i) for i in ids if i not in self._silent]
+    def strip_special_tokens(self, ids: Sequence[int]) -> list[int]:
+        """The ids without special tokens."""
+        return [int(i) for i in ids if i not in self._special_ids]
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json, and which token is what beside it."""
+        """Write tokenizer.json, and beside it the roles of its special tokens."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config, indent=2, ensure_ascii=False)
         write_atomic(path.with_name(CONFIG), text + "\n")
         super().save(path)
 
     def fingerprint(self) -> str:
-        """A hex digest of all that encoding and decoding depend on."""
+        """Hash of everything that encoding and decoding depend on."""
         content = f"{self.core.to_str()} {self.specials}"
         return blake2b(content.encode(), digest_size=16).hexdigest()
 
-    def _shown(self, piece: int) -> str:
-        name = self._names[piece]
-        if piece in self._silent:
+    def _display(self, token: int) -> str:
+        name = self._tokens[token]
+        if token in self._special_ids:
             return name
-        return visible(spelled(name) if self._bytewise else name)
+        return show_whitespace(decode_symbols(name) if self._byte_level else name)
 
 
-def borrowed(core: tokenizers.Tokenizer, path: Path) -> Borrowed | None:
-    """A tokenizer with what stands beside it; None where nothing says how a text begins or ends."""
-    config = _config(path.parent)
+def wrap_pretrained(core: tokenizers.Tokenizer, path: Path) -> PretrainedTokenizer | None:
+    """Wrap a loaded tokenizer with the config beside it; None where BOS, EOS or padding is
+    unknown."""
+    config = _read_config(path.parent)
     if not any(key in config for key in NAMES):
         known = core.get_vocab(with_added_tokens=True)
-        named = {key: [name for name in names if name in known] for key, names in NAMES.items()}
-        config |= {key: names[0] for key, names in named.items() if names}
+        present = {key: [name for name in names if name in known] for key, names in NAMES.items()}
+        config |= {key: names[0] for key, names in present.items() if names}
     keys = {key for keys in ROLES.values() for key in keys}
-    ids = {key: core.token_to_id(_content(config.get(key))) for key in keys}
+    ids = {key: core.token_to_id(_token_text(config.get(key))) for key in keys}
     roles = {
         role: next((ids[key] for key in keys if ids[key] is not None), None)
         for role, keys in ROLES.items()
@@ -99,22 +102,24 @@ def borrowed(core: tokenizers.Tokenizer, path: Path) -> Borrowed | None:
     pad, bos, eos = roles["pad"], roles["bos"], roles["eos"]
     if pad is None or bos is None or eos is None:
         return None
-    return Borrowed(core, Specials(pad, roles["unk"], bos, eos, roles["mask"]), config)
+    return PretrainedTokenizer(
+        core, SpecialTokens(pad, roles["unk"], bos, eos, roles["mask"]), config
+    )
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer say; nothing where there are none."""
-    found: dict[str, Any] = {}
-    for name in (OLDER_CONFIG, CONFIG):
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Contents of the config files beside a tokenizer; empty where there are none."""
+    config: dict[str, Any] = {}
+    for name in (OLD_CONFIG, CONFIG):
         try:
-            told = json.loads((folder / name).read_text(encoding="utf-8"))
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        found |= told if isinstance(told, dict) else {}
-    return found
+        config |= content if isinstance(content, dict) else {}
+    return config
 
 
-def _content(token: Any) -> str:
-    """A token's text, which may be wrapped in how it is matched."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else ""
+def _token_text(token: Any) -> str:
+    """Text of a token, which may be wrapped in its matching options."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""

@@ -1,4 +1,4 @@
-"""Which ids stand for what no text says: padding, the unknown, begin, end, the mask."""
+"""Special tokens: their ids and names (padding, unknown, begin, end, mask)."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ from heed.errors import DataError
 
 
 @dataclass(frozen=True)
-class Specials:
-    """Ids of special tokens. Those of every tokenizer trained here, unless told otherwise."""
+class SpecialTokens:
+    """Ids of the special tokens; the defaults are those of every tokenizer trained here."""
 
     pad: int = 0
     unk: int | None = 1
     bos: int = 2
-    """What a text begins with: in BERT [CLS], in Marian what the decoder begins with."""
+    """First token of a sequence: BERT's [CLS]; Marian's decoder start token."""
     eos: int = 3
-    """What a text ends with: in BERT [SEP]."""
+    """Last token of a sequence: BERT's [SEP]."""
     mask: int | None = 4
 
-    def masking(self, key: str) -> int:
-        """The mask, which not every tokenizer has; `key` of a recipe asks for it."""
+    def require_mask(self, key: str) -> int:
+        """The mask id; an error that names the recipe key if the tokenizer has none."""
         if self.mask is None:
             raise DataError(
-                "this tokenizer has no mask token, so no token can be hidden.",
+                "this tokenizer has no mask token, so no token can be masked.",
                 todo=f"Leave {key} out.",
             )
         return self.mask
 
     @property
-    def ordinary(self) -> int:
-        """From which id on a token drawn by chance may be."""
-        return 5 if self == OWN else 0
+    def first_ordinary_id(self) -> int:
+        """Lowest id that a random replacement token may have."""
+        return 5 if self == DEFAULT_SPECIALS else 0
 
     @property
-    def unwritten(self) -> tuple[int, ...]:
-        """What no model is to write. Ours learn that by themselves; others may never have."""
-        return () if self == OWN or self.pad == self.eos else (self.pad,)
+    def suppressed_ids(self) -> tuple[int, ...]:
+        """Ids that decoding never generates. Models trained here learn this; imported ones may not
+        have."""
+        return () if self == DEFAULT_SPECIALS or self.pad == self.eos else (self.pad,)
 
 
-OWN = Specials()
+DEFAULT_SPECIALS = SpecialTokens()
+PAD, UNK, BOS, EOS, MASK = 0, 1, 2, 3, 4
+SPECIAL_TOKEN_NAMES = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")

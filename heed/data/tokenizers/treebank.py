@@ -1,6 +1,6 @@
-"""Words as the Penn Treebank cuts them: punctuation apart, contractions in two, "do n't".
+"""Penn Treebank word tokenization: punctuation separated, contractions split, "do n't".
 
-The rules are those that NLTK's `word_tokenize` is known by, written as places to cut:
+The rules are those of NLTK's `word_tokenize`, written as split patterns:
 
 | text                   | tokens                          |
 |------------------------|---------------------------------|
@@ -9,26 +9,28 @@ The rules are those that NLTK's `word_tokenize` is known by, written as places t
 | He said "no" (twice).  | He  said  ``  no  ''  (  twice  )  . |
 | Mr. Hu left the U.S.   | Mr.  Hu  left  the  U.S  .      |
 
-A period stays with an abbreviation, and is cut off any other word that white space follows. At the
-end of a line it is always cut off. Where NLTK asks a trained model for the ends of sentences, a
-list of abbreviations has to do here. Straight double quotes become `` and '', for a reader of the
-tokens could not tell which they were; that is also how decoding knows on which side a space goes.
+A period stays with an abbreviation and is split off any other word that white space follows. At the
+end of a line it is always split off. Where NLTK uses a trained model for the ends of sentences, a
+list of abbreviations serves here. Straight double quotes become `` and '', since a token alone does
+not show which one it is; by them decoding knows on which side the space goes.
 """
 
 from __future__ import annotations
 
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-SHORT = "Mr Mrs Ms Dr St Gen Sen Rep Gov Rev Col Capt Lt Sgt Jr Sr vs etc No Inc Co Corp Prof Hon"
-# A lookbehind may name alternatives of different lengths, but only at its top.
-ABBREVIATED = "|".join([*(rf"\b{word}" for word in SHORT.split()), r"\b\p{L}", r"\.\p{L}"])
-CUTS = (
+ABBREVIATIONS = (
+    "Mr Mrs Ms Dr St Gen Sen Rep Gov Rev Col Capt Lt Sgt Jr Sr vs etc No Inc Co Corp Prof Hon"
+)
+# A lookbehind may have alternatives of different lengths, but only at its top level.
+ABBREVIATED = "|".join([*(rf"\b{word}" for word in ABBREVIATIONS.split()), r"\b\p{L}", r"\.\p{L}"])
+SEPARATE_TOKENS = (
     r"``|''",
     r"\.{2,}|…",
     r"--",
     r"[;@#$%&?!*<>(){}\[\]«»“”„‘’]",
     r"[:,](?!\d)",
-    # Ruby's $, which this library has, is the end of a line.
+    # $ matches at the end of a line, as in Ruby.
     r"""(?<!\.)\.(?=[\])}>"'»”’]*\s*$)""",
     rf"""(?<!\.|{ABBREVIATED})\.(?=[\])}}>"'»”’]*\s)""",
     r"(?<=\w)(?i:n't|'ll|'re|'ve|'[smd])(?!\w)",
@@ -37,15 +39,15 @@ CUTS = (
     r"(?i:(?<=\bcan)not|(?<=\bgon|\bwan)na|(?<=\bgot)ta|(?<=\bgim|\blem)me|(?<=\bd)'ye)\b",
     r"(?i:\b'|(?<!\w)')(?i:t)(?=(?i:is|was)\b)",
 )
-"""What stands alone, wherever it is found."""
+"""Patterns of what becomes a token by itself, wherever it is found."""
 QUOTES = (
     (r'(?<![^\s\[({<])"', "``"),
-    # Three single ones in a row could not be told apart.
+    # Three single quotes in a row would be ambiguous.
     ("(?<=')\"", " ''"),
     ("\"(?=')", "'' "),
     ('"', "''"),
 )
-"""Straight double ones, as what they are: opening or closing."""
+"""Straight double quotes and their replacements: opening or closing."""
 JOINS = (
     (r"(?: |^)''(?!\S)|(?<!\S)`` ?", '"'),
     (r" (?=(?:[,;:?!%)\]}»”…’]|\.+)(?!\w))", ""),
@@ -58,16 +60,16 @@ JOINS = (
 """How tokens with a space before each become text again."""
 
 
-def quotes() -> list[normalizers.Normalizer]:
-    """Straight double quotes by their side."""
+def quote_normalizers() -> list[normalizers.Normalizer]:
+    """Normalizers that replace straight double quotes by opening or closing ones."""
     return [normalizers.Replace(Regex(pattern), text) for pattern, text in QUOTES]
 
 
-def cut() -> pre_tokenizers.PreTokenizer:
-    """Whatever stands alone, set apart; what is left still has its white space."""
-    return pre_tokenizers.Split(Regex("|".join(CUTS)), "isolated")
+def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    """Pre-tokenizer that separates punctuation and contractions; white space stays for the next."""
+    return pre_tokenizers.Split(Regex("|".join(SEPARATE_TOKENS)), "isolated")
 
 
-def joined() -> list[decoders.Decoder]:
-    """For a whole text of tokens, a space before each."""
+def decoders_of_text() -> list[decoders.Decoder]:
+    """Decoders that restore the spacing of a whole text whose tokens have a space before each."""
     return [decoders.Replace(Regex(pattern), text) for pattern, text in JOINS]

@@ -1,9 +1,8 @@
-"""Encoding much text fast: each word once, however often it stands there.
+"""Word-level cache for encoding: each distinct word is tokenized once.
 
-No piece of `bpe` or `unigram` reaches across a space, so the ids of a text are those of its words
-in a row, where single spaces are its only white space. Any other text is taken whole, as one word
-would be. A corpus has few words beside its running ones, and looking one up is many times faster
-than cutting it into pieces.
+No subword of `bpe` or `unigram` crosses a space. So the ids of a text are those of its words in
+order, if single spaces are its only white space. Any other text is encoded whole, as if it were one
+word. A corpus has few distinct words, and looking one up is many times faster than tokenizing it.
 """
 
 from __future__ import annotations
@@ -14,36 +13,39 @@ from itertools import chain
 from heed.data.tokenizers.tokenizer import Tokenizer
 
 KINDS = ("bpe", "unigram")
-"""Tokenizers that are slow enough."""
-MOST = 1 << 16
-"""Words remembered; with more, all are forgotten, and soon the frequent ones are back."""
-LONGEST = 32
-"""Characters of a word worth remembering."""
+"""Tokenizers that are slow enough for a cache to pay."""
+MAX_WORDS = 1 << 16
+"""Words cached. A fuller cache is cleared, and the frequent words soon return."""
+MAX_CHARS = 32
+"""Longest word that is cached, in characters."""
 
 
-class Wordwise:
-    """A tokenizer that remembers words."""
+class WordCache:
+    """A tokenizer with a cache of the ids of words."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[str, list[int]] = {}
+        self._cache: dict[str, list[int]] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The same ids as the tokenizer's own `encode_batch`."""
+        """Ids of texts, equal to those of the tokenizer's `encode_batch`."""
         if self.tokenizer.kind not in KINDS:
             return self.tokenizer.encode_batch(texts)
-        cut = [words_of(text) for text in texts]
-        here = {word: self._known.get(word) for word in chain.from_iterable(cut)}
-        new = [word for word, ids in here.items() if ids is None]
-        found = dict(zip(new, self.tokenizer.encode_batch(new), strict=True))
-        if len(self._known) > MOST:
-            self._known = {}
-        self._known |= {word: ids for word, ids in found.items() if len(word) <= LONGEST}
-        here |= found
-        return [list(chain.from_iterable(here[word] or () for word in words)) for words in cut]
+        words_of_text = [split_words(text) for text in texts]
+        ids_of = {word: self._cache.get(word) for word in chain.from_iterable(words_of_text)}
+        new = [word for word, ids in ids_of.items() if ids is None]
+        encoded = dict(zip(new, self.tokenizer.encode_batch(new), strict=True))
+        if len(self._cache) > MAX_WORDS:
+            self._cache = {}
+        self._cache |= {word: ids for word, ids in encoded.items() if len(word) <= MAX_CHARS}
+        ids_of |= encoded
+        return [
+            list(chain.from_iterable(ids_of[word] or () for word in words))
+            for words in words_of_text
+        ]
 
 
-def words_of(text: str) -> list[str]:
-    """The words that can be encoded apart; the whole text where that cannot be."""
+def split_words(text: str) -> list[str]:
+    """The words that can be encoded separately, or the whole text where that is not possible."""
     words = text.split()
     return words if " ".join(words) == text else [text]

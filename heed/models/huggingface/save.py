@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heed.config import POSITIONS, ModelConfig
-from heed.data.tokenizers.special_tokens import OWN, Specials
+from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import HeedError
 from heed.models import Classifier
@@ -67,7 +67,7 @@ def save(
     return architecture.name
 
 
-def choose_architecture(model: AnyModel, specials: Specials) -> tuple[Architecture, Draft]:
+def choose_architecture(model: AnyModel, specials: SpecialTokens) -> tuple[Architecture, Draft]:
     """The class that can hold a model, and the model as reparameterized for it."""
     family = model.config.family
     if family != "transformer":
@@ -87,7 +87,7 @@ def choose_architecture(model: AnyModel, specials: Specials) -> tuple[Architectu
     raise HeedError(f"no class of transformers can hold this model. {' '.join(fewest)}")
 
 
-def _mismatches(architecture: Architecture, draft: Draft, specials: Specials) -> list[str]:
+def _mismatches(architecture: Architecture, draft: Draft, specials: SpecialTokens) -> list[str]:
     """What this class cannot represent, as sentences; empty if it can hold the model."""
     unmapped = [name for name in draft.weights if architecture.locate(name) is None]
     names = {name for ours in draft.weights for name in _stored_names(architecture, ours)}
@@ -137,7 +137,7 @@ def _config_json(
     model: AnyModel,
     architecture: Architecture,
     draft: Draft,
-    specials: Specials,
+    specials: SpecialTokens,
     classes: Sequence[str],
 ) -> dict[str, Any]:
     """The content of config.json: the original one if it still describes the model."""
@@ -187,7 +187,7 @@ def _label_keys(count: int, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _generation_config(
-    model: AnyModel, architecture: Architecture, specials: Specials
+    model: AnyModel, architecture: Architecture, specials: SpecialTokens
 ) -> dict[str, Any]:
     """The content of generation_config.json: the token ids that begin and end a generation."""
     before = model.source_files.get(GENERATION)
@@ -200,23 +200,23 @@ def _generation_config(
         # Without max_length, `generate` of transformers stops after 21 tokens.
         return config | {
             "max_length": model.config.max_positions,
-            "suppress_tokens": list(specials.unwritten),
+            "suppress_tokens": list(specials.suppressed_ids),
         }
     return config
 
 
-def _special_tokens(model: AnyModel, tokenizer: Tokenizer | None) -> Specials:
+def _special_tokens(model: AnyModel, tokenizer: Tokenizer | None) -> SpecialTokens:
     """Special tokens: the tokenizer's, else those of the original config.json, else heed's."""
     if tokenizer is not None:
         return tokenizer.specials
     config = model.source_files.get(CONFIG)
     if config is None:
-        return OWN
+        return DEFAULT_SPECIALS
     pad, end = config.get("pad_token_id"), config.get("eos_token_id")
     begin = config.get("decoder_start_token_id", config.get("bos_token_id"))
     first = pad if pad is not None else end if isinstance(end, int) else 0
     bos, eos = (x if isinstance(x, int) else first for x in (begin, end))
-    return Specials(first, None, bos, eos, None)
+    return SpecialTokens(first, None, bos, eos, None)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

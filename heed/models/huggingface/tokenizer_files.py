@@ -9,8 +9,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from heed.data.tokenizers.pretrained import Borrowed
-from heed.data.tokenizers.tokenizer import SPECIALS, Tokenizer
+from heed.data.tokenizers.pretrained import PretrainedTokenizer
+from heed.data.tokenizers.special_tokens import SPECIAL_TOKEN_NAMES
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.models.huggingface.folder import TOKENIZER, TOKENIZER_CONFIG
 
 TEMPLATES = {
@@ -29,19 +30,21 @@ def write_tokenizer(
 
     `template` is the task whose special tokens surround a text; None adds no special tokens.
     """
-    if isinstance(tokenizer, Borrowed):
+    if isinstance(tokenizer, PretrainedTokenizer):
         tokenizer.save(folder / TOKENIZER)
         return
     core = tokenizers.Tokenizer.from_str(tokenizer.core.to_str())
-    core.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
+    core.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL_TOKEN_NAMES])
     if template is not None:
         single, pair = TEMPLATES[template]
         core.post_processor = processors.TemplateProcessing(
-            single=single, pair=pair, special_tokens=[(name, i) for i, name in enumerate(SPECIALS)]
+            single=single,
+            pair=pair,
+            special_tokens=[(name, i) for i, name in enumerate(SPECIAL_TOKEN_NAMES)],
         )
     core.save(str(folder / TOKENIZER))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    config |= dict(zip(SPECIAL_TOKEN_KEYS, SPECIALS, strict=True))
+    config |= dict(zip(SPECIAL_TOKEN_KEYS, SPECIAL_TOKEN_NAMES, strict=True))
     config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}
     config |= {"clean_up_tokenization_spaces": False}
     config |= {} if max_length is None else {"model_max_length": max_length}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from heed.data.batching.batch import Batch, filled
+from heed.data.batching.batch import Batch, pad_rows
 from heed.nn.stack import Block
 from heed.train.distributed.ranks import World
 
@@ -40,7 +40,7 @@ def share(batch: Batch, world: World) -> Batch:
     of_all = {"source_positions"} | ({"positions"} if batch.segments is None else set())
     own = {name: t if name in of_all else t[every] for name, t in batch.tensors().items()}
     most = -(-len(batch.ids) // world.size)
-    return filled(batch.with_tensors(own, rows=batch.rows[every]), most)
+    return pad_rows(batch.with_tensors(own, rows=batch.rows[every]), most)
 
 
 def spread(objective: nn.Module, how: str, world: World, device: torch.device) -> nn.Module:

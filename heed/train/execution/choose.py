@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batch
-from heed.data.batching.length_buckets import Shape
+from heed.data.batching.batch import Batch
+from heed.data.batching.length_buckets import BatchShape
 from heed.errors import ConfigError
 from heed.nn.stack import Block
 from heed.train.execution.cuda_graphs import GraphStep, blank
@@ -39,7 +39,7 @@ class Ahead:
     """The work before a run: how many updates, and the shapes their batches have."""
 
     updates: int
-    shapes: list[Shape]
+    shapes: list[BatchShape]
     example: Batch
     """Any batch, on the device: its tensors are those of all."""
 
@@ -69,7 +69,7 @@ def build_step(
         try:
             return _choose(recipe, state, ahead, make, say) if speed == "auto" else make(speed)
         except torch.OutOfMemoryError:
-            most = max(shape.texts for shape in ahead.shapes)
+            most = max(shape.batch_size for shape in ahead.shapes)
             if not recipe.train.split_on_oom or state.pieces_of_batch >= most:
                 raise
         state.halve()
@@ -169,7 +169,7 @@ def _make(
     if speed == "eager" or state.device.type == "cpu" or several:
         return Step(objective, state, limits, bf16=bf16)
     parts = state.pieces_of_batch
-    shapes = [replace(shape, texts=-(-shape.texts // parts)) for shape in ahead.shapes]
+    shapes = [replace(shape, batch_size=-(-shape.batch_size // parts)) for shape in ahead.shapes]
     blanks = [blank(ahead.example, shape) for shape in shapes]
     whole = parts == 1 and settings.accumulate == 1
     return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks, whole=whole)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heed.data.batching.bucketed import Batch
-from heed.data.batching.length_buckets import Shape
-from heed.data.tokenizers.tokenizer import UNK
+from heed.data.batching.batch import Batch
+from heed.data.batching.length_buckets import BatchShape
+from heed.data.tokenizers.special_tokens import UNK
 from heed.decode.cuda_graph import undisturbed
 from heed.train.state import State
 from heed.train.step import Limits, Step
@@ -142,9 +142,9 @@ def _graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def blank(like: Batch, shape: Shape) -> Batch:
+def blank(like: Batch, shape: BatchShape) -> Batch:
     """A batch of this shape with the tensors that `like` has: one unknown word again and again."""
-    texts, device = shape.texts, like.ids.device
+    texts, device = shape.batch_size, like.ids.device
 
     def made(name: str, value: Tensor) -> Tensor:
         length = (shape.source_length or 0) if name.startswith("source") else shape.length

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batches, at
+from heed.data.batching.bucketed import BucketedBatches, take_rows
 from heed.data.corpus import Corpus
 from heed.errors import ConfigError, DataError, nearest
 from heed.runs.labels import Classes
@@ -18,7 +18,9 @@ def classes_of(corpus: Corpus) -> Classes:
     return Classes(tuple(corpus.labels()), pairs)
 
 
-def weights_of(recipe: Recipe, classes: Classes, train: Batches) -> tuple[float, ...] | None:
+def weights_of(
+    recipe: Recipe, classes: Classes, train: BucketedBatches
+) -> tuple[float, ...] | None:
     """What a text of each class counts for; None where all count alike.
 
     `balanced` is n / (k · n_c), n texts and n_c of class c: the mean over the texts is 1, so that
@@ -55,9 +57,9 @@ def _refuse_others(told: dict[str, float], classes: Classes) -> None:
         )
 
 
-def _counts(classes: Classes, train: Batches) -> NDArray[np.int64]:
+def _counts(classes: Classes, train: BucketedBatches) -> NDArray[np.int64]:
     """How many texts of each class there are to learn from."""
-    labels, rows = train.store.labels, at(train.rows, slice(0, len(train.rows)))
+    labels, rows = train.store.labels, take_rows(train.rows, slice(0, len(train.rows)))
     own = np.empty(0, np.int64) if labels is None else labels[rows]
     return np.bincount(own, minlength=len(classes.names))
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from heed.config import Recipe
-from heed.data.batching.bucketed import Batches
+from heed.data.batching.bucketed import BucketedBatches
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.nn.ngrams import NgramFeatures, log_count_ratios
 
 
 def look_at(
-    grams: NgramFeatures, recipe: Recipe, tokenizer: Tokenizer, train: Batches, c: int
+    grams: NgramFeatures, recipe: Recipe, tokenizer: Tokenizer, train: BucketedBatches, c: int
 ) -> None:
     """Tell it what parts words and what each run counts for, as far as it asks; c classes."""
     if grams.between_v is not None:
@@ -34,9 +34,9 @@ def parting(tokenizer: Tokenizer) -> Tensor:
     )
 
 
-def counted(grams: NgramFeatures, train: Batches, c: int) -> Tensor:
+def counted(grams: NgramFeatures, train: BucketedBatches, c: int) -> Tensor:
     """In how many texts of each class the runs of each row are found, [c, r]."""
-    rows, plan = grams.table.num_embeddings, train.in_order()
+    rows, plan = grams.table.num_embeddings, train.plan_in_order()
     counts = torch.zeros(c * rows)
     for number in range(len(plan)):
         batch = train.batch(plan, number)

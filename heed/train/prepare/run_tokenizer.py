@@ -8,7 +8,7 @@ from itertools import chain
 
 from heed.config import Recipe, TokenizerConfig
 from heed.data.corpus import Corpus, Record, open_corpus
-from heed.data.held_out import set_aside
+from heed.data.held_out import hold_out_dev
 from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.runs.run import Run
@@ -48,8 +48,8 @@ def tokenizer_for(
         tokenizer = Tokenizer.load(kept)
     else:
         say(f"Learning a {settings.kind} tokenizer…")
-        own = corpus.kept if apart is None else _all_but(corpus, apart)
-        tokenizer = _learn(settings, [own, *(one.kept for one in more)])
+        own = corpus.usable_records if apart is None else _all_but(corpus, apart)
+        tokenizer = _learn(settings, [own, *(one.usable_records for one in more)])
         kept.parent.mkdir(parents=True, exist_ok=True)
         tokenizer.save(kept)
     tokenizer.save(run.tokenizer_path)
@@ -63,9 +63,9 @@ def tokenizer_text(recipe: Recipe) -> list[Corpus]:
 
 def _all_but(corpus: Corpus, seed: int) -> Source:
     """The texts of a corpus but those set aside."""
-    apart, _ = set_aside(sum(1 for _ in corpus.kept()), seed)
+    apart, _ = hold_out_dev(sum(1 for _ in corpus.usable_records()), seed)
     hidden = frozenset(apart.tolist())
-    return lambda: (record for i, record in enumerate(corpus.kept()) if i not in hidden)
+    return lambda: (record for i, record in enumerate(corpus.usable_records()) if i not in hidden)
 
 
 def _learn(settings: TokenizerConfig, sources: Sequence[Source]) -> Tokenizer:

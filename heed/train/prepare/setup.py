@@ -10,12 +10,13 @@ import torch
 
 from heed.config import Recipe
 from heed.config.checks import find_conflicts
-from heed.data.batching.bucketed import Batches, Rows
+from heed.data.batching.bucketed import BucketedBatches
+from heed.data.batching.length_buckets import Rows
 from heed.data.batching.packing import PackedBatches
-from heed.data.batching.random_windows import RandomBlocks
+from heed.data.batching.random_windows import RandomWindows
 from heed.data.corpus import Corpus
 from heed.data.doctor import examine
-from heed.data.held_out import DEV_SHARE, set_aside
+from heed.data.held_out import DEV_SHARE, hold_out_dev
 from heed.data.splits import open_splits
 from heed.data.token_store import Store, open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
@@ -53,8 +54,8 @@ class TrainingSetup:
     tokenizer: Tokenizer
     classes: tuple[str, ...]
     model: Model
-    train: Batches | PackedBatches
-    sets: dict[str, Batches]
+    train: BucketedBatches | PackedBatches
+    sets: dict[str, BucketedBatches]
     """The splits to evaluate on while training, by name."""
     data_hashes: dict[str, str]
     world: World = ALONE
@@ -118,9 +119,10 @@ def _prepare(
     for name, seen in known.items():
         sets |= _clean(name, sets[name], seen)
     for name, split in sets.items():
-        if split.cut:
-            are = "text is" if split.cut == 1 else "texts are"
-            say(f"{name}: {split.cut:,} {are} longer than {recipe.data.max_length} tokens; cut.")
+        if split.truncated:
+            are = "text is" if split.truncated == 1 else "texts are"
+            limit = f"longer than {recipe.data.max_length} tokens"
+            say(f"{name}: {split.truncated:,} {are} {limit}; cut.")
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, tokenizer, len(classes.names) or None)
     if isinstance(model, Classifier) and model.grams is not None:
@@ -157,12 +159,12 @@ def _apart(corpora: dict[str, Corpus], store: Store, seed: int) -> str:
     """What is set aside to choose by, in words."""
     part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
     if "dev" not in corpora:
-        held_out, _ = set_aside(len(store), seed)
+        held_out, _ = hold_out_dev(len(store), seed)
         part = f"{len(held_out):,} of the {len(store):,} texts of train"
     return f"dev: {part}, set aside, for no files are named."
 
 
-def _pairs(corpora: dict[str, Corpus], sets: dict[str, Batches]) -> dict[str, list[Pair]]:
+def _pairs(corpora: dict[str, Corpus], sets: dict[str, BucketedBatches]) -> dict[str, list[Pair]]:
     """The texts of every set but train; a dev set that was set aside is a part of train's."""
     return {
         name: pairs_of(corpora.get(name.removesuffix("-clean"), corpora["train"]), batches)
@@ -221,16 +223,16 @@ def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]
     return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
 
 
-def _clean(name: str, whole: Batches, seen: list[int]) -> dict[str, Batches]:
+def _clean(name: str, whole: BucketedBatches, seen: list[int]) -> dict[str, BucketedBatches]:
     """The part of a set that is not also in train, to be scored beside the whole."""
     unseen = np.setdiff1d(np.arange(len(whole.store)), seen)
-    return {f"{name}-clean": whole.only(unseen)} if len(unseen) else {}
+    return {f"{name}-clean": whole.subset(unseen)} if len(unseen) else {}
 
 
-def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batches:
+def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> BucketedBatches:
     """Some of a store's texts, or all, as a recipe's model reads them."""
     settings = recipe.train
-    return Batches(
+    return BucketedBatches(
         store,
         recipe.task,
         max_length=recipe.data.max_length,
@@ -238,8 +240,8 @@ def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Batche
         batch_size=settings.batch_size,
         seed=recipe.seed,
         rows=rows,
-        masked=_hidden(recipe),
-        both=recipe.data.bidirectional,
+        mask_share=_hidden(recipe),
+        bidirectional=recipe.data.bidirectional,
         denoise=recipe.data.denoise,
     )
 
@@ -256,7 +258,7 @@ def _hidden(recipe: Recipe) -> float:
 
 def _batches(
     recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
-) -> tuple[Batches | PackedBatches, dict[str, Batches]]:
+) -> tuple[BucketedBatches | PackedBatches, dict[str, BucketedBatches]]:
     """What to learn from, and every set to evaluate on, the training text under `train`."""
     settings, data = recipe.train, recipe.data
     dropout = {"train": recipe.tokenizer.dropout}
@@ -268,13 +270,13 @@ def _batches(
     }
     rows: dict[str, Rows | None] = dict.fromkeys(stores)
     if "dev" not in stores:  # a share of train is set aside
-        stores["dev"] = stores["train"].plain()
+        stores["dev"] = stores["train"].without_segmentations()
         count = len(stores["train"])
-        rows["dev"], rows["train"] = set_aside(count, data.dev_seed)
+        rows["dev"], rows["train"] = hold_out_dev(count, data.dev_seed)
     sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
     if not (data.pack or data.windows):
         return sets["train"], sets
-    packed = (RandomBlocks if data.windows else PackedBatches)(
+    packed = (RandomWindows if data.windows else PackedBatches)(
         stores["train"],
         max_length=data.max_length,
         batch_tokens=settings.batch_tokens,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heed.data.corpus import infer_task, splits
+from heed.data.corpus import infer_splits, infer_task
 from heed.errors import DataError
 
 
@@ -45,18 +45,18 @@ def names(found: dict[str, list[Path]]) -> dict[str, list[str]]:
     ],
 )
 def test_a_list_of_files_means(given_paths: Sequence[str], wanted: dict[str, list[str]]) -> None:
-    found = names(splits(given_paths))
+    found = names(infer_splits(given_paths))
     assert found == wanted
     assert list(found) == list(wanted), "train and dev come first"
 
 
 def test_two_texts_to_generate_from_are_no_sides() -> None:
-    assert names(splits(["a.txt", "b.txt"], task="generate")) == {
+    assert names(infer_splits(["a.txt", "b.txt"], task="generate")) == {
         "train": ["a.txt"],
         "b": ["b.txt"],
     }
-    with pytest.raises(DataError, match="do not mix"):
-        splits(["a.tsv", "b.txt"])
+    with pytest.raises(DataError, match="cannot be mixed"):
+        infer_splits(["a.tsv", "b.txt"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""Infer from file names which files are train, dev and test, and which are two sides of a corpus.
+
+Rules, in order. A table (TSV, CSV, JSONL) or a saved dataset is a split by itself. Plain files pair
+up as sides where each two share a name but for the last suffix (`train.en`, `train.fr`), or where
+exactly two are given whose names do not name different splits; otherwise each is a split by itself.
+A split is named after its file (see `NAMES`). Where no name says train, the first file that names
+no split is train. A file without a split name, or with one that is taken, uses its stem; but
+several train files are read one after another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from heed.data.corpus import hf_datasets
+from heed.data.corpus.lines import COMPRESSED, make_printable
+from heed.data.corpus.rows import detect_format
+from heed.errors import DataError
+
+NAMES = {
+    "train": "train",
+    "training": "train",
+    "dev": "dev",
+    "newsdev": "dev",
+    "valid": "dev",
+    "validation": "dev",
+    "val": "dev",
+    "test": "test",
+    "newstest": "test",
+}
+
+
+def infer_splits(
+    paths: Sequence[str | Path], *, task: str | None = None, file_format: str | None = None
+) -> dict[str, list[Path]]:
+    """Split names and their files in order, train and dev first.
+
+    `task`: "generate" never takes two plain files for two sides. `file_format`: as for
+    `open_corpus`.
+    """
+    if not paths:
+        raise DataError("no file is named.", todo="Name at least one file.")
+    groups: list[tuple[str, list[str]]] = []  # a file name that may name the split, and its files
+    files = list(dict.fromkeys(str(path) for path in paths))
+    plain = [path for path in files if (file_format or detect_format(path)) == "text"]
+    if plain and task != "classify":
+        if len(plain) < len(files):
+            table = next(path for path in files if path not in plain)
+            raise DataError(
+                "tables and plain text cannot be mixed in one corpus.",
+                where=make_printable(table),
+                todo="Check one kind at a time.",
+            )
+        sides = [] if task == "generate" else _pair_sides(plain)
+        groups = [(pair[0], pair) for pair in sides] or [(path, [path]) for path in plain]
+    else:
+        for path in files:
+            parts = hf_datasets.split_paths(path) if hf_datasets.is_dataset(path) else {path: path}
+            groups.extend((name, [part]) for name, part in parts.items())
+    return _name_splits(groups)
+
+
+def _pair_sides(plain: Sequence[str]) -> list[list[str]]:
+    """Plain files in pairs, or nothing where they do not pair up."""
+    if len(plain) == 2:
+        split_names = {split_name(path) for path in plain} - {None}
+        return [list(plain)] if len(split_names) < 2 else []
+    groups: dict[str, list[str]] = {}
+    for path in plain:
+        name = _without_compression(path)
+        groups.setdefault(str(name.parent / name.stem), []).append(path)
+    all_pairs = all(
+        len(group) == 2
+        and _without_compression(group[0]).suffix != _without_compression(group[1]).suffix
+        for group in groups.values()
+    )
+    return list(groups.values()) if all_pairs else []
+
+
+def split_name(path: str) -> str | None:
+    """train, dev or test where a word of the file name says so, else None."""
+    words = re.split("[^a-z]+", Path(path).name.lower())
+    return next((NAMES[word] for word in words if word in NAMES), None)
+
+
+def _name_splits(groups: Sequence[tuple[str, list[str]]]) -> dict[str, list[Path]]:
+    split_names = [split_name(name) for name, _ in groups]
+    if "train" not in split_names and None in split_names:
+        split_names[split_names.index(None)] = "train"
+    counts = {name: split_names.count(name) for name in split_names}
+    named: dict[str, list[Path]] = {}
+    for (path, files), name in zip(groups, split_names, strict=True):
+        unique = name is not None and (name == "train" or counts[name] == 1)
+        key = (
+            name
+            if unique and name is not None
+            else _unused_name(_without_compression(path).stem, named)
+        )
+        split_files = named.setdefault(key, [])
+        if split_files and len(files) == 2:
+            raise DataError(
+                "this is a second train set of two sides.",
+                where=make_printable(path),
+                todo="Concatenate the files of each side.",
+            )
+        split_files.extend(map(Path, files))
+    order = ("train", "dev")
+    first = [name for name in order if name in named]
+    return {name: named[name] for name in first + [name for name in named if name not in order]}
+
+
+def _unused_name(stem: str, taken: dict[str, list[Path]]) -> str:
+    """The stem, numbered where another split has that name."""
+    name, number = stem, 2
+    while name in taken:
+        name, number = f"{stem}-{number}", number + 1
+    return name
+
+
+def _without_compression(path: str) -> Path:
+    """The path without the suffix of a compressed file."""
+    name = Path(path)
+    return name.with_suffix("") if name.suffix.lower() in COMPRESSED else name
