@@ -196,7 +196,7 @@ class FullSequence(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         """From ids [b, n], their mask, and token types if the model has them."""
-        logits: Tensor = self.model.trace(ids, mask=mask, types=types).logits
+        logits: Tensor = self.model.trace(ids, Tokens.of(ids, mask=mask, types=types)).logits
         return logits
 
 

@@ -1,4 +1,4 @@
-"""A stack without a head: vectors for tokens, to be used for whatever one likes."""
+"""A stack without a head: vectors for tokens, for any use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from heed.nn.tokens import StackOutput, Tokens
 
 
 class Backbone(BaseModel):
-    """Vectors [b, n, w] for ids [b, n]: what a classifier or a language model has below its head.
+    """Vectors [b, n, w] for ids [b, n]: a classifier or a language model without its head.
 
-    Its weights have the names they have there. With `causal`, a token knows those before it alone.
+    Its weights have the same names as there. With `causal`, a token depends on earlier ones alone.
     """
 
     def __init__(self, config: ModelConfig, *, vocab: int, causal: bool = False) -> None:
@@ -28,40 +28,42 @@ class Backbone(BaseModel):
     def forward(
         self,
         ids: Tensor,
+        tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        types: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """A vector for each token."""
-        return self.states(ids, mask=mask, types=types, cache=cache).x_bnw
+        """A vector for each token; `mask` or `tokens` as for a language model."""
+        return self.states(ids, tokens, mask=mask, cache=cache).x_bnw
 
     def summary(
-        self, ids: Tensor, *, mask: Tensor | None = None, types: Tensor | None = None
+        self, ids: Tensor, tokens: Tokens | None = None, *, mask: Tensor | None = None
     ) -> Tensor:
-        """One vector [b, w] for each text, by the pooler."""
+        """One vector [b, w] for each sequence, by the pooler."""
         if self.pool is None:
             raise ValueError("This model has no pooler.")
-        return self.pool(self(ids, mask=mask, types=types), mask)
+        tokens = Tokens.resolve(ids, tokens, mask)
+        return self.pool(self(ids, tokens), tokens.real_bn)
 
     def trace(
-        self, ids: Tensor, *, mask: Tensor | None = None, types: Tensor | None = None
+        self, ids: Tensor, tokens: Tokens | None = None, *, mask: Tensor | None = None
     ) -> Trace:
-        """The same vectors in the place of logits, with every attention weight on the way."""
-        out = self.states(ids, mask=mask, types=types, weights=True)
+        """The vectors in the place of logits, with every attention weight on the way."""
+        out = self.states(ids, tokens, mask=mask, weights=True)
         return Trace.of_one(out.x_bnw, out, causal=self.causal)
 
     def states(
         self,
         ids: Tensor,
+        tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        types: Tensor | None = None,
         cache: Cache | None = None,
         weights: bool = False,
     ) -> StackOutput:
-        """The vectors and, where asked for, all that led to them."""
+        """The stack's output for these ids."""
         if cache is not None and not self.causal:
-            raise ValueError("What reads a whole text at once takes no cache.")
-        tokens = Tokens.of(ids, mask=mask, before=cache.tokens if cache is not None else None)
-        return self.stack(self.embedding(ids, types), tokens, cache=cache, weights=weights)
+            raise ValueError("A bidirectional model reads a whole sequence at once: no cache.")
+        tokens = Tokens.resolve(ids, tokens, mask, cache.tokens if cache is not None else None)
+        x_bnw = self.embedding(ids, tokens.types_bn)
+        return self.stack(x_bnw, tokens, cache=cache, weights=weights)

@@ -1,4 +1,4 @@
-"""An encoder whose vectors are pooled into one and told apart."""
+"""The classifier: an encoder whose vectors are pooled into one and classified."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from heed.nn.cache import Cache
 from heed.nn.ngrams import NgramFeatures
 from heed.nn.tokens import StackOutput, Tokens
 
-BETWEEN = {"relu": nn.ReLU, "tanh": nn.Tanh}
-"""What may stand in a classifier's head."""
+HIDDEN_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+"""The activations of a classifier head with a hidden layer."""
 
 
 class Pooling(nn.Module):
-    """One vector a sentence from its real tokens: their mean, first, maximum, or a learned mix.
+    """One vector per sequence from its real tokens: mean, first, maximum or learned attention.
 
-    With a `pooler`, a map and a tanh come after that (Devlin et al. 2019).
+    With a `pooler`, a linear layer and a tanh follow (Devlin et al. 2019).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -30,11 +30,11 @@ class Pooling(nn.Module):
 
     def forward(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         """[b, n, w] to [b, w]."""
-        pooled_bw = self._pooled(x_bnw, mask)
+        pooled_bw = self._pool(x_bnw, mask)
         return pooled_bw if self.map is None else torch.tanh(self.map(pooled_bw))
 
-    def _pooled(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
-        """One vector a sentence; a sentence with no real token gives zeros."""
+    def _pool(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+        """One vector per sequence; one without real tokens gives zeros."""
         if mask is None:
             mask = torch.ones(x_bnw.shape[:2], dtype=torch.bool, device=x_bnw.device)
         real = mask[..., None]
@@ -68,45 +68,42 @@ class Classifier(BaseModel):
         else:
             hidden = nn.Linear(config.width, config.classifier_hidden)
             out = nn.Linear(config.classifier_hidden, classes)
-            between = BETWEEN[config.classifier_activation]()
-            self.head = nn.Sequential(hidden, between, nn.Dropout(config.dropout), out)
+            activation = HIDDEN_ACTIVATIONS[config.classifier_activation]()
+            self.head = nn.Sequential(hidden, activation, nn.Dropout(config.dropout), out)
 
     def forward(
         self,
         ids: Tensor,
+        tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        types: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Logits [b, classes] for ids [b, n]."""
+        """Logits [b, classes] for ids [b, n]; `mask` or `tokens` as for a language model."""
         if cache is not None:
-            raise ValueError("A classifier reads a whole text at once: it takes no cache.")
-        out = self.states(ids, mask=mask, positions=positions, segments=segments, types=types)
-        return self._classify(ids, out.x_bnw, mask)
+            raise ValueError("A classifier reads a whole sequence at once: it takes no cache.")
+        tokens = Tokens.resolve(ids, tokens, mask)
+        return self._classify(ids, self.states(ids, tokens).x_bnw, tokens.real_bn)
 
     def trace(
-        self, ids: Tensor, *, mask: Tensor | None = None, types: Tensor | None = None
+        self, ids: Tensor, tokens: Tokens | None = None, *, mask: Tensor | None = None
     ) -> Trace:
-        """The same logits, with every attention weight and every layer's vectors."""
-        out = self.states(ids, mask=mask, types=types, weights=True)
-        return Trace.of_one(self._classify(ids, out.x_bnw, mask), out, causal=False)
+        """The logits, with every attention weight and every layer's vectors."""
+        tokens = Tokens.resolve(ids, tokens, mask)
+        out = self.states(ids, tokens, weights=True)
+        return Trace.of_one(self._classify(ids, out.x_bnw, tokens.real_bn), out, causal=False)
 
     def states(
         self,
         ids: Tensor,
+        tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        types: Tensor | None = None,
         weights: bool = False,
     ) -> StackOutput:
         """The vectors before pooling."""
-        tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments)
-        return self.stack(self.embedding(ids, types), tokens, weights=weights)
+        tokens = Tokens.resolve(ids, tokens, mask)
+        return self.stack(self.embedding(ids, tokens.types_bn), tokens, weights=weights)
 
     def _classify(self, ids: Tensor, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         pooled_bw = self.pool(x_bnw, mask)

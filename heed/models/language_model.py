@@ -1,4 +1,4 @@
-"""A decoder that predicts the next token, or an encoder that predicts hidden ones."""
+"""The language model: a decoder that predicts the next token, or an encoder that fills in masks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from heed.nn.tokens import StackOutput, Tokens
 
 
 class LanguageModel(BaseModel):
-    """Token i's logits say what follows it, from tokens 0 … i alone.
+    """Token i's logits predict token i + 1, from tokens 0 … i alone.
 
-    With `causal` false they say what stands at i, from all tokens: a masked language model.
+    With `causal` false they predict token i itself, from all tokens: a masked language model.
     """
 
     def __init__(self, config: ModelConfig, *, vocab: int, causal: bool = True) -> None:
@@ -28,48 +28,37 @@ class LanguageModel(BaseModel):
     def forward(
         self,
         ids: Tensor,
+        tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        types: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Logits [b, n, vocab] for ids [b, n]; with a cache, ids are those after its own."""
-        out = self.states(
-            ids, mask=mask, positions=positions, segments=segments, types=types, cache=cache
-        )
-        return self.head(out.x_bnw)
+        """Logits [b, n, vocab] for ids [b, n]; with a cache, ids are those after the cached ones.
+
+        `mask` is True at real tokens. In its place, `tokens` also gives positions, segments and
+        types.
+        """
+        return self.head(self.states(ids, tokens, mask=mask, cache=cache).x_bnw)
 
     def trace(
-        self,
-        ids: Tensor,
-        *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        types: Tensor | None = None,
+        self, ids: Tensor, tokens: Tokens | None = None, *, mask: Tensor | None = None
     ) -> Trace:
-        """The same logits, with every attention weight and every layer's vectors."""
-        out = self.states(
-            ids, mask=mask, positions=positions, segments=segments, types=types, weights=True
-        )
+        """The logits, with every attention weight and every layer's vectors."""
+        out = self.states(ids, tokens, mask=mask, weights=True)
         return Trace.of_one(self.head(out.x_bnw), out, causal=self.causal)
 
     def states(
         self,
         ids: Tensor,
+        tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        types: Tensor | None = None,
         cache: Cache | None = None,
         weights: bool = False,
     ) -> StackOutput:
         """The vectors before the head."""
         if cache is not None and not self.causal:
-            raise ValueError("A masked language model reads a whole text at once: no cache.")
-        before = cache.tokens if cache is not None else None
-        tokens = Tokens.of(ids, mask=mask, positions=positions, segments=segments, before=before)
-        return self.stack(self.embedding(ids, types), tokens, cache=cache, weights=weights)
+            raise ValueError("A masked language model reads a whole sequence at once: no cache.")
+        tokens = Tokens.resolve(ids, tokens, mask, cache.tokens if cache is not None else None)
+        x_bnw = self.embedding(ids, tokens.types_bn)
+        return self.stack(x_bnw, tokens, cache=cache, weights=weights)

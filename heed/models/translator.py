@@ -1,4 +1,4 @@
-"""An encoder that reads a source and a decoder that writes a target, one token after another."""
+"""The translator: an encoder for the source and a decoder that predicts the target."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from heed.nn.tokens import StackOutput, Tokens
 
 
 class Translator(BaseModel):
-    """Row i's logits say what follows target i, from the source and targets 0 … i."""
+    """The logits at target i predict target i + 1, from the source and targets 0 … i."""
 
     def __init__(self, config: ModelConfig, *, vocab: int, source_vocab: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.embedding = build_embedding(config, vocab)
-        apart = source_vocab is not None or not config.tie_embeddings
-        self.source_embedding = build_embedding(config, source_vocab or vocab) if apart else None
+        separate = source_vocab is not None or not config.tie_embeddings
+        self.source_embedding = build_embedding(config, source_vocab or vocab) if separate else None
         self.encoder = build_stack(config, causal=False)
         self.decoder = build_stack(config, layers=config.decoder_layers, causal=True, cross=True)
         self.head = VocabularyHead(config, vocab, self.embedding)
@@ -29,29 +29,26 @@ class Translator(BaseModel):
         self,
         source: Tensor | None,
         target: Tensor,
+        source_tokens: Tokens | None = None,
+        target_tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
         target_mask: Tensor | None = None,
-        target_positions: Tensor | None = None,
-        target_segments: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Logits [b, n, vocab] for target [b, n], the decoder's input, already shifted.
 
-        `mask`, `positions` and `segments` tell of the source, the others of the target. A cache
-        keeps the encoded source from its first call, and takes only new target tokens after it.
+        `mask` is True at the source's real tokens, `target_mask` at the target's. In their place,
+        `source_tokens` and `target_tokens` also give positions and segments. A cache keeps the
+        encoded source from its first call, and takes only new target tokens after it.
         """
         out = self.states(
             source,
             target,
+            source_tokens,
+            target_tokens,
             mask=mask,
-            positions=positions,
-            segments=segments,
             target_mask=target_mask,
-            target_positions=target_positions,
-            target_segments=target_segments,
             cache=cache,
         )
         return self.head(out.x_bnw)
@@ -60,25 +57,18 @@ class Translator(BaseModel):
         self,
         source: Tensor | None,
         target: Tensor,
+        source_tokens: Tokens | None = None,
+        target_tokens: Tokens | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
         target_mask: Tensor | None = None,
-        target_positions: Tensor | None = None,
-        target_segments: Tensor | None = None,
         cache: Cache | None = None,
     ) -> StackOutput:
-        """The target's vectors before the head, by the same arguments."""
-        source_tokens, memory = self._memory(source, mask, positions, segments, cache)
-        target_tokens = Tokens.of(
-            target,
-            mask=target_mask,
-            positions=target_positions,
-            segments=target_segments,
-            before=cache.tokens if cache is not None else None,
-        )
-        return self.decode(target, target_tokens, memory, source_tokens, cache=cache)
+        """The target's vectors before the head; arguments as for a call of the model."""
+        memory, memory_tokens = self._memory(source, source_tokens, mask, cache)
+        before = cache.tokens if cache is not None else None
+        target_tokens = Tokens.resolve(target, target_tokens, target_mask, before)
+        return self.decode(target, target_tokens, memory, memory_tokens, cache=cache)
 
     def trace(
         self,
@@ -88,7 +78,7 @@ class Translator(BaseModel):
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Trace:
-        """The same logits, with every attention weight and every layer's vectors."""
+        """The logits, with every attention weight and every layer's vectors."""
         source_tokens = Tokens.of(source, mask=mask)
         encoded = self.encode(source, source_tokens, weights=True)
         target_tokens = Tokens.of(target, mask=target_mask)
@@ -116,7 +106,7 @@ class Translator(BaseModel):
         cache: Cache | None = None,
         weights: bool = False,
     ) -> StackOutput:
-        """The target's vectors, before the head."""
+        """The target's vectors before the head, given the encoded source."""
         return self.decoder(
             self.embedding(target),
             tokens,
@@ -129,18 +119,17 @@ class Translator(BaseModel):
     def _memory(
         self,
         source: Tensor | None,
+        tokens: Tokens | None,
         mask: Tensor | None,
-        positions: Tensor | None,
-        segments: Tensor | None,
         cache: Cache | None,
-    ) -> tuple[Tokens, Tensor]:
-        """The encoded source: the cache's where it has one, else made, and kept there."""
+    ) -> tuple[Tensor, Tokens]:
+        """The encoded source and its tokens: the cache's where it has one, else encoded now."""
         if cache is not None and cache.memory is not None and cache.memory_tokens is not None:
-            return cache.memory_tokens, cache.memory
+            return cache.memory, cache.memory_tokens
         if source is None:
             raise ValueError("A translator needs a source until its cache holds one.")
-        tokens = Tokens.of(source, mask=mask, positions=positions, segments=segments)
+        tokens = Tokens.resolve(source, tokens, mask)
         memory = self.encode(source, tokens).x_bnw
         if cache is not None:
             cache.memory, cache.memory_tokens = memory, tokens
-        return tokens, memory
+        return memory, tokens

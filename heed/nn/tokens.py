@@ -15,11 +15,15 @@ from heed.nn.masks import count_positions, restart_positions
 
 @dataclass
 class Tokens:
-    """What is known of each token: its position, whether it is real or padding, its segment."""
+    """What is known of each token beside its id."""
 
     positions_bn: Tensor
     real_bn: Tensor | None = None
+    """True where a token is real, not padding; None where all are."""
     segments_bn: Tensor | None = None
+    """The packed sequence that each token belongs to; None where a row holds one."""
+    types_bn: Tensor | None = None
+    """Each token's type (BERT has two: first and second sentence). Only embeddings read it."""
 
     @classmethod
     def of(
@@ -29,6 +33,7 @@ class Tokens:
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         segments: Tensor | None = None,
+        types: Tensor | None = None,
         before: Tokens | None = None,
     ) -> Tokens:
         """The tokens of `ids_bn`, with positions counted where none are given.
@@ -51,7 +56,22 @@ class Tokens:
             else:
                 positions = count_positions(mask)
             positions = positions if before is None else positions + before.next_position()
-        return cls(positions, mask, segments)
+        return cls(positions, mask, segments, types)
+
+    @classmethod
+    def resolve(
+        cls,
+        ids_bn: Tensor,
+        tokens: Tokens | None,
+        mask: Tensor | None,
+        before: Tokens | None = None,
+    ) -> Tokens:
+        """The tokens that a model is called with: `tokens`, or those of `ids_bn` with this mask."""
+        if tokens is None:
+            return cls.of(ids_bn, mask=mask, before=before)
+        if mask is not None:
+            raise ValueError("Pass either a mask or tokens: Tokens.of(ids, mask=mask, ...).")
+        return tokens
 
     def next_position(self) -> Tensor:
         """The position of the next token of each row's last segment [b or 1, 1]."""

@@ -17,6 +17,7 @@ from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
 from heed.nn.rdrop import pair_rows, rdrop_loss, repeat_rows
+from heed.nn.tokens import Tokens
 
 
 @dataclass
@@ -43,7 +44,8 @@ def loss(
     """
     read = _repeat_rows(batch) if rdrop else batch
     if isinstance(model, Classifier):
-        logits = model(read.ids, mask=read.mask, positions=read.positions)
+        tokens = Tokens.of(read.ids, mask=read.mask, positions=read.positions)
+        logits = model(read.ids, tokens)
         losses = F.cross_entropy(
             logits.float(),
             read.targets,
@@ -88,18 +90,17 @@ def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
     """
     across = model.config.reweight_over != "token"  # Then a merge has to be told what is padding.
     if isinstance(model, Translator):
-        return model.states(
-            batch.source,
-            batch.ids,
-            mask=batch.source_mask,
-            positions=batch.source_positions,
-            target_mask=batch.mask if across else None,
-            target_positions=batch.positions,
-        ).x_bnw
+        if batch.source is None:
+            raise ValueError("A translator's batch needs a source.")
+        source_tokens = Tokens.of(
+            batch.source, mask=batch.source_mask, positions=batch.source_positions
+        )
+        target_mask = batch.mask if across else None
+        target_tokens = Tokens.of(batch.ids, mask=target_mask, positions=batch.positions)
+        return model.states(batch.source, batch.ids, source_tokens, target_tokens).x_bnw
     mask = None if model.causal and not across else batch.mask
-    return model.states(
-        batch.ids, mask=mask, positions=batch.positions, segments=batch.segments
-    ).x_bnw
+    tokens = Tokens.of(batch.ids, mask=mask, positions=batch.positions, segments=batch.segments)
+    return model.states(batch.ids, tokens).x_bnw
 
 
 class Objective(nn.Module):

@@ -288,6 +288,71 @@ def test_an_eighth_encoding_decodes_with_a_cache(eighth: str) -> None:
     assert apart(model.trace(ids).logits, model(ids)) <= 1e-5
 
 
+class ContentRotation(Position):
+    """A rotation without a registered form, a bias that reads the query, parameters per layer."""
+
+    name = "content_rotation"
+    per_layer = True
+    bias_uses_query = True
+
+    def __init__(self, config: ModelConfig, *, causal: bool = False) -> None:
+        super().__init__(config, causal=causal)
+        self.gain = nn.Parameter(torch.randn(config.resolved_head_width))
+
+    def rotate(
+        self, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each vector with its halves swapped at odd positions."""
+        swapped = (x.roll(x.shape[-1] // 2, dims=-1) for x in (q_bhnd, k_bgmd))
+        odd = (p[:, None, :, None] % 2 == 1 for p in (q_positions, k_positions))
+        q, k = (
+            torch.where(o, s, x) for o, s, x in zip(odd, swapped, (q_bhnd, k_bgmd), strict=True)
+        )
+        return q, k
+
+    def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """tanh(q · gain) · distance / 10."""
+        assert q_bhnd is not None
+        distance = (k_positions[:, None, :] - q_positions[:, :, None]).abs()
+        return (q_bhnd @ self.gain).tanh()[..., None] * distance[:, None] / 10
+
+
+class LayerDecay(Decay):
+    """A bias without a registered form that each layer has for itself."""
+
+    name = "layer_decay"
+    per_layer = True
+
+
+@pytest.mark.parametrize("kind", [Decay, LayerDecay, ContentRotation])
+@pytest.mark.parametrize("task", TASKS)
+@torch.no_grad()
+def test_encodings_without_a_form_are_the_same_on_every_path(
+    task: str, kind: type[Position], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fast, traced, padded and (where there is one) cached passes agree."""
+    monkeypatch.setattr(POSITIONS, "classes", dict(POSITIONS.classes))
+    heed.register(kind)
+    model = fresh(task, position=kind.name, cross_position=True, layers=3).eval()
+    perturb(model)
+    ids, mask = padded(texts([6, 4]), left=[0, 2])
+    fast = answer(model, ids, mask)
+    if isinstance(model, Translator):
+        traced = model.trace(ids, ids, mask=mask, target_mask=mask).logits
+    else:
+        traced = model.trace(ids, mask=mask).logits
+    real = slice(None) if task == "classify" else mask
+    assert apart(fast[real], traced[real]) <= 1e-5
+    if task == "classify":
+        return
+    cache, whole = Cache(), answer(model, ids[:1])
+    steps = [
+        model(ids[:1], step, cache=cache) if task == "translate" else model(step, cache=cache)
+        for step in ids[:1].split(2, dim=1)
+    ]
+    assert apart(torch.cat(steps, dim=1), whole) <= 1e-5
+
+
 def test_without_its_file_an_eighth_encoding_is_unknown() -> None:
     with pytest.raises(ConfigError, match="position cannot be 'decay'"):
         tiny(position=Decay.name)

@@ -17,6 +17,7 @@ from torch import Tensor
 from heed.errors import HeedError
 from heed.models import Backbone, Classifier, LanguageModel, Translator, huggingface
 from heed.nn.cache import Cache
+from heed.nn.tokens import Tokens
 
 SAME = 1e-4
 each_case = pytest.mark.parametrize("name", CASES)
@@ -141,8 +142,9 @@ def test_pooler_and_types(folder: Path) -> None:
     types = (torch.arange(9) > 3).long().expand(3, 9)
     with torch.no_grad():
         theirs = model(input_ids=ids, attention_mask=mask, token_type_ids=types)
-        assert far(ours(ids, mask=mask, types=types), theirs.last_hidden_state, mask) <= SAME
-        assert far(ours.summary(ids, mask=mask, types=types), theirs.pooler_output) <= SAME
+        tokens = Tokens.of(ids, mask=mask, types=types)
+        assert far(ours(ids, tokens), theirs.last_hidden_state, mask) <= SAME
+        assert far(ours.summary(ids, tokens), theirs.pooler_output) <= SAME
         assert far(ours(ids, mask=mask), theirs.last_hidden_state, mask) > 100 * SAME
 
 

@@ -30,6 +30,7 @@ from heed.models import Backbone, LanguageModel, build, from_weights
 from heed.nn.cache import Cache
 from heed.nn.positions import sinusoids
 from heed.nn.stack import Stack
+from heed.nn.tokens import Tokens
 from heed.train.objective import loss
 
 POST: dict[str, Any] = {"norm_place": "post", "embedding_norm": True, "position": "learned"}
@@ -50,9 +51,9 @@ SHAPES: dict[str, dict[str, Any]] = {"bert": BERT, "t5": T5, "marian": MARIAN}
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
-def first_vectors(model: LanguageModel, ids: Tensor, **told: Any) -> Tensor:
+def first_vectors(model: LanguageModel, ids: Tensor, types: Tensor | None = None) -> Tensor:
     """What the first block reads."""
-    return model.trace(ids, **told).hidden["decoder"][0]
+    return model.trace(ids, Tokens.of(ids, types=types)).hidden["decoder"][0]
 
 
 # ----------------------------------------------------------------------------------- formulas
@@ -256,7 +257,7 @@ def test_nonsense_is_refused(changes: dict[str, Any], said: str) -> None:
 
 
 def test_a_translator_has_no_types() -> None:
-    with pytest.raises(ConfigError, match="token_types are for models of one sequence"):
+    with pytest.raises(ConfigError, match="token_types are for models that read one sequence"):
         build("translate", tiny(token_types=2), vocab=VOCAB)
 
 

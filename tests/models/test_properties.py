@@ -35,6 +35,7 @@ from heed.errors import DataError
 from heed.models import Model
 from heed.models.trace import Trace
 from heed.models.translator import Translator
+from heed.nn.tokens import Tokens
 
 TASKS = ("generate", "classify", "translate")
 SHARED: dict[str, Callable[[str, torch.dtype], Model]] = {
@@ -264,10 +265,12 @@ def test_relative_encodings_do_not_move_when_all_positions_shift(
     ids = torch.stack(texts([9, 9]))
     if isinstance(model, Translator):
         source = torch.stack(texts([9, 9], seed=5))
-        here = model(source, ids, positions=places, target_positions=places)
-        there = model(source, ids, positions=places + shift, target_positions=places + shift)
+        here, there = (
+            model(source, ids, Tokens.of(source, positions=at), Tokens.of(ids, positions=at))
+            for at in (places, places + shift)
+        )
     else:
-        here, there = model(ids, positions=places), model(ids, positions=places + shift)
+        here, there = (model(ids, Tokens.of(ids, positions=at)) for at in (places, places + shift))
     if position in ABSOLUTE:
         assert apart(there, here) > 1e-2
     else:
@@ -286,9 +289,9 @@ def test_packed_texts_do_not_see_each_other(variant: str, dtype: torch.dtype) ->
     ids, segments = packed(rows)
     reader, encoder = language_model(variant, dtype), classifier(variant, dtype)
     torch.manual_seed(0)
-    logits = reader(ids, segments=segments)
+    logits = reader(ids, Tokens.of(ids, segments=segments))
     torch.manual_seed(0)
-    vectors = encoder.states(ids, segments=segments).x_bnw
+    vectors = encoder.states(ids, Tokens.of(ids, segments=segments)).x_bnw
     for i, row in enumerate(rows):
         assert apart(logits[segments == i], answer(reader, row[None])[0]) <= TOLERANCE[dtype]
         torch.manual_seed(0)
@@ -304,7 +307,8 @@ def test_packed_translations_do_not_see_each_other(variant: str, dtype: torch.dt
     sources, targets = texts([3, 1, 4], seed=5), texts([2, 4, 3])
     (source, sides), (target, segments) = packed(sources), packed(targets)
     torch.manual_seed(0)
-    together = model(source, target, segments=sides, target_segments=segments)
+    tokens = Tokens.of(source, segments=sides), Tokens.of(target, segments=segments)
+    together = model(source, target, *tokens)
     for i, (one, other) in enumerate(zip(sources, targets, strict=True)):
         torch.manual_seed(0)
         alone = model(one[None], other[None])[0]
@@ -326,7 +330,7 @@ def test_packed_rows_may_be_padded(variant: str, first: list[int], second: list[
     segments = torch.zeros_like(ids)
     for i, (number, before) in enumerate(zip(numbers, left, strict=True)):
         segments[i, before:] = number
-    logits = model(ids, mask=mask, segments=segments)
+    logits = model(ids, Tokens.of(ids, mask=mask, segments=segments))
     for i, row in enumerate(rows):
         for number, text in enumerate(row):
             found = logits[i][(segments[i] == number) & mask[i]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +28,7 @@ from heed.errors import DataError
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
 from heed.nn.cache import FIRST_CAPACITY, Cache, FixedLayerCache, LayerCache
+from heed.nn.tokens import Tokens
 
 CHUNKS = [pytest.param([1] * 9, id="one-by-one"), pytest.param([4, 1, 3, 1], id="in-chunks")]
 cuts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -224,8 +227,12 @@ def test_packed_texts_may_arrive_in_pieces(variant: str, sizes: list[int]) -> No
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [3, 3, 4, 4, 4, 4, 4, 4, 4]])
     cache = Cache()
     pieces = zip(ids.split(sizes, dim=1), segments.split(sizes, dim=1), strict=True)
-    told = torch.cat([model(piece, segments=part, cache=cache) for piece, part in pieces], dim=1)
-    assert apart(told, model(ids, segments=segments)) <= 1e-5
+    parts = []
+    for piece, part in pieces:
+        tokens = Tokens.of(piece, segments=part, before=cache.tokens)
+        parts.append(model(piece, tokens, cache=cache))
+    expected = model(ids, Tokens.of(ids, segments=segments))
+    assert apart(torch.cat(parts, dim=1), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("variant", SEGMENTED)
@@ -236,15 +243,19 @@ def test_what_is_not_told_goes_on_as_it_was(variant: str) -> None:
     ids = torch.stack(texts([8, 8]))
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]] * 2)
     positions = torch.arange(5, 13)[None]
-    for fact, whole in (("segments", segments), ("positions", positions)):
+    for known in ({"segments": segments}, {"positions": positions}):
         cache = Cache()
-        first = model(ids[:, :5], cache=cache, **{fact: whole[:, :5]})
+        start: dict[str, Any] = {name: whole[:, :5] for name, whole in known.items()}
+        all_of_it: dict[str, Any] = dict(known)
+        prompt = Tokens.of(ids[:, :5], **start)
+        first = model(ids[:, :5], prompt, cache=cache)
         later = [model(ids[:, i : i + 1], cache=cache) for i in range(5, 8)]
-        assert apart(torch.cat([first, *later], dim=1), model(ids, **{fact: whole})) <= 1e-5
+        expected = model(ids, Tokens.of(ids, **all_of_it))
+        assert apart(torch.cat([first, *later], dim=1), expected) <= 1e-5
 
 
 def test_a_recurrent_cache_refuses_segments() -> None:
+    ids = torch.stack(texts([3]))
+    tokens = Tokens.of(ids, segments=torch.zeros(1, 3).long())
     with pytest.raises(ValueError, match="takes no segments"):
-        language_model("lstm")(
-            torch.stack(texts([3])), segments=torch.zeros(1, 3).long(), cache=Cache()
-        )
+        language_model("lstm")(ids, tokens, cache=Cache())

@@ -30,6 +30,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, HeedError, RunError
 from heed.models import Classifier
 from heed.models.layer_index import layer_indices
+from heed.nn.tokens import Tokens
 from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import resolve
@@ -205,7 +206,8 @@ def test_a_folder_of_transformers_is_taken_as_it_is(
     model = parts.model.eval()
     assert isinstance(model, Classifier)
     with torch.no_grad():
-        ours = model.states(batch.ids, mask=batch.mask, positions=batch.positions).x_bnw
+        tokens = Tokens.of(batch.ids, mask=batch.mask, positions=batch.positions)
+        ours = model.states(batch.ids, tokens).x_bnw
         expected = theirs(batch.ids, attention_mask=batch.mask.long()).last_hidden_state
     assert apart(ours[batch.mask], expected[batch.mask]) <= 1e-5
     assert said[-1].endswith("new: head.")

@@ -84,7 +84,7 @@ class ResidualStream(NamedTuple):
         return waiting.settle() if torch.compiler.is_compiling() else waiting
 
     def settle(self) -> ResidualStream:
-        """The stream with its branch added at once, for one who looks inside."""
+        """The stream with its branch added now, by torch's own steps."""
         if self.branch_bnw is None:
             return self
         return self._with(self.x_bnw + self.dropout(self.branch_bnw))

@@ -24,6 +24,7 @@ from heed.nn.kernels.position_bias import PositionBias
 from heed.nn.kernels.position_forms import FORMS, PositionForm, form_of
 from heed.nn.masks import Mask, count_positions, restart_positions
 from heed.nn.positions import Alibi, Position, Rope, build_position
+from heed.nn.tokens import Tokens
 
 pytestmark = [
     pytest.mark.gpu,
@@ -221,7 +222,7 @@ def test_memory_is_linear_in_length(name: str) -> None:
 def test_a_model_trains_as_the_plain_path_would(name: str) -> None:
     model = language_model(name)
     ids, mask, segments = batch()
-    fast = model(ids, mask=mask, segments=segments)
+    fast = model(ids, Tokens.of(ids, mask=mask, segments=segments))
     assert models_apart(model, fast, plainly(model, ids, mask, segments)) <= 1e-4
 
 
@@ -230,11 +231,12 @@ def test_a_model_trains_as_the_plain_path_would(name: str) -> None:
 def test_a_compiled_block_does_the_same_without_a_break(name: str) -> None:
     model = language_model(name)
     ids, mask, segments = batch()
-    eager = model(ids, mask=mask, segments=segments)
+    tokens = Tokens.of(ids, mask=mask, segments=segments)
+    eager = model(ids, tokens)
     blocks: Any = model.stack.blocks
     for block in blocks:
         block.compile(fullgraph=True, dynamic=False)
-    assert models_apart(model, model(ids, mask=mask, segments=segments), eager) <= 1e-4
+    assert models_apart(model, model(ids, tokens), eager) <= 1e-4
 
 
 def language_model(name: str) -> Any:
@@ -254,7 +256,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 def plainly(model: Any, ids: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
     """The logits by the plain path, which returns its weights."""
-    out = model.states(ids, mask=mask, segments=segments, weights=True)
+    out = model.states(ids, Tokens.of(ids, mask=mask, segments=segments), weights=True)
     return model.head(out.x_bnw)
 
 
