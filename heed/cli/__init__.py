@@ -12,13 +12,13 @@ import typer
 from heed import __version__
 
 # Importing these modules registers their commands, in the order that `heed --help` lists them.
-from heed.cli import evaluate, inference, machine, train
+from heed.cli import evaluate, machine, predict, train
 from heed.cli.common import app, describe_file_error
 
 # isort: split
 from heed.cli import convert
 
-__all__ = ["app", "convert", "evaluate", "inference", "machine", "main", "train"]
+__all__ = ["app", "convert", "evaluate", "machine", "main", "predict", "train"]
 
 
 def _print_version(requested: bool) -> None:

@@ -6,7 +6,7 @@ Each architecture has one module with its table of weight names.
 
 from __future__ import annotations
 
-from heed.models.huggingface.load import class_names, is_pair_classifier, load
-from heed.models.huggingface.save import save
+from heed.models.huggingface.from_pretrained import class_names, is_pair_classifier, load
+from heed.models.huggingface.save_pretrained import save
 
 __all__ = ["class_names", "is_pair_classifier", "load", "save"]

@@ -22,7 +22,7 @@ from heed.errors import HeedError
 from heed.models import Classifier
 from heed.models.huggingface.architecture import AnyModel, Architecture
 from heed.models.huggingface.folder import CONFIG, GENERATION, WEIGHTS, ConfigJson
-from heed.models.huggingface.load import ARCHITECTURES, PAIRS_KEY, class_names
+from heed.models.huggingface.from_pretrained import ARCHITECTURES, PAIRS_KEY, class_names
 from heed.models.huggingface.reparameterize import Draft, effective_config
 from heed.models.huggingface.tokenizer_files import write_tokenizer
 from heed.models.weights import write_weights
