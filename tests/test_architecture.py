@@ -233,14 +233,15 @@ DEVICE_QUESTIONS = {
     "synchronize",
 }
 """Names that ask for a device, a compiler or a capture."""
+DEVICE_MODULES = ("torch.cuda", "torch.compiler", "torch._dynamo", "torch.xpu")
 
 
 def device_questions(tree: ast.Module) -> list[str]:
     """The questions about device, compiler or capture that a module asks."""
     questions = []
     for name in used_names(tree):
-        words = name.split(".")
-        if DEVICE_QUESTIONS & {*words} or name.endswith("device.type") or name.startswith(("torch.cuda", "torch.compiler", "torch._dynamo", "torch.xpu")):
+        asks = DEVICE_QUESTIONS & {*name.split(".")} or name.endswith("device.type")
+        if asks or name.startswith(DEVICE_MODULES):
             questions.append(name)
     return questions
 

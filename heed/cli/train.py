@@ -111,19 +111,21 @@ def _finish(folder: Path, device: str) -> None:
     """Score the test set if the recipe asks for it, and print the next command; rank 0 only."""
     if os.environ.get("RANK", "0") != "0":
         return
-    from heed.evaluate.after_training import evaluate_test
-    from heed.evaluate.tables import render_evaluation
     from heed.runs.run import Run
     from heed.train import resolve
 
-    screen = console()
-    evaluate_test(
-        folder,
-        device=device,
-        notify=screen.print,
-        on_result=lambda result: screen.print(render_evaluation(result)),
-    )
-    typer.echo(resolve.next_steps(folder, Run.open(folder).recipe()))
+    recipe, screen = Run.open(folder).recipe(), console()
+    if recipe.train.evaluate_test:
+        from heed.evaluate.after_training import evaluate_test
+        from heed.evaluate.tables import render_evaluation
+
+        evaluate_test(
+            folder,
+            device=device,
+            notify=screen.print,
+            on_result=lambda result: screen.print(render_evaluation(result)),
+        )
+    typer.echo(resolve.next_steps(folder, recipe))
 
 
 @app.command(rich_help_panel="Train")

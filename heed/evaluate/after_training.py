@@ -1,4 +1,4 @@
-"""Score the test set at the end of training, where the recipe asks for it."""
+"""Score the test set at the end of training (`train.evaluate_test`)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ def evaluate_test(
     notify: Callable[[str], None],
     on_result: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Evaluate the test set if `train.evaluate_test` is set and the weights have no result."""
+    """Evaluate the test set of a trained run, unless these weights have a result already."""
     run = Run.open(folder)
     recipe = run.recipe()
-    if not recipe.train.evaluate_test:
-        return
     result = read_results(folder).get("test")
     if result is None or result["checkpoint"] != describe_weights(run, recipe):
         metrics = METRICS if recipe.task == "translate" else ()
