@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heed.data.batching.batch import pad_sequences
+from heed.data.batching.padding import pad_sequences
 from heed.data.tokenizers.byte_symbols import BYTE_SYMBOLS
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.data.batching.batch import pad_sequences
+from heed.data.batching.padding import pad_sequences
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.decode import batch_plan
 from heed.decode.cpu_threads import map_batches

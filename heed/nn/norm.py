@@ -1,4 +1,4 @@
-"""Normalization layers."""
+"""Normalization layers: LayerNorm or RMSNorm, as the recipe says."""
 
 from __future__ import annotations
 

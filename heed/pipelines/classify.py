@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from heed.data.batching.batch import pad_sequences
+from heed.data.batching.padding import pad_sequences
 from heed.data.corpus.lines import escape_tsv
 from heed.data.token_store import join_pair
 from heed.data.tokenizers.tokenizer import Tokenizer

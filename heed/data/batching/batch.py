@@ -223,13 +223,3 @@ def _build_batch(
         count,
         tuple(span.rows.tolist()),
     )
-
-
-def pad_sequences(sequences: list[Ids], length: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Pad sequences on the right to one length; also the mask of real tokens."""
-    out = np.full((len(sequences), length), fill, np.int64)
-    mask = np.zeros((len(sequences), length), np.bool_)
-    for i, sequence in enumerate(sequences):
-        out[i, : len(sequence)] = sequence
-        mask[i, : len(sequence)] = True
-    return torch.from_numpy(out), torch.from_numpy(mask)

@@ -1,5 +1,4 @@
-"""Denoising: an input sequence with some tokens dropped, some masked, and the rest shuffled
-locally.
+"""Denoising: input sequences with some tokens dropped, some masked, the rest shuffled locally.
 
 The noise is that of Lample et al. (2018), applied to subwords instead of words: of a word of
 several subwords, any may be dropped. Token i is sorted by i + u with u drawn from [0, k + 1), so no

@@ -3,7 +3,7 @@
 from hashlib import blake2b
 from pathlib import Path
 
-from heed.data.synthetic.corpus import SPEAKERS, SPLITS, Sentence, sentences, write
+from heed.data.synthetic.generator import SPEAKERS, SPLITS, Sentence, sentences, write
 
 __all__ = ["SPEAKERS", "SPLITS", "Sentence", "edition", "sentences", "write"]
 

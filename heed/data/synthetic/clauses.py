@@ -37,7 +37,7 @@ from heed.data.synthetic.phrases import (
     to_be,
     verb_group,
 )
-from heed.data.synthetic.sampling import (
+from heed.data.synthetic.random_choices import (
     DESCRIBED,
     DONE_BY,
     DONE_TO,

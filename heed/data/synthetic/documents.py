@@ -19,7 +19,7 @@ from heed.data.synthetic.phrases import (
     printed,
     verb_group,
 )
-from heed.data.synthetic.sampling import (
+from heed.data.synthetic.random_choices import (
     DONE_BY,
     DONE_TO,
     MYSELF,
