@@ -57,7 +57,7 @@ def apart(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple
 
 def together(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """All in one."""
-    return linear_cross_entropy(x, weight, targets, ignored=IGNORED, label_smoothing=smoothing)
+    return linear_cross_entropy(x, weight, targets, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 HEADS: Heads = {"apart": apart, "together": together}

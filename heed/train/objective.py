@@ -68,7 +68,7 @@ def loss(
             model.head.weight,
             repeat_rows(targets) if rdrop else targets,
             bias_v=model.head.bias,
-            ignored=IGNORE_INDEX,
+            ignore_index=IGNORE_INDEX,
             label_smoothing=label_smoothing,
             rdrop=rdrop,
         )

@@ -55,7 +55,7 @@ def paper(
 
 @given(SIZES, ALPHAS, SMOOTHINGS, st.none() | st.integers(1, 200), st.integers(0, 99))
 def test_it_is_half_the_papers_loss(
-    sizes: tuple[int, int, int], alpha: float, smoothing: float, held: int | None, seed: int
+    sizes: tuple[int, int, int], alpha: float, smoothing: float, max_logits: int | None, seed: int
 ) -> None:
     x, weight, bias, targets = inputs(*sizes, seed=seed)
     total, right = linear_cross_entropy(
@@ -64,7 +64,7 @@ def test_it_is_half_the_papers_loss(
         repeat_rows(targets),
         bias_v=bias,
         label_smoothing=smoothing,
-        held=held,
+        max_logits=max_logits,
         rdrop=alpha,
     )
     expected = paper(x, weight, bias, targets, alpha, smoothing) / 2

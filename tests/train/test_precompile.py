@@ -280,7 +280,7 @@ import importlib, json, sys
 from heed.nn.kernels import triton as kernels
 modules = [importlib.import_module(f"heed.nn.kernels.triton.{name}") for name in sys.argv[1:]]
 short = importlib.import_module("heed.nn.kernels.triton.short_attention")
-kind = type(kernels.kernel(short._either.fn))
+kind = type(kernels.kernel(short._add.fn))
 print(json.dumps({f"{m.__name__}.{n}": x.cache_key
                   for m in modules for n, x in vars(m).items() if isinstance(x, kind)}))
 """

@@ -64,8 +64,8 @@ def test_resumed_equals_unbroken(told: Recipe, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("held", [None, 3000])
-def test_the_loss_is_that_of_the_cpu(dtype: torch.dtype, held: int | None) -> None:
+@pytest.mark.parametrize("max_logits", [None, 3000])
+def test_the_loss_is_that_of_the_cpu(dtype: torch.dtype, max_logits: int | None) -> None:
     """Of the same numbers, where the CPU has them in float64."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=generator) for size in ((400, 64), (500, 64)))
@@ -80,7 +80,7 @@ def test_the_loss_is_that_of_the_cpu(dtype: torch.dtype, held: int | None) -> No
             repeat_rows(targets).to(device),
             label_smoothing=0.1,
             rdrop=5.0,
-            held=held,
+            max_logits=max_logits,
         )
         gradients = torch.autograd.grad(total, here)
         found.append([total.detach(), *gradients])

@@ -9,13 +9,19 @@ Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from heed.nn.kernels.custom_op import (
+    DifferentiableOp,
+    Kernel,
+    register_op,
+    save_inputs,
+    saved_inputs,
+)
 from heed.nn.masks import Mask
 
 MOST_CLASSES = 128
@@ -70,9 +76,7 @@ def attend_by_distance(
     scale: float | None,
 ) -> Tensor:
     """softmax(q kᵀ · scale + bias) v, over the tiles that are planned (`tile_plans`)."""
-    # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
-    run: Any = _forward if torch.compiler.is_compiling() else _Eagerly.apply
-    out: Tensor = run(
+    out: Tensor = _attention(
         q_bhnd,
         k_bgmd,
         v_bgmd,
@@ -99,62 +103,28 @@ def _segments(mask: Mask) -> tuple[Tensor | None, Tensor | None]:
     return (mask.q_segments_bn, mask.k_segments_bm) if packed else (None, None)
 
 
-# ------------------------------------------------------------------ operations, as torch knows them
+# --------------------------------------------------------------------------------------- operators
 
-_TEXT = (
+_TOKENS = (
     "Tensor q_positions, Tensor k_positions, Tensor? real, Tensor? q_segments, Tensor? k_segments"
 )
-_READ = (
+_INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? learned, Tensor? spread, Tensor? band, "
-    f"Tensor? class_of, Tensor? slopes, Tensor rows, Tensor columns, {_TEXT}, "
-    "int reach, int classes, bool causal, float scale"
+    f"Tensor? class_of, Tensor? slopes, Tensor q_plan, Tensor k_plan, {_TOKENS}, "
+    "int max_distance, int classes, bool causal, float scale"
 )
 _DIFFERENTIABLE = 4
-"""q, k, v and what is learned come first."""
+"""q, k, v and the learned table or vectors are the first inputs; only they have gradients."""
 
 
-@torch.library.custom_op(
-    "heed::relative_plans",
-    mutates_args=(),
-    schema=f"({_TEXT}, int? reach, bool causal) -> (Tensor, Tensor)",
-)
-def _plans(*told: Any) -> tuple[Tensor, Tensor]:
+def launch_tile_plans(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """Launch the kernels that plan which tiles are visited."""
     from heed.nn.kernels.triton import distance_launch
 
-    return distance_launch.plans(*told)
+    return distance_launch.plans(*inputs)
 
 
-def _run(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from heed.nn.kernels.triton import distance_launch
-
-    return distance_launch.forward(distance_launch.Call(*call))
-
-
-def _run_back(
-    d_out: Tensor, out: Tensor, lse: Tensor, tables: Tensor, *call: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from heed.nn.kernels.triton import distance_launch
-
-    dq, dk, dv, learned = distance_launch.backward(
-        distance_launch.Call(*call), out, lse, tables, d_out
-    )
-    return dq, dk, dv, dq.new_empty(0) if learned is None else learned
-
-
-_forward = torch.library.custom_op(
-    "heed::relative", _run, mutates_args=(), schema=f"({_READ}) -> (Tensor, Tensor, Tensor)"
-)
-_backward = torch.library.custom_op(
-    "heed::relative_backward",
-    _run_back,
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor out, Tensor lse, Tensor tables, {_READ}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-)
-
-
-@_plans.register_fake
-def _plans_shapes(
+def _fake_tile_plans(
     q_positions: Tensor,
     k_positions: Tensor,
     real: Tensor | None,
@@ -162,77 +132,86 @@ def _plans_shapes(
     k_segments: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    told = (q_positions, k_positions, real, q_segments, k_segments)
-    b = max(x.shape[0] for x in told if x is not None)
-    rows, columns = (
+    tensors = (q_positions, k_positions, real, q_segments, k_segments)
+    b = max(x.shape[0] for x in tensors if x is not None)
+    q_plan, k_plan = (
         x.new_empty(b, -(-x.shape[1] // BLOCK), 5, dtype=torch.int32)
         for x in (q_positions, k_positions)
     )
-    return rows, columns
+    return q_plan, k_plan
 
 
-@_forward.register_fake
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, learned: Tensor | None, *rest: Any) -> Any:
+_plans = register_op(
+    Kernel(
+        "distance_tile_plans",
+        f"({_TOKENS}, int? max_distance, bool causal) -> (Tensor, Tensor)",
+        launch_tile_plans,
+        _fake_tile_plans,
+    )
+)
+
+
+def _launch(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from heed.nn.kernels.triton import distance_launch
+
+    return distance_launch.forward(distance_launch.Call(*inputs))
+
+
+def _launch_backward(
+    d_out: Tensor, out: Tensor, lse: Tensor, tables: Tensor, *inputs: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from heed.nn.kernels.triton import distance_launch
+
+    dq, dk, dv, d_learned = distance_launch.backward(
+        distance_launch.Call(*inputs), out, lse, tables, d_out
+    )
+    return dq, dk, dv, dq.new_empty(0) if d_learned is None else d_learned
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, learned: Tensor | None, *rest: Any) -> Any:
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     return empty_heads(q), lse, empty_tables(q, learned)
 
 
-@_backward.register_fake
-def _backward_shapes(d_out: Tensor, out: Tensor, lse: Tensor, tables: Tensor, *call: Any) -> Any:
-    q, k, v, learned = call[:_DIFFERENTIABLE]
+def _fake_backward(d_out: Tensor, out: Tensor, lse: Tensor, tables: Tensor, *inputs: Any) -> Any:
+    q, k, v, learned = inputs[:_DIFFERENTIABLE]
     d_learned = q.new_empty(0) if learned is None else learned.new_empty(learned.shape)
     return empty_heads(q), empty_heads(k), empty_heads(v), d_learned
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    ctx.save_for_backward(*output, *tensors)
-    ctx.others = [None if isinstance(x, Tensor) else (x,) for x in inputs]
-
-
 def _differentiate(
-    ctx: Any, d_out: Tensor, run: Callable[..., tuple[Tensor, ...]]
+    ctx: Any, launch: Any, d_out: Tensor, *unused: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    out, lse, tables, *tensors = ctx.saved_tensors
-    left = iter(tensors)
-    call = [next(left) if other is None else other[0] for other in ctx.others]
-    *grads, d_learned = run(d_out, out, lse, tables, *call)
-    given = [*grads, None if call[_DIFFERENTIABLE - 1] is None else d_learned]
-    return *given, *[None] * (len(call) - _DIFFERENTIABLE)
+    outputs, inputs = saved_inputs(ctx)
+    *grads, d_learned = launch(d_out, *outputs, *inputs)
+    grads.append(None if inputs[_DIFFERENTIABLE - 1] is None else d_learned)
+    return *grads, *[None] * (len(inputs) - _DIFFERENTIABLE)
 
 
-torch.library.register_autograd(
-    "heed::relative",
-    lambda ctx, d_out, *others: _differentiate(ctx, d_out, _backward),
-    setup_context=_remember,
+_attention = DifferentiableOp(
+    Kernel("distance_attention", f"({_INPUTS}) -> (Tensor, Tensor, Tensor)", _launch, _fake),
+    Kernel(
+        "distance_attention_backward",
+        f"(Tensor d_out, Tensor out, Tensor lse, Tensor tables, {_INPUTS}) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+        _launch_backward,
+        _fake_backward,
+    ),
+    save=save_inputs,
+    differentiate=_differentiate,
 )
 
 
-class _Eagerly(torch.autograd.Function):
-    """The same two operations, called directly."""
-
-    @staticmethod
-    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
-        output = _run(*call)
-        _remember(ctx, call, output)
-        ctx.mark_non_differentiable(*output[1:])
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, grads[0], _run_back)
-
-
 def empty_heads(like: Tensor) -> Tensor:
-    """A tensor of that shape, each token's heads side by side: what the next map wants to read."""
+    """An empty tensor of this shape, each token's heads side by side: as linear layers read it."""
     b, heads, n, d = like.shape
     return like.new_empty(b, n, heads, d).transpose(1, 2)
 
 
 def empty_tables(q_bhnd: Tensor, learned: Tensor | None) -> Tensor:
-    """Room for a table a query [b, h, n, c or more], where vectors are learned; by head in memory.
+    """An empty table for each query [b, h, n, c or more], where vectors are learned.
 
-    Some idle columns make it quick to read.
+    In memory the heads come first, and rows are padded to 8 columns: aligned rows are read faster.
     """
     if learned is None or learned.dim() != 2:
         return q_bhnd.new_empty(0)

@@ -15,7 +15,8 @@ from torch import Tensor
 from heed.nn.kernels.availability import on_gpu
 from heed.nn.kernels.position_bias import PositionBias, TilePlans
 from heed.nn.kernels.position_forms import form_of
-from heed.nn.kernels.rotary import turn, turn_halves
+from heed.nn.kernels.rotary import rotate as rotate_parts
+from heed.nn.kernels.rotary import rotate_by_tables
 from heed.nn.positions import Position
 
 
@@ -141,6 +142,6 @@ def rotate(
 def _rotate_all(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
     """Tensors [b, heads, n, d], each pair (i, i + d/2) rotated by position · frequency."""
     if on_gpu(positions_bn):
-        return turn(parts, positions_bn, frequencies)
+        return rotate_parts(parts, positions_bn, frequencies)
     angles = positions_bn[:, None, :, None].float() * frequencies
-    return turn_halves(parts, angles.cos(), angles.sin())
+    return rotate_by_tables(parts, angles.cos(), angles.sin())

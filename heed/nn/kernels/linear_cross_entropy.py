@@ -1,8 +1,8 @@
-"""The output map and its cross-entropy in one, so that the logits of a batch are never all held.
+"""The output linear layer and its cross-entropy in one, without holding a batch's logits at once.
 
-The logits of one chunk of rows at a time are made, judged, turned into their own gradient in place,
-and multiplied into the gradients of vectors and map before the next chunk's take their room. What
-is left for the backward pass is to scale these gradients, for a loss is a number.
+Logits are computed for one chunk of rows at a time. Their cross-entropy replaces them by its
+gradient, which is multiplied into the gradients of inputs and weights before the next chunk reuses
+the memory. The loss is a scalar, so the backward pass only scales these gradients.
 
 Shapes: n rows, r rows of a chunk, v vocabulary, w width.
 """
@@ -15,21 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_gpu
+from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
 from heed.nn.rdrop import rdrop_loss_and_grad
 
-HELD, HELD_ON_GPU = 2**22, 2**29
-"""How many logits to hold at once: what a CPU's cache takes, and a gigabyte of bfloat16."""
-ROWS_AT_LEAST = 256
-"""A chunk with fewer rows would spend its time on moving the map's gradient."""
-ROWS_ROUND = 128
-"""Chunks of a round number of rows fill the tiles of a matrix product."""
-HELD_IN_PAIRS = 2**26
-"""Logits of pairs on a GPU: they take several times their room in float32."""
-ALIGNED = 64
-"""On a GPU rows of logits begin at multiples of this: products are slow where they do not."""
+MAX_LOGITS, MAX_LOGITS_GPU = 2**22, 2**29
+"""Logits to hold at once: what fits a CPU's cache, and a gigabyte of bfloat16."""
+MIN_ROWS = 256
+"""A chunk with fewer rows would spend its time on reading and writing the weights' gradient."""
+ROWS_MULTIPLE = 128
+"""Chunks of a multiple of so many rows fill the tiles of a matrix product."""
+MAX_LOGITS_RDROP = 2**26
+"""Logits to hold at once on a GPU with R-Drop, which makes several copies of them in float32."""
+ALIGNMENT = 64
+"""On a GPU rows of logits begin at multiples of this: matrix products are slow otherwise."""
 
 
 def linear_cross_entropy(
@@ -37,44 +37,45 @@ def linear_cross_entropy(
     weight_vw: Tensor,
     targets_n: Tensor,
     *,
-    ignored: int = -100,
+    ignore_index: int = -100,
     label_smoothing: float = 0.0,
     bias_v: Tensor | None = None,
-    held: int | None = None,
+    max_logits: int | None = None,
     rdrop: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Over targets other than `ignored`: the sum of losses, and how many are the best answer.
+    """Sum of losses over targets other than `ignore_index`, and how many are predicted correctly.
 
-    As F.cross_entropy of F.linear(x, weight, bias).float() would have it, with all gradients; once
-    differentiable. Products are made in x's dtype, or autocast's. `held` bounds how many logits
-    there are at any moment.
+    It equals F.cross_entropy of F.linear(x, weight, bias).float(), gradients included, and can be
+    differentiated once. Matrix products are in x's dtype, or autocast's. `max_logits` bounds how
+    many logits are held at any moment.
 
-    With `rdrop`, rows come in pairs, two passes over one text (`heed.nn.rdrop`): either counts for
-    half, and what they say is to agree.
+    With `rdrop`, rows are pairs: two passes over one sequence with different dropout
+    (`heed.nn.rdrop`). Each row's cross-entropy counts half, and R-Drop's loss is added.
     """
     if targets_n.shape != x_nw.shape[:1]:
         raise ValueError(f"{len(x_nw)} rows, but targets {list(targets_n.shape)}")
     x_nw = x_nw.to(_product_dtype(x_nw))
     tensors = (x_nw, weight_vw, bias_v)
-    wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
-    # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
-    run: Any = _operation if torch.compiler.is_compiling() else _Eagerly.apply
-    held = held or (HELD_IN_PAIRS if rdrop and x_nw.is_cuda else None)
-    total, right, *_ = run(*tensors, targets_n, ignored, label_smoothing, rdrop, held, wanted)
-    return total, right
+    needs_grad = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
+    max_logits = max_logits or (MAX_LOGITS_RDROP if rdrop and x_nw.is_cuda else None)
+    total, correct, *_ = _linear_cross_entropy(
+        *tensors, targets_n, ignore_index, label_smoothing, rdrop, max_logits, needs_grad
+    )
+    return total, correct
 
 
-def chunk_rows(n: int, v: int, *, gpu: bool, held: int | None = None) -> int:
-    """How many rows a chunk has, all but the last: as even as may be, few enough to be held."""
-    most = max(1, (held or max(HELD_ON_GPU if gpu else HELD, ROWS_AT_LEAST * v)) // max(1, v))
-    round_to = ROWS_ROUND if most >= ROWS_ROUND else 1
-    most = most // round_to * round_to
+def chunk_rows(n: int, v: int, *, gpu: bool, max_logits: int | None = None) -> int:
+    """Rows of all chunks but the last: few enough for `max_logits`, chunks of equal size."""
+    limit = max_logits or max(MAX_LOGITS_GPU if gpu else MAX_LOGITS, MIN_ROWS * v)
+    most = max(1, limit // max(1, v))
+    multiple = ROWS_MULTIPLE if most >= ROWS_MULTIPLE else 1
+    most = most // multiple * multiple
     even = -(-n // max(1, -(-n // most)))
-    return max(1, -(-even // round_to) * round_to)
+    return max(1, -(-even // multiple) * multiple)
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """As autocast has it for a linear map, which leaves float64 alone."""
+    """The dtype autocast gives a linear layer; float64 is left alone."""
     device = x.device.type
     if x.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -88,70 +89,81 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 # ------------------------------------------------------------------------------------- the chunks
 
 
-def _run(
+def _launch(
     x_nw: Tensor,
     weight_vw: Tensor,
     bias_v: Tensor | None,
     targets_n: Tensor,
-    ignored: int,
+    ignore_index: int,
     smoothing: float,
     rdrop: float,
-    held: int | None,
-    wanted: list[bool],
+    max_logits: int | None,
+    needs_grad: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Losses, right answers, and the gradients of x, weight and bias, empty where not wanted."""
+    """Loss, correct predictions, and gradients of x, weight and bias, empty where not needed."""
     with torch.autocast(x_nw.device.type, enabled=False):
         weight_vw, targets_n = weight_vw.to(x_nw.dtype), targets_n.contiguous()
         bias_v = None if bias_v is None else bias_v.to(x_nw.dtype)
-        (n, _), v, sums = x_nw.shape, len(weight_vw), _sum_dtype(x_nw)
-        losses_n = x_nw.new_empty(n, dtype=sums)
-        right_n = x_nw.new_empty(n, dtype=torch.int32)
-        dx, d_weight, d_bias = _empty_gradients(x_nw, weight_vw, wanted)
+        (n, _), v, sum_dtype = x_nw.shape, len(weight_vw), _sum_dtype(x_nw)
+        losses_n = x_nw.new_empty(n, dtype=sum_dtype)
+        correct_n = x_nw.new_empty(n, dtype=torch.int32)
+        dx, d_weight, d_bias = _empty_gradients(x_nw, weight_vw, needs_grad)
         if n == 0:
             d_weight.zero_()
             d_bias.zero_()
-        rows = chunk_rows(n, v, gpu=x_nw.is_cuda, held=held)
+        # Without gradients the plain formula is used: it compiles nothing.
+        use_triton = any(needs_grad) and _has_kernel(x_nw)
+        if x_nw.is_cuda and not use_triton:
+            max_logits = (max_logits or MAX_LOGITS_GPU) // _plain_copies(x_nw)
+        rows = chunk_rows(n, v, gpu=x_nw.is_cuda, max_logits=max_logits)
         rows += rows % 2 if rdrop else 0
-        room_rv = _room(x_nw, min(rows, n), v)
-        judge = _judge_on_gpu if any(wanted) and _has_kernel(x_nw) else _judge
+        buffer_rv = _logits_buffer(x_nw, min(rows, n), v)
+        cross_entropy = _triton_chunk_cross_entropy if use_triton else chunk_cross_entropy
         if rdrop:
-            judge = partial(_judge_pairs, judge, rdrop)
+            cross_entropy = partial(_chunk_rdrop, cross_entropy, rdrop)
         for start in range(0, n, rows):
-            part = slice(start, start + rows)
-            x_rw, logits_rv = x_nw[part], room_rv[: n - start]
-            _map(x_rw, weight_vw, bias_v, logits_rv)
-            told = (logits_rv, targets_n[part], losses_n[part], right_n[part])
-            d_rv = judge(*told, ignored, smoothing, any(wanted))
-            if wanted[0]:
-                torch.mm(d_rv, weight_vw, out=dx[part])
-            if wanted[1]:
+            chunk = slice(start, start + rows)
+            x_rw, logits_rv = x_nw[chunk], buffer_rv[: n - start]
+            _linear(x_rw, weight_vw, bias_v, logits_rv)
+            tensors = (logits_rv, targets_n[chunk], losses_n[chunk], correct_n[chunk])
+            d_rv = cross_entropy(*tensors, ignore_index, smoothing, any(needs_grad))
+            if needs_grad[0]:
+                torch.mm(d_rv, weight_vw, out=dx[chunk])
+            if needs_grad[1]:
                 _add_product(d_weight, d_rv.mT, x_rw, first=start == 0)
-            if wanted[2]:
-                columns = d_rv.sum(dim=0, dtype=sums)
+            if needs_grad[2]:
+                columns = d_rv.sum(dim=0, dtype=sum_dtype)
                 d_bias.copy_(columns if start == 0 else d_bias + columns)
-        return losses_n.sum(), right_n.sum(), dx, d_weight, d_bias
+        return losses_n.sum(), correct_n.sum(), dx, d_weight, d_bias
+
+
+def _plain_copies(x: Tensor) -> int:
+    """Memory of the plain formula per byte of logits: the logits, float32 logits, their softmax."""
+    sum_bytes = _sum_dtype(x).itemsize
+    copies = sum_bytes if x.dtype == _sum_dtype(x) else 2 * sum_bytes
+    return -(-(x.element_size() + copies) // x.element_size())
 
 
 def _empty_gradients(
-    x_nw: Tensor, weight_vw: Tensor, wanted: list[bool]
+    x_nw: Tensor, weight_vw: Tensor, needs_grad: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the gradients of x, weight and bias; the latter two are sums over all chunks."""
+    """Empty gradients of x, weight and bias; the latter two are sums over all chunks."""
     v, w = weight_vw.shape
-    sums = _sum_dtype(x_nw)
+    sum_dtype = _sum_dtype(x_nw)
     return (
-        x_nw.new_empty(x_nw.shape if wanted[0] else 0),
-        x_nw.new_empty((v, w) if wanted[1] else 0, dtype=sums),
-        x_nw.new_empty(v if wanted[2] else 0, dtype=sums),
+        x_nw.new_empty(x_nw.shape if needs_grad[0] else 0),
+        x_nw.new_empty((v, w) if needs_grad[1] else 0, dtype=sum_dtype),
+        x_nw.new_empty(v if needs_grad[2] else 0, dtype=sum_dtype),
     )
 
 
-def _room(x_nw: Tensor, rows: int, v: int) -> Tensor:
-    """Where logits [rows, v] go."""
-    wide = -(-v // ALIGNED) * ALIGNED if x_nw.is_cuda else v
+def _logits_buffer(x_nw: Tensor, rows: int, v: int) -> Tensor:
+    """An empty tensor for logits [rows, v]."""
+    wide = -(-v // ALIGNMENT) * ALIGNMENT if x_nw.is_cuda else v
     return x_nw.new_empty(rows, wide)[:, :v]
 
 
-def _map(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor) -> None:
+def _linear(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor) -> None:
     if bias_v is None:
         torch.mm(x_rw, weight_vw.mT, out=out_rv)
     else:
@@ -159,12 +171,12 @@ def _map(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor)
 
 
 def _add_product(sum_vw: Tensor, a_vr: Tensor, b_rw: Tensor, *, first: bool) -> None:
-    """sum += a b, where the first product overwrites whatever was there."""
-    kept = 0 if first else 1
+    """sum += a b; the first product overwrites the uninitialized sum."""
+    beta = 0 if first else 1
     if a_vr.dtype == sum_vw.dtype:
-        sum_vw.addmm_(a_vr, b_rw, beta=kept)
+        sum_vw.addmm_(a_vr, b_rw, beta=beta)
     elif sum_vw.is_cuda:
-        torch.addmm(sum_vw, a_vr, b_rw, beta=kept, out_dtype=sum_vw.dtype, out=sum_vw)
+        torch.addmm(sum_vw, a_vr, b_rw, beta=beta, out_dtype=sum_vw.dtype, out=sum_vw)
     else:
         product = a_vr @ b_rw
         sum_vw.copy_(product if first else sum_vw + product)
@@ -174,133 +186,116 @@ def _has_kernel(x: Tensor) -> bool:
     return on_gpu(x) and x.dtype != torch.float64
 
 
-def _judge_on_gpu(*told: Any) -> Tensor:
-    from heed.nn.kernels.triton.cross_entropy import judge
+def _triton_chunk_cross_entropy(*args: Any) -> Tensor:
+    from heed.nn.kernels.triton.cross_entropy import chunk_cross_entropy
 
-    return judge(*told)
+    return chunk_cross_entropy(*args)
 
 
-def _judge(
+def chunk_cross_entropy(
     logits_rv: Tensor,
     targets_r: Tensor,
     losses_r: Tensor,
-    right_r: Tensor,
-    ignored: int,
+    correct_r: Tensor,
+    ignore_index: int,
     smoothing: float,
     gradient: bool,
 ) -> Tensor:
-    """Write each row's loss and whether it is right; return the gradient of the logits.
+    """Write each row's loss and whether its prediction is correct; return the logits' gradient.
 
-    That is softmax - (1 - s) · onehot - s/v with smoothing s, and zeros where nothing is asked.
+    That is softmax - (1 - s) · onehot - s/v with label smoothing s, and zeros for ignored targets.
     """
     scores_rv = logits_rv.to(losses_r.dtype)
-    asked_r1 = (targets_r != ignored)[:, None]
-    target_r1 = targets_r.long()[:, None].where(asked_r1, 0)
-    best_r1, said_r1 = scores_rv.max(dim=-1, keepdim=True)
-    own_r1 = scores_rv.gather(-1, target_r1)
+    counted_r1 = (targets_r != ignore_index)[:, None]
+    target_r1 = targets_r.long()[:, None].where(counted_r1, 0)
+    max_r1, predicted_r1 = scores_rv.max(dim=-1, keepdim=True)
+    target_score_r1 = scores_rv.gather(-1, target_r1)
     d_rv = torch.softmax(scores_rv, dim=-1)
-    # The share of the best is 1/v at least, so its logarithm is sound: that of Σ exp(x - best).
-    loss_r1 = (best_r1 - own_r1) - d_rv.gather(-1, said_r1).log()
+    # The largest probability is at least 1/v, so its logarithm is exact: -log Σ exp(x - max).
+    loss_r1 = (max_r1 - target_score_r1) - d_rv.gather(-1, predicted_r1).log()
     if smoothing > 0:
-        loss_r1 -= smoothing * (scores_rv.mean(dim=-1, keepdim=True) - own_r1)
-    losses_r.copy_(loss_r1.where(asked_r1, 0)[:, 0])
-    right_r.copy_((asked_r1 & (said_r1 == target_r1))[:, 0])
+        loss_r1 -= smoothing * (scores_rv.mean(dim=-1, keepdim=True) - target_score_r1)
+    losses_r.copy_(loss_r1.where(counted_r1, 0)[:, 0])
+    correct_r.copy_((counted_r1 & (predicted_r1 == target_r1))[:, 0])
     if not gradient:
         return logits_rv
-    d_rv.scatter_add_(-1, target_r1, torch.full_like(own_r1, smoothing - 1))
+    d_rv.scatter_add_(-1, target_r1, torch.full_like(target_score_r1, smoothing - 1))
     if smoothing > 0:
         d_rv -= smoothing / d_rv.shape[-1]
-    d_rv.masked_fill_(~asked_r1, 0)
+    d_rv.masked_fill_(~counted_r1, 0)
     return d_rv if d_rv.dtype == logits_rv.dtype else logits_rv.copy_(d_rv)
 
 
-def _judge_pairs(
-    judge: Callable[..., Tensor],
+def _chunk_rdrop(
+    cross_entropy: Callable[..., Tensor],
     rdrop: float,
     logits_rv: Tensor,
     targets_r: Tensor,
     losses_r: Tensor,
-    right_r: Tensor,
-    ignored: int,
+    correct_r: Tensor,
+    ignore_index: int,
     smoothing: float,
     gradient: bool,
 ) -> Tensor:
-    """The same for pairs of rows: half of each one's cross-entropy, and what parts them."""
+    """Cross-entropy with R-Drop of pairs of rows: half of each row's loss plus R-Drop's loss."""
     pairs_r2v = logits_rv.to(losses_r.dtype).unflatten(0, (-1, 2))
-    asked_r1 = (targets_r != ignored)[:, None]
-    apart_r, apart_rv = rdrop_loss_and_grad(pairs_r2v, rdrop)
-    d_rv = judge(logits_rv, targets_r, losses_r, right_r, ignored, smoothing, gradient)
-    parted_r1 = apart_r[:, None].expand(-1, 2).flatten()[:, None]
-    losses_r.add_(parted_r1.where(asked_r1, 0)[:, 0]).div_(2)
+    counted_r1 = (targets_r != ignore_index)[:, None]
+    rdrop_r, d_rdrop_rv = rdrop_loss_and_grad(pairs_r2v, rdrop)
+    d_rv = cross_entropy(
+        logits_rv, targets_r, losses_r, correct_r, ignore_index, smoothing, gradient
+    )
+    rdrop_r1 = rdrop_r[:, None].expand(-1, 2).flatten()[:, None]
+    losses_r.add_(rdrop_r1.where(counted_r1, 0)[:, 0]).div_(2)
     if gradient:
-        # In 16 bits d is rounded already; the sum is rounded once more.
-        d_rv.div_(2).add_(apart_rv.flatten(0, 1).where(asked_r1, 0))
+        # In 16 bits d_rv is rounded already; the sum is rounded once more.
+        d_rv.div_(2).add_(d_rdrop_rv.flatten(0, 1).where(counted_r1, 0))
     return d_rv
 
 
-# ------------------------------------------------------------------ an operation, as torch knows it
-
-_operation = torch.library.custom_op(
-    "heed::linear_cross_entropy",
-    _run,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor targets, int ignored, float smoothing, "
-    "float rdrop, int? held, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+# ---------------------------------------------------------------------------------------- operator
 
 
-@_operation.register_fake
-def _shapes(
+def _fake(
     x_nw: Tensor,
     weight_vw: Tensor,
     bias_v: Tensor | None,
     targets_n: Tensor,
-    ignored: int,
-    smoothing: float,
-    rdrop: float,
-    held: int | None,
-    wanted: list[bool],
+    *settings: Any,
 ) -> tuple[Tensor, ...]:
-    total, right = (
-        x_nw.new_empty((), dtype=_sum_dtype(x_nw)),
-        targets_n.new_empty((), dtype=torch.int64),
-    )
-    return total, right, *_empty_gradients(x_nw, weight_vw, wanted)
+    total = x_nw.new_empty((), dtype=_sum_dtype(x_nw))
+    correct = targets_n.new_empty((), dtype=torch.int64)
+    return total, correct, *_empty_gradients(x_nw, weight_vw, settings[-1])
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.wanted = inputs[-1]
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    ctx.needs_grad = inputs[-1]
     ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
-    ctx.save_for_backward(*output[2:])
+    ctx.save_for_backward(*outputs[2:])
 
 
-def _differentiate(ctx: Any, d_total: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
-    told = zip(ctx.saved_tensors, ctx.wanted, ctx.dtypes, strict=True)
-    found = [_scaled(x, d_total, dtype) if wanted else None for x, wanted, dtype in told]
-    return *found, None, None, None, None, None, None
+def _differentiate(
+    ctx: Any, launch: None, d_total: Tensor, *unused: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    saved = zip(ctx.saved_tensors, ctx.needs_grad, ctx.dtypes, strict=True)
+    grads = [_scale(x, d_total, dtype) if needed else None for x, needed, dtype in saved]
+    return *grads, None, None, None, None, None, None
 
 
-def _scaled(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
-    """x · by in one pass. As a tensor with a shape, `by` is not rounded to 16 bits before."""
-    return torch.mul(x, by.reshape([1] * x.dim()), out=torch.empty_like(x, dtype=dtype))
+def _scale(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """x · factor in one pass. A factor with dimensions is not rounded to 16 bits first."""
+    return torch.mul(x, factor.reshape([1] * x.dim()), out=torch.empty_like(x, dtype=dtype))
 
 
-torch.library.register_autograd(
-    "heed::linear_cross_entropy", _differentiate, setup_context=_remember
+_linear_cross_entropy = DifferentiableOp(
+    Kernel(
+        "linear_cross_entropy",
+        "(Tensor x, Tensor weight, Tensor? bias, Tensor targets, int ignore_index, "
+        "float smoothing, float rdrop, int? max_logits, bool[] needs_grad) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        _launch,
+        _fake,
+    ),
+    None,
+    save=_save,
+    differentiate=_differentiate,
 )
-
-
-class _Eagerly(torch.autograd.Function):
-    """The same, called directly."""
-
-    @staticmethod
-    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor]:
-        output = _run(*call)
-        _remember(ctx, call, output)
-        ctx.mark_non_differentiable(output[1])
-        return output[:2]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, *grads)

@@ -1,5 +1,7 @@
-"""RoPE's turn in few passes over memory: by a kernel on a GPU, in a form that autograd and
-torch.compile know; by torch's own steps, without a copy, elsewhere.
+"""Rotary position embedding (RoPE) in few passes over memory.
+
+On a GPU one kernel rotates, as an operator that autograd and torch.compile know
+(`heed.nn.kernels.triton.rotary`). Elsewhere torch's own functions write into the output directly.
 
 Shapes: b batch, n tokens, h heads, d head width.
 """
@@ -11,89 +13,75 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
 from heed.nn.kernels.distance_attention import empty_heads
 
 
-def turn(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
-    """One or two tensors [b, heads, n, d], pairs (i, i + d/2) turned by position · frequency."""
-    if torch.compiler.is_compiling():
-        turned: list[Tensor] = _turn(parts, positions_bn, frequencies, 1.0)
-        return turned
-    # An operation costs a tenth of a millisecond to call. Only a compiler needs one.
-    run: Any = _Eagerly.apply
-    return list(run(positions_bn, frequencies, *parts))
+def rotate(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:
+    """One or two tensors [b, h, n, d], pairs (i, i + d/2) rotated by position · frequency."""
+    first, second = parts[0], parts[-1]
+    if len(parts) == 1:
+        b, _, n, d = first.shape
+        second = first.new_empty(b, 0, n, d)
+    rotated: tuple[Tensor, Tensor] = _rotary(first, second, positions_bn, frequencies, 1.0)
+    return list(rotated[: len(parts)])
 
 
-def _run(*told: Any) -> list[Tensor]:
-    from heed.nn.kernels.triton.rotary import turned
+def _launch(
+    first: Tensor, second: Tensor, positions: Tensor, frequencies: Tensor, direction: float
+) -> tuple[Tensor, Tensor]:
+    from heed.nn.kernels.triton.rotary import rotate
 
-    return turned(*told)
-
-
-_turn = torch.library.custom_op(
-    "heed::turn",
-    _run,
-    mutates_args=(),
-    schema="(Tensor[] parts, Tensor positions, Tensor frequencies, float direction) -> Tensor[]",
-)
+    return rotate(first, second, positions, frequencies, direction)
 
 
-@_turn.register_fake
-def _turn_shapes(parts: list[Tensor], *rest: Any) -> list[Tensor]:
-    return [empty_heads(x) for x in parts]
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, positions, frequencies, ctx.direction = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
+    _, _, positions, frequencies, ctx.direction = inputs
     ctx.save_for_backward(positions, frequencies)
 
 
-def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor], None, None, None]:
-    """The gradient of a turn is the turn back."""
-    return _turn(grads, *ctx.saved_tensors, -ctx.direction), None, None, None
+def _differentiate(ctx: Any, launch: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of a rotation is the rotation back."""
+    return *launch(*grads, *ctx.saved_tensors, -ctx.direction), None, None, None
 
 
-torch.library.register_autograd("heed::turn", _differentiate, setup_context=_remember)
+_KERNEL = Kernel(
+    "rotary",
+    "(Tensor first, Tensor second, Tensor positions, Tensor frequencies, float direction) "
+    "-> (Tensor, Tensor)",
+    _launch,
+    lambda first, second, *_: (empty_heads(first), empty_heads(second)),
+)
+_rotary = DifferentiableOp(
+    _KERNEL, _KERNEL, save=_save, differentiate=_differentiate, differentiable_outputs=2
+)
 
 
-class _Eagerly(torch.autograd.Function):
-    """The same, called directly."""
+def rotate_by_tables(parts: list[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
+    """Tensors [b, h, n, d] rotated by angles with these cosines and sines [b or 1, 1, n, d/2].
 
-    @staticmethod
-    def forward(
-        ctx: Any, positions: Tensor, frequencies: Tensor, *parts: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(positions, frequencies)
-        return tuple(_run(list(parts), positions, frequencies, 1.0))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *_run(list(grads), *ctx.saved_tensors, -1.0)
-
-
-def turn_halves(parts: list[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
-    """Tensors [b, h, n, d] turned by angles of which cosines and sines [b or 1, 1, n, d/2] are
-    given: the plain formula, written straight to where the result goes."""
-    run: Any = _TurnHalves.apply
+    This is the plain formula, written into the output without a copy.
+    """
+    run: Any = _RotateByTables.apply
     return list(run(cos, sin, *parts))
 
 
-class _TurnHalves(torch.autograd.Function):
-    """Autograd by itself would go twice as often over the numbers, most of all on the way back."""
+class _RotateByTables(torch.autograd.Function):
+    """Autograd alone would pass twice as often over the numbers, above all in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, cos: Tensor, sin: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        return tuple(_halves_turned(x, cos, sin) for x in parts)
+        return tuple(_rotate_halves(x, cos, sin) for x in parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of a turn is the turn back."""
+        """The gradient of a rotation is the rotation back."""
         cos, sin = ctx.saved_tensors
-        return None, None, *turn_halves(list(grads), cos, -sin)
+        return None, None, *rotate_by_tables(list(grads), cos, -sin)
 
 
-def _halves_turned(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_halves(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(x cos - y sin, y cos + x sin) of the halves x and y, in float32 at least."""
     wide_bhnd = x_bhnd.to(torch.promote_types(x_bhnd.dtype, cos.dtype))
     cos, sin = cos.to(wide_bhnd.dtype), sin.to(wide_bhnd.dtype)

@@ -190,9 +190,9 @@ class FakeGpuMode(TorchFunctionMode):
             return True
         if func is Tensor.data_ptr:  # CUDA allocates at multiples of more than 16 bytes.
             return args[0].storage_offset() * args[0].element_size()
-        if func is torch.ops.heed.relative_plans.default:  # Torch would only compute its shapes.
-            with self:
-                return distance_attention._plans._init_fn(*args)
+        if func is torch.ops.heed.distance_tile_plans.default:
+            with self:  # Torch would only compute the plans' shapes.
+                return distance_attention.launch_tile_plans(*args)
         if isinstance(kwargs.get("out"), Tensor):
             return kwargs["out"]
         if kwargs.get("device") is not None or func is torch.empty:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from heed.nn.kernels.linear import Dropout
-from heed.nn.kernels.rotary import turn_halves
+from heed.nn.kernels.rotary import rotate_by_tables
 
 
 @given(p=st.sampled_from([0.1, 0.25, 0.5, 0.9]), size=st.integers(1, 7))
@@ -59,11 +59,11 @@ def test_halves_turn_as_the_formula_says() -> None:
     cos, sin = angles.cos(), angles.sin()
     packed = torch.randn(2, 5, 3 * 8, dtype=torch.float64, requires_grad=True)
     x = packed.unflatten(2, (3, 8)).transpose(1, 2)  # not contiguous, as heads are
-    (out,) = turn_halves([x], cos, sin)
+    (out,) = rotate_by_tables([x], cos, sin)
     assert torch.allclose(out, plain(x, cos, sin))
 
     def turned(x: Tensor) -> Tensor:
-        return turn_halves([x], cos, sin)[0]
+        return rotate_by_tables([x], cos, sin)[0]
 
     assert torch.autograd.gradcheck(turned, (x.detach().requires_grad_(),))
 
@@ -71,6 +71,6 @@ def test_halves_turn_as_the_formula_says() -> None:
 def test_halves_of_16_bits_turn_in_32() -> None:
     angles = torch.randn(2, 1, 5, 4)
     x = torch.randn(2, 3, 5, 8).bfloat16()
-    (out,) = turn_halves([x], angles.cos(), angles.sin())
+    (out,) = rotate_by_tables([x], angles.cos(), angles.sin())
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, plain(x.float(), angles.cos(), angles.sin()).bfloat16())

@@ -60,7 +60,7 @@ def gradients(total: Tensor, *tensors: Tensor, by: float = 0.3) -> list[Tensor]:
 
 @given(SIZES, SMOOTHINGS, st.booleans(), st.none() | st.integers(1, 300), st.integers(0, 99))
 def test_it_is_cross_entropy_of_a_linear_map(
-    sizes: tuple[int, int, int], smoothing: float, biased: bool, held: int | None, seed: int
+    sizes: tuple[int, int, int], smoothing: float, biased: bool, max_logits: int | None, seed: int
 ) -> None:
     """Whatever is ignored, and in however many chunks."""
     x, weight, bias, targets = inputs(*sizes, seed=seed)
@@ -71,7 +71,7 @@ def test_it_is_cross_entropy_of_a_linear_map(
         targets,
         label_smoothing=smoothing,
         bias_v=bias if biased else None,
-        held=held,
+        max_logits=max_logits,
     )
     expected, all_right = plainly(x, weight, bias if biased else None, targets, smoothing)
     assert total.dtype == torch.float32
@@ -90,9 +90,9 @@ def test_gradients_are_those_of_the_numbers(smoothing: float, chunked: bool) -> 
     x, weight, bias, targets = inputs(5, 7, 3, dtype=torch.float64)
 
     def total(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        held = 14 if chunked else None
+        max_logits = 14 if chunked else None
         return linear_cross_entropy(
-            x, weight, targets, label_smoothing=smoothing, bias_v=bias, held=held
+            x, weight, targets, label_smoothing=smoothing, bias_v=bias, max_logits=max_logits
         )[0]
 
     assert torch.autograd.gradcheck(total, (x, weight, bias))
@@ -113,7 +113,7 @@ def test_where_nothing_is_asked_nothing_comes_of_it(
 def test_what_is_ignored_can_be_told() -> None:
     x, weight, _, targets = inputs(20, 9, 4)
     elsewhere = targets.masked_fill(targets == IGNORED, 3)
-    total, right = linear_cross_entropy(x, weight, elsewhere, ignored=3)
+    total, right = linear_cross_entropy(x, weight, elsewhere, ignore_index=3)
     kept = elsewhere != 3
     expected, all_right = linear_cross_entropy(x[kept], weight, elsewhere[kept])
     assert total.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -144,7 +144,7 @@ def test_in_bfloat16_only_the_products_are_rounded(
     """Against float32 of the same numbers: losses to 1%, gradients to 2% of their size, or of 1."""
     x, weight, bias, targets = inputs(*sizes, dtype=torch.bfloat16)
     total, _ = linear_cross_entropy(
-        x, weight, targets, label_smoothing=smoothing, bias_v=bias, held=200
+        x, weight, targets, label_smoothing=smoothing, bias_v=bias, max_logits=200
     )
     expected, _ = plainly(x.float(), weight.float(), bias.float(), targets, smoothing)
     assert total.dtype == torch.float32
@@ -158,11 +158,11 @@ def test_in_bfloat16_only_the_products_are_rounded(
 def test_under_autocast_a_float32_map_has_a_float32_gradient() -> None:
     x, weight, _, targets = inputs(30, 50, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        total, right = linear_cross_entropy(x, weight, targets, held=500)
-        as_told, as_right = linear_cross_entropy(x.bfloat16(), weight, targets, held=500)
+        total, right = linear_cross_entropy(x, weight, targets, max_logits=500)
+        as_told, as_right = linear_cross_entropy(x.bfloat16(), weight, targets, max_logits=500)
         doubled, _ = linear_cross_entropy(x.double(), weight.double(), targets)
     halves = x.bfloat16(), weight.bfloat16()
-    expected, _ = linear_cross_entropy(*halves, targets, held=500)
+    expected, _ = linear_cross_entropy(*halves, targets, max_logits=500)
     assert doubled.dtype == torch.float64
     assert total.dtype == torch.float32
     assert total == as_told == expected
@@ -173,14 +173,14 @@ def test_under_autocast_a_float32_map_has_a_float32_gradient() -> None:
     assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= 2e-2
 
 
-@pytest.mark.parametrize("held", [None, 90])
-def test_inputs_stay_as_they_are_and_so_do_gradients(held: int | None) -> None:
+@pytest.mark.parametrize("max_logits", [None, 90])
+def test_inputs_stay_as_they_are_and_so_do_gradients(max_logits: int | None) -> None:
     """A second backward pass gives what the first gave, and so does a second call, bit for bit."""
     x, weight, bias, targets = inputs(30, 20, 8)
     before = [part.detach().clone() for part in (x, weight, bias, targets)]
 
     def run() -> list[Tensor]:
-        total, right = linear_cross_entropy(x, weight, targets, bias_v=bias, held=held)
+        total, right = linear_cross_entropy(x, weight, targets, bias_v=bias, max_logits=max_logits)
         parts = (x, weight, bias)
         first = torch.autograd.grad(total, parts, torch.tensor(0.5), retain_graph=True)
         second = torch.autograd.grad(total, parts, torch.tensor(0.5))
@@ -256,11 +256,11 @@ def test_targets_that_fit_no_rows_are_an_error() -> None:
     st.booleans(),
     st.none() | st.integers(1, 2**30),
 )
-def test_chunks_are_even_and_bounded(n: int, v: int, gpu: bool, held: int | None) -> None:
-    rows = chunk_rows(n, v, gpu=gpu, held=held)
-    bound = held or max(
-        cross_entropy_module.HELD_ON_GPU if gpu else cross_entropy_module.HELD,
-        cross_entropy_module.ROWS_AT_LEAST * v,
+def test_chunks_are_even_and_bounded(n: int, v: int, gpu: bool, max_logits: int | None) -> None:
+    rows = chunk_rows(n, v, gpu=gpu, max_logits=max_logits)
+    bound = max_logits or max(
+        cross_entropy_module.MAX_LOGITS_GPU if gpu else cross_entropy_module.MAX_LOGITS,
+        cross_entropy_module.MIN_ROWS * v,
     )
     assert rows == 1 or rows * v <= bound
     most = max(1, bound // v)
@@ -285,7 +285,7 @@ def arguments(
 @pytest.mark.parametrize("rdrop", [0.0, 3.0])
 def test_the_operation_keeps_what_it_promises_a_compiler(biased: bool, rdrop: float) -> None:
     torch.library.opcheck(
-        cross_entropy_module._operation,
+        torch.ops.heed.linear_cross_entropy.default,
         arguments(biased=biased, rdrop=rdrop),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )

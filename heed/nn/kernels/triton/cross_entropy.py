@@ -1,8 +1,8 @@
-"""Cross-entropy of rows of logits, and its gradient in their place, on a GPU.
+"""Cross-entropy of rows of logits; its gradient overwrites them.
 
-A program takes one row and goes over it twice: for its softmax's largest score and sum, as
-attention keeps them (each lane its own, put together at the end), then to write the gradient. The
-second time most of the row is still in the cache. Shapes: r rows, v vocabulary.
+A program takes one row and reads it twice: for the softmax's maximum and sum, kept per lane and
+combined at the end, then to write the gradient. The second time most of the row is still in the
+cache. Shapes: r rows, v vocabulary.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.tile import HIDDEN
 
 LANES, PARTS, LANES_A_WARP, REGISTERS = 2048, 4, 256, 80
-"""A program reads PARTS x LANES scores at a time; a thread's lanes are 16 bytes of bfloat16, and
-with so few registers three programs fit beside each other."""
+"""A program reads PARTS x LANES logits at a time; a thread's lanes are 16 bytes of bfloat16. With
+so few registers three programs share one multiprocessor."""
 
 
 @kernel
-def _judge(
+def _cross_entropy(
     logits: tl.tensor,
     step: int,
     targets: tl.tensor,
     losses: tl.tensor,
-    right: tl.tensor,
+    correct: tl.tensor,
     v: int,
     IGNORED: tl.constexpr,
     SMOOTHING: tl.constexpr,
@@ -33,20 +33,21 @@ def _judge(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
+    """One row: its loss, whether its prediction is correct, and the gradient of its logits."""
     row = tl.program_id(0).to(tl.int64)
     at = logits + row * step
     target = tl.load(targets + row)
     tile = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     if target == IGNORED:
         tl.store(losses + row, 0.0)
-        tl.store(right + row, 0)
+        tl.store(correct + row, 0)
         if GRADIENT:
             for start in range(0, v, PARTS * LANES):
                 columns = start + tile
                 nothing = tl.zeros([PARTS, LANES], at.dtype.element_ty)
                 tl.store(at + columns, nothing, mask=columns < step)
     else:
-        # A target outside the vocabulary makes the loss NaN: never a number of another row's.
+        # A target outside the vocabulary makes the loss NaN: it must not read another row's logit.
         known = (target >= 0) & (target < v)
         own = tl.load(at + target, mask=known, other=float("nan")).to(tl.float32)
         best, total = tl.full([LANES], HIDDEN, tl.float32), tl.zeros([LANES], tl.float32)
@@ -73,16 +74,16 @@ def _judge(
         if SMOOTHING > 0:
             loss -= SMOOTHING * (tl.sum(ahead, axis=0) / v)
         tl.store(losses + row, loss)
-        tl.store(right + row, (known & (own == top)).to(tl.int32))
+        tl.store(correct + row, (known & (own == top)).to(tl.int32))
         if own == top:
-            # Of equal scores the first is the answer, as argmax has it.
+            # Of equal logits the first is the prediction, as in argmax.
             equal = tl.zeros([LANES], tl.int32)
             before = target.to(tl.int32)
             for start in range(0, before, PARTS * LANES):
                 columns = start + tile
                 x = tl.load(at + columns, mask=columns < before, other=float("-inf")).to(tl.float32)
                 equal = tl.maximum(equal, tl.max((x == own).to(tl.int32), axis=0))
-            tl.store(right + row, 1 - tl.max(equal, axis=0))
+            tl.store(correct + row, 1 - tl.max(equal, axis=0))
         if GRADIENT:
             level, spread = top + log_total, SMOOTHING / v
             for start in range(0, v, PARTS * LANES):
@@ -94,30 +95,30 @@ def _judge(
                 tl.store(at + columns, d.to(at.dtype.element_ty), mask=columns < step)
 
 
-def judge(
+def chunk_cross_entropy(
     logits_rv: Tensor,
     targets_r: Tensor,
     losses_r: Tensor,
-    right_r: Tensor,
-    ignored: int,
+    correct_r: Tensor,
+    ignore_index: int,
     smoothing: float,
     gradient: bool,
 ) -> Tensor:
-    """Write each row's loss (float32) and whether it is right (int32); return the gradient.
+    """Write each row's loss (float32) and whether it is correct (int32); return the gradient.
 
-    It overwrites the logits, where one is wanted, and whatever lies between two rows: a step from
-    row to row that is round lets a thread move 16 bytes at once, however odd the vocabulary.
+    The gradient, if needed, overwrites the logits and the padding between two rows: with padded
+    rows a thread moves 16 bytes at once, whatever the size of the vocabulary.
     """
     rows, v = logits_rv.shape
     lanes = min(LANES, max(64, triton.next_power_of_2(v)))
-    _judge[(rows,)](
+    _cross_entropy[(rows,)](
         logits_rv,
         logits_rv.stride(0),
         targets_r,
         losses_r,
-        right_r,
+        correct_r,
         v,
-        IGNORED=ignored,
+        IGNORED=ignore_index,
         SMOOTHING=smoothing,
         GRADIENT=gradient,
         PARTS=min(PARTS, triton.next_power_of_2(triton.cdiv(v, lanes))),

@@ -1,6 +1,6 @@
-"""Turning pairs of dimensions by an angle a position (RoPE), in one pass over memory.
+"""Rotary position embedding: rotate pairs of dimensions by position, in one pass over memory.
 
-Shapes: b batch, n tokens, d head width; dimension i turns with dimension i + d/2.
+Shapes: b batch, n tokens, d head width; dimensions i and i + d/2 are a pair.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.tile import Heads
 
 TOKENS, HEADS = 16, 4
-"""What one program turns: it computes each angle once for all its heads."""
+"""Tokens and heads of one program, which computes each angle once for all its heads."""
 
 
 @kernel
-def _turn(
+def _rotate(
     first: tl.tuple,
     first_out: tl.tuple,
     first_heads: int,
@@ -35,6 +35,7 @@ def _turn(
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
+    """Some tokens of some heads, of the first or of the second tensor."""
     b = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     pairs = tl.arange(0, PAIRS)
@@ -65,21 +66,19 @@ def _turn(
         tl.store(at + HALF, (y * cos + x * sin).to(at.dtype.element_ty), mask=here)
 
 
-def turned(
-    parts: list[Tensor], positions: Tensor, frequencies: Tensor, direction: float
-) -> list[Tensor]:
-    """One or two tensors, turned forwards (1) or back (-1)."""
-    parts = [x if x.stride(-1) == 1 else x.contiguous() for x in parts]
+def rotate(
+    first: Tensor, second: Tensor, positions: Tensor, frequencies: Tensor, direction: float
+) -> tuple[Tensor, Tensor]:
+    """Two tensors [b, heads, n, d], rotated by position · frequency (direction 1) or back (-1)."""
+    parts = [x if x.stride(-1) == 1 else x.contiguous() for x in (first, second)]
     outs, positions = [empty_heads(x) for x in parts], positions.contiguous()
-    b, _, n, d = parts[0].shape
+    b, _, n, d = first.shape
     sides: list[object] = []
-    for x, out in zip((parts[0], parts[-1]), (outs[0], outs[-1]), strict=True):
+    for x, out in zip(parts, outs, strict=True):
         sides += [Heads(x, *x.stride()[:3]), Heads(out, *out.stride()[:3]), x.shape[1]]
-    if len(parts) == 1:
-        sides[-1] = 0  # The second part is then the first again, and none of its heads.
     groups = sum(triton.cdiv(x.shape[1], HEADS) for x in parts)
     if groups and b * n:
-        _turn[(triton.cdiv(n, TOKENS), groups, b)](
+        _rotate[(triton.cdiv(n, TOKENS), groups, b)](
             *sides,
             positions,
             0 if positions.shape[0] == 1 else n,
@@ -91,4 +90,4 @@ def turned(
             TOKENS=TOKENS,
             HEADS=HEADS,
         )
-    return outs
+    return outs[0], outs[1]

@@ -1,13 +1,17 @@
-"""Attention over short texts, forward and backward: all that one head looks at fits a program.
+"""Attention over short sequences, forward and backward: one program holds all keys of a head.
 
-A program holds all keys of a head at once. So a softmax is computed as it is written, and the
-backward pass computes it again from queries and keys: nothing else is kept. No sum depends on the
-order in which programs run. Queries and keys may be turned (RoPE) as they are read, and their
-gradients are then turned back as they are written.
+So the softmax needs no running correction, and the backward pass recomputes it from queries and
+keys: nothing else is saved. No sum depends on the order in which programs run. Queries and keys may
+be rotated (RoPE) as they are read; their gradients are then rotated back as they are written.
 
-A head is read in halves, for dimension i turns with dimension i + d/2; a product of heads is the
-sum of the products of their halves. R queries at a time meet all C keys. Shapes: b batch, n
-queries, m keys, h query heads, g key and value heads, d head width, p = d/2.
+A head is read in halves, because dimensions i and i + d/2 are rotated together; a dot product of
+heads is the sum of the dot products of their halves. A program multiplies R queries at a time by
+all C keys.
+
+Weights are rounded to 16 bits before they are normalized, as FlashAttention does: the largest is
+then 1 and exact, and the error of the output is a fifth smaller than with rounded, normalized ones.
+
+Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, p = d/2.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ from heed.nn.kernels.triton.tile import HIDDEN, LOG2E, Heads, known, load, store
 
 
 class Side(NamedTuple):
-    """What is known of the queries or of the keys, each with the step from row to row.
+    """Rotations, segments and padding of the queries or keys, each with its stride over the batch.
 
-    Steps of facts that have a number a token, and both lengths, come as `odd` numbers.
+    Strides of tensors with one number per token, and both lengths, come as `odd` numbers.
     """
 
-    turns: Tensor | None
-    """[b or 1, size, 2, p]: cosines and sines of a token's angles; None where nothing turns."""
-    turns_b: int
+    rotations: Tensor | None
+    """[b or 1, size, 2, p]: cosines and sines of each token's angles; None without RoPE."""
+    rotations_b: int
     segments: Tensor | None
     segments_b: int
     real: Tensor | None
@@ -40,13 +44,13 @@ class Side(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of attention, as `heed.nn.kernels.short_attention` hands it over."""
+    """The arguments of one attention, in the order of the operator's schema."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    q_turns: Tensor | None
-    k_turns: Tensor | None
+    q_rotations: Tensor | None
+    k_rotations: Tensor | None
     real: Tensor | None
     q_segments: Tensor | None
     k_segments: Tensor | None
@@ -55,25 +59,25 @@ class Call(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for."""
+    """Constants a kernel is compiled for."""
 
     CAUSAL: tl.constexpr
     SHARE: tl.constexpr
-    """How many query heads read one key head."""
+    """Query heads per key head."""
     WIDTH: tl.constexpr
     D: tl.constexpr
     """The head width, and the power of two that holds it."""
     HALF: tl.constexpr
     PAIRS: tl.constexpr
-    """The same of half a head."""
+    """Half the head width, and the power of two that holds it."""
     PRECISION: tl.constexpr
-    """Of products of float32: "ieee" or "tf32"."""
+    """Of float32 dot products: "ieee" or "tf32"."""
     WHOLE: tl.constexpr
-    """Whether texts fill their last blocks: here they seldom do, and it is always asked."""
+    """Whether sequences fill their last blocks. Here they seldom do: bounds are always checked."""
 
 
 class Inputs(NamedTuple):
-    """All that attention reads."""
+    """Everything attention reads."""
 
     q: Heads
     k: Heads
@@ -82,57 +86,59 @@ class Inputs(NamedTuple):
     keys: Side
     n: int
     m: int
-    """How many queries and keys, as `odd` numbers. Query i stands beside key i + m - n."""
+    """Number of queries and of keys, as `odd` numbers. Query i is aligned with key i + m - n."""
     scale: float
     shape: Shape
 
 
 def odd(number: int) -> int:
-    """A number for which no kernel is compiled anew, as Triton does for 1 and multiples of 16."""
+    """Encode a number as an odd one above 1: Triton compiles anew for 1 and multiples of 16."""
     return 2 * number + 3
 
 
-# ----------------------------------------------------------------------------------------- pieces
+# ------------------------------------------------------------------------------- parts of kernels
 
 
 @kernel
-def _even(number: tl.tensor) -> tl.tensor:
-    """The number that `odd` was given."""
+def _decode(number: tl.tensor) -> tl.tensor:
+    """The number that `odd` encoded."""
     return (number - 3) // 2
 
 
 @kernel
-def _seen(
+def _visible(
     x: tl.tuple, b: tl.tensor, rows: tl.tensor, columns: tl.tensor, n: tl.tensor, m: tl.tensor
 ) -> tl.tensor:
-    """Which of these keys each of these queries may see [R, C]."""
+    """Which of these keys each of these queries may attend to [R, C]."""
     rows, columns = rows[:, None], columns[None, :]
-    seen = (columns < m) & (rows < n)
+    visible = (columns < m) & (rows < n)
     if x.shape.CAUSAL:
-        seen = seen & (columns <= rows + m - n)
+        visible = visible & (columns <= rows + m - n)
     if x.keys.real is not None:
-        seen = seen & (known(x.keys.real, _even(x.keys.real_b), b, columns, m) != 0)
+        visible = visible & (known(x.keys.real, _decode(x.keys.real_b), b, columns, m) != 0)
     if x.keys.segments is not None:
-        q_segment = known(x.queries.segments, _even(x.queries.segments_b), b, rows, n)
-        k_segment = known(x.keys.segments, _even(x.keys.segments_b), b, columns, m)
-        seen = seen & (q_segment == k_segment)
-    return seen
+        q_segment = known(x.queries.segments, _decode(x.queries.segments_b), b, rows, n)
+        k_segment = known(x.keys.segments, _decode(x.keys.segments_b), b, columns, m)
+        visible = visible & (q_segment == k_segment)
+    return visible
 
 
 @kernel
-def _turn(
+def _cos_sin(
     x: tl.tuple, side: tl.tuple, b: tl.tensor, at: tl.tensor, size: int, AGAIN: tl.constexpr
 ) -> tl.tuple:
-    """Cosine and sine of each token's angles [tokens, p]; nothing of worth where nothing turns.
+    """Cosines and sines of each token's angles [tokens, p]; a placeholder without RoPE.
 
-    Asked AGAIN they are read again. A compiler would keep them, but room in registers is dearer.
+    With AGAIN they are read from memory again: kept in registers they would cost more.
     """
-    if side.turns is None:
+    if side.rotations is None:
         cos = tl.zeros([1, 1], tl.float32)
         sin = cos
     else:
         pairs = tl.arange(0, x.shape.PAIRS)[None, :]
-        start = side.turns + b.to(tl.int64) * side.turns_b + at[:, None] * (2 * x.shape.HALF)
+        start = (
+            side.rotations + b.to(tl.int64) * side.rotations_b + at[:, None] * (2 * x.shape.HALF)
+        )
         inside = (at[:, None] < size) & (pairs < x.shape.HALF)
         cos = tl.load(start + pairs, mask=inside, other=0.0, volatile=AGAIN)
         sin = tl.load(start + x.shape.HALF + pairs, mask=inside, other=0.0, volatile=AGAIN)
@@ -140,33 +146,33 @@ def _turn(
 
 
 @kernel
-def _either(one: tl.tensor, other: tl.tensor) -> tl.tensor:
+def _add(one: tl.tensor, other: tl.tensor) -> tl.tensor:
     return one + other
 
 
 @kernel
-def _settled(x: tl.tensor) -> tl.tensor:
-    """The same. Without it a compiler turns a head again for each layout a product wants it in."""
-    return tl.reduce(x[:, :, None], 2, _either)
+def _materialize(x: tl.tensor) -> tl.tensor:
+    """x. Without this the compiler repeats the rotation for each layout a dot product needs."""
+    return tl.reduce(x[:, :, None], 2, _add)
 
 
 @kernel
-def _turned(
+def _rotate(
     side: tl.tuple, low: tl.tensor, high: tl.tensor, cos: tl.tensor, sin: tl.tensor
 ) -> tl.tuple:
-    """Both halves turned, where anything turns; with -sin, turned back."""
-    if side.turns is not None:
+    """Both halves rotated, where there is RoPE; with -sin, rotated back."""
+    if side.rotations is not None:
         first, second = low.to(tl.float32), high.to(tl.float32)
-        low = _settled((first * cos - second * sin).to(low.dtype))
-        high = _settled((second * cos + first * sin).to(high.dtype))
+        low = _materialize((first * cos - second * sin).to(low.dtype))
+        high = _materialize((second * cos + first * sin).to(high.dtype))
     return low, high
 
 
 @kernel
-def _halves(
+def _load_halves(
     part: tl.tuple, x: tl.tuple, b: tl.tensor, h: int, at: tl.tensor, size: int
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Both halves of a head [tokens, p], with zeros where there is nothing."""
+    """Both halves of a head [tokens, p], zeros beyond its end."""
     pairs = tl.arange(0, x.shape.PAIRS)[None, :]
     start = part.data + b.to(tl.int64) * part.b + h * part.h + at[:, None] * part.n + pairs
     inside = (at[:, None] < size) & (pairs < x.shape.HALF)
@@ -176,7 +182,7 @@ def _halves(
 
 
 @kernel
-def _put_halves(
+def _store_halves(
     low: tl.tensor,
     high: tl.tensor,
     part: tl.tuple,
@@ -196,22 +202,25 @@ def _put_halves(
 
 
 @kernel
-def _weights(
+def _softmax(
     q_low: tl.tensor,
     q_high: tl.tensor,
     k_low: tl.tensor,
     k_high: tl.tensor,
-    seen: tl.tensor,
+    visible: tl.tensor,
     x: tl.tuple,
-) -> tl.tensor:
-    """softmax(q kᵀ · scale) over what is seen [R, C]; zeros for a query that sees nothing."""
+) -> tl.tuple:
+    """exp(q kᵀ · scale - max) [R, C], zeros where nothing is visible, and its row sums [R, 1].
+
+    The sum of a row without visible keys is given as 1, so that dividing by it gives zeros.
+    """
     scores = tl.dot(q_low, tl.trans(k_low), input_precision=x.shape.PRECISION)
     scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=x.shape.PRECISION)
-    scores = tl.where(seen, scores * (x.scale * LOG2E), HIDDEN)
+    scores = tl.where(visible, scores * (x.scale * LOG2E), HIDDEN)
     weights = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
-    weights = tl.where(seen, weights, 0.0)
+    weights = tl.where(visible, weights, 0.0)
     total = tl.sum(weights, axis=1)
-    return weights / tl.where(total > 0.0, total, 1.0)[:, None]
+    return weights, tl.where(total > 0.0, total, 1.0)[:, None]
 
 
 # ---------------------------------------------------------------------------------------- kernels
@@ -226,22 +235,22 @@ def _forward(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """One of BLOCKS blocks of queries of one head of one text: its output."""
+    """One of BLOCKS blocks of queries of one head of one sequence: its output."""
     head = tl.program_id(0) // BLOCKS
     b, h = head // heads, head % heads
-    g, n, m = h // x.shape.SHARE, _even(x.n), _even(x.m)
+    g, n, m = h // x.shape.SHARE, _decode(x.n), _decode(x.m)
     rows, columns = tl.program_id(0) % BLOCKS * R + tl.arange(0, R), tl.arange(0, C)
-    q_low, q_high = _halves(x.q, x, b, h, rows, n)
-    k_low, k_high = _halves(x.k, x, b, g, columns, m)
+    q_low, q_high = _load_halves(x.q, x, b, h, rows, n)
+    k_low, k_high = _load_halves(x.k, x, b, g, columns, m)
     v_cd = load(x.v, x.shape, b, g, columns, m)
-    cos, sin = _turn(x, x.queries, b, rows, n, False)
-    q_low, q_high = _turned(x.queries, q_low, q_high, cos, sin)
-    cos, sin = _turn(x, x.keys, b, columns, m, False)
-    k_low, k_high = _turned(x.keys, k_low, k_high, cos, sin)
-    seen = _seen(x, b, rows, columns, n, m)
-    weights = _weights(q_low, q_high, k_low, k_high, seen, x)
-    mixed = tl.dot(weights.to(v_cd.dtype), v_cd, input_precision=x.shape.PRECISION)
-    store(mixed, out, x.shape, b, h, rows, n)
+    cos, sin = _cos_sin(x, x.queries, b, rows, n, False)
+    q_low, q_high = _rotate(x.queries, q_low, q_high, cos, sin)
+    cos, sin = _cos_sin(x, x.keys, b, columns, m, False)
+    k_low, k_high = _rotate(x.keys, k_low, k_high, cos, sin)
+    visible = _visible(x, b, rows, columns, n, m)
+    weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x)
+    out_rd = tl.dot(weights.to(v_cd.dtype), v_cd, input_precision=x.shape.PRECISION)
+    store(out_rd / total, out, x.shape, b, h, rows, n)
 
 
 @kernel
@@ -256,40 +265,41 @@ def _backward(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """One key head of one text, and all queries of all heads that read it: their gradients."""
+    """One key head of one sequence and all queries that read it: their gradients."""
     b, g = tl.program_id(0) // heads, tl.program_id(0) % heads
-    n, m, columns = _even(x.n), _even(x.m), tl.arange(0, C)
-    k_low, k_high = _halves(x.k, x, b, g, columns, m)
+    n, m, columns = _decode(x.n), _decode(x.m), tl.arange(0, C)
+    k_low, k_high = _load_halves(x.k, x, b, g, columns, m)
     v_cd = load(x.v, x.shape, b, g, columns, m)
-    k_cos, k_sin = _turn(x, x.keys, b, columns, m, False)
-    k_low, k_high = _turned(x.keys, k_low, k_high, k_cos, k_sin)
+    k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, False)
+    k_low, k_high = _rotate(x.keys, k_low, k_high, k_cos, k_sin)
     dk_low = tl.zeros([C, x.shape.PAIRS], tl.float32)
     dk_high = tl.zeros([C, x.shape.PAIRS], tl.float32)
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
     for i in range(x.shape.SHARE * BLOCKS):
         h, rows = g * x.shape.SHARE + i // BLOCKS, i % BLOCKS * R + tl.arange(0, R)
-        q_low, q_high = _halves(x.q, x, b, h, rows, n)
+        q_low, q_high = _load_halves(x.q, x, b, h, rows, n)
         d_out_rd = load(d_out, x.shape, b, h, rows, n)
-        cos, sin = _turn(x, x.queries, b, rows, n, False)
-        q_low, q_high = _turned(x.queries, q_low, q_high, cos, sin)
-        seen = _seen(x, b, rows, columns, n, m)
-        weights = _weights(q_low, q_high, k_low, k_high, seen, x)
+        cos, sin = _cos_sin(x, x.queries, b, rows, n, False)
+        q_low, q_high = _rotate(x.queries, q_low, q_high, cos, sin)
+        visible = _visible(x, b, rows, columns, n, m)
+        weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x)
+        weights = weights / total
         d_weights = tl.dot(d_out_rd, tl.trans(v_cd), input_precision=x.shape.PRECISION)
-        lost = tl.sum(weights * d_weights, axis=1)
-        d_scores = (weights * (d_weights - lost[:, None])).to(q_low.dtype)
-        back = tl.trans(weights.to(d_out_rd.dtype))
-        dv_cd = tl.dot(back, d_out_rd, dv_cd, input_precision=x.shape.PRECISION)
-        back = tl.trans(d_scores)
-        dk_low = tl.dot(back, q_low, dk_low, input_precision=x.shape.PRECISION)
-        dk_high = tl.dot(back, q_high, dk_high, input_precision=x.shape.PRECISION)
+        delta = tl.sum(weights * d_weights, axis=1)
+        d_scores = (weights * (d_weights - delta[:, None])).to(q_low.dtype)
+        weights_cr = tl.trans(weights.to(d_out_rd.dtype))
+        dv_cd = tl.dot(weights_cr, d_out_rd, dv_cd, input_precision=x.shape.PRECISION)
+        d_scores_cr = tl.trans(d_scores)
+        dk_low = tl.dot(d_scores_cr, q_low, dk_low, input_precision=x.shape.PRECISION)
+        dk_high = tl.dot(d_scores_cr, q_high, dk_high, input_precision=x.shape.PRECISION)
         dq_low = tl.dot(d_scores, k_low, input_precision=x.shape.PRECISION) * x.scale
         dq_high = tl.dot(d_scores, k_high, input_precision=x.shape.PRECISION) * x.scale
-        cos, sin = _turn(x, x.queries, b, rows, n, True)
-        dq_low, dq_high = _turned(x.queries, dq_low, dq_high, cos, -sin)
-        _put_halves(dq_low, dq_high, dq, x, b, h, rows, n)
-    k_cos, k_sin = _turn(x, x.keys, b, columns, m, True)
-    dk_low, dk_high = _turned(x.keys, dk_low * x.scale, dk_high * x.scale, k_cos, -k_sin)
-    _put_halves(dk_low, dk_high, dk, x, b, g, columns, m)
+        cos, sin = _cos_sin(x, x.queries, b, rows, n, True)
+        dq_low, dq_high = _rotate(x.queries, dq_low, dq_high, cos, -sin)
+        _store_halves(dq_low, dq_high, dq, x, b, h, rows, n)
+    k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, True)
+    dk_low, dk_high = _rotate(x.keys, dk_low * x.scale, dk_high * x.scale, k_cos, -k_sin)
+    _store_halves(dk_low, dk_high, dk, x, b, g, columns, m)
     store(dv_cd, dv, x.shape, b, g, columns, m)
 
 
@@ -297,7 +307,7 @@ def _backward(
 
 
 class Tiling(NamedTuple):
-    """Queries at a time, and how a GPU works on them."""
+    """Queries per step, warps, and the register limit of a thread."""
 
     rows: int
     warps: int
@@ -308,12 +318,12 @@ TILINGS = {
     "forward": {32: Tiling(32, 2), 64: Tiling(64, 4), 128: Tiling(64, 4)},
     "backward": {32: Tiling(32, 2, 160), 64: Tiling(64, 4, 168), 128: Tiling(128, 8)},
 }
-"""By the longer of queries and keys, for heads of 64 numbers of 16 bits: what spills no register
-and leaves room for several programs on one processor."""
+"""By the longer of queries and keys, for head width 64 in 16 bits: sizes that spill no register
+and let several programs share one multiprocessor."""
 
 
 def tiling(kernel: str, longest: int, call: Call) -> Tiling:
-    """Sizes that fit: wider heads and float32 take more room."""
+    """Tile sizes that fit into registers: wider heads and float32 need smaller ones."""
     if call.q.element_size() > 2:
         return Tiling(16, 4 if longest <= 64 else 8)
     if call.q.shape[-1] > 64:
@@ -333,12 +343,12 @@ def backward(call: Call, d_out: Tensor, grads: list[Tensor]) -> None:
     """The gradients of q, k and v, written to three tensors of their shapes."""
     b, heads, sizes = *call.k.shape[:2], _sizes("backward", call)
     if d_out.numel():
-        given = [laid(x) for x in (d_out, *grads)]
-        _backward[(b * heads,)](_inputs(call), *given, heads, **sizes)
+        tensors = [laid(x) for x in (d_out, *grads)]
+        _backward[(b * heads,)](_inputs(call), *tensors, heads, **sizes)
 
 
 def _sizes(kernel: str, call: Call) -> dict[str, int]:
-    # One size for both, for every pair of sizes would be compiled for itself.
+    # One size for queries and keys: every pair of sizes would be compiled separately.
     longest = max(32, triton.next_power_of_2(max(call.q.shape[2], call.k.shape[2])))
     rows, warps, registers = tiling(kernel, longest, call)
     rows = min(longest, rows)
@@ -364,8 +374,8 @@ def _inputs(call: Call) -> Inputs:
         laid(call.q),
         laid(call.k),
         laid(call.v),
-        _side(call.q_turns, call.q_segments, None),
-        _side(call.k_turns, call.k_segments, call.real),
+        _side(call.q_rotations, call.q_segments, None),
+        _side(call.k_rotations, call.k_segments, call.real),
         odd(n),
         odd(m),
         call.scale,
@@ -373,8 +383,8 @@ def _inputs(call: Call) -> Inputs:
     )
 
 
-def _side(turns: Tensor | None, segments: Tensor | None, real: Tensor | None) -> Side:
-    """Tensors [b or 1, …] without gaps, and steps of 0 where all rows of the batch share one."""
-    told = [None if x is None else x.contiguous() for x in (turns, segments, real)]
-    steps = [0 if x is None or x.shape[0] == 1 else x.stride(0) for x in told]
-    return Side(told[0], steps[0], told[1], odd(steps[1]), told[2], odd(steps[2]))
+def _side(rotations: Tensor | None, segments: Tensor | None, real: Tensor | None) -> Side:
+    """Contiguous tensors [b or 1, …], with a stride of 0 where the batch shares one row."""
+    tensors = [None if x is None else x.contiguous() for x in (rotations, segments, real)]
+    strides = [0 if x is None or x.shape[0] == 1 else x.stride(0) for x in tensors]
+    return Side(tensors[0], strides[0], tensors[1], odd(strides[1]), tensors[2], odd(strides[2]))
