@@ -1,9 +1,8 @@
-"""Attention of few queries over keys of which each may see its own: a step of decoding.
+"""Attention of a decoding step on a GPU: few queries, many keys, an explicit mask.
 
-The kernel itself is in `heed.nn.kernels.triton.decode_attention`. SDPA's kernels are made for many
-queries: for one of them
-they take several times as long as reading the keys does, and they read those, too, that are not
-written yet.
+The kernel is in `heed.nn.kernels.triton.decode_attention`. SDPA's kernels are made for many
+queries: with one query they take several times as long as reading the keys, and they also read
+cells of the cache that are not written yet.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
@@ -16,56 +15,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from heed.nn.kernels.distance_attention import empty_heads
+from heed.nn.kernels.qkv_layout import empty_heads
 from heed.nn.masks import Mask
 
-MOST, WIDEST = 32, 128
-"""Queries that read one key head, and numbers of a head, that fit into one program."""
+MAX_QUERIES, MAX_HEAD_WIDTH = 32, 128
+"""Queries per key head, and the head width, that fit into one program."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(eq=False)
 class ExplicitMask(Mask):
-    """What each query may see, told key by key."""
+    """A mask given as a tensor: which keys each query may see."""
 
     visible_bnm: Tensor | None = None
     """[b, n or 1, m]."""
     cells_n: Tensor | None = None
-    """Where the newest keys stand, if any are new: beyond the last one nothing was written."""
+    """Cells of the new keys in the cache, if any: nothing is written beyond the last one."""
     ends_b: Tensor | None = None
-    """How many keys of a text need to be looked through: none where nobody asks for the answer."""
+    """Keys to read of each sequence: 0 where its output is not used."""
 
     @property
     def sees_all(self) -> bool:
-        """It was made to hide."""
+        """False: an explicit mask always hides something."""
         return self.visible_bnm is None
 
-    def told(self) -> Tensor:
-        """The table [b, n or 1, m]."""
+    @property
+    def visible(self) -> Tensor:
+        """Which keys each query may see [b, n or 1, m]."""
         if self.visible_bnm is None:
-            raise ValueError("Nobody told what may be seen.")
+            raise ValueError("An ExplicitMask needs visible_bnm.")
         return self.visible_bnm
 
     def _build(self) -> Tensor:
-        return self.told()[:, None]
+        return self.visible[:, None]
 
 
-def fits(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
-    """Whether the kernel can take them. It knows no gradients."""
+def fits_decode(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
+    """Whether the kernel can serve these. It has no gradients."""
     rows = q_bhnd.shape[2] * q_bhnd.shape[1] // k_bgmd.shape[1]
-    known = q_bhnd.dtype in DTYPES and q_bhnd.dtype == k_bgmd.dtype == v_bgmd.dtype
-    small = rows <= MOST and q_bhnd.shape[3] <= WIDEST
-    return known and small and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    supported = q_bhnd.dtype in DTYPES and q_bhnd.dtype == k_bgmd.dtype == v_bgmd.dtype
+    small = rows <= MAX_QUERIES and q_bhnd.shape[3] <= MAX_HEAD_WIDTH
+    return supported and small and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-def put(new: Sequence[Tensor], buffers: Sequence[Tensor], cells_n: Tensor) -> None:
-    """Write keys and values [b, g, n, d] into their cells of two tensors [b, g, m, d]."""
+def write_kv(new: Sequence[Tensor], buffers: Sequence[Tensor], cells_n: Tensor) -> None:
+    """Write keys and values [b, g, n, d] into their cells of two buffers [b, g, m, d]."""
     from heed.nn.kernels.triton import decode_attention
 
-    decode_attention.put(new, buffers, cells_n)
+    decode_attention.write_kv(new, buffers, cells_n)
 
 
-def attend_few(
+def attend_decode(
     q_bhnd: Tensor,
     k_bgmd: Tensor,
     v_bgmd: Tensor,
@@ -74,7 +74,7 @@ def attend_few(
     bias: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v over what is seen."""
+    """softmax(q kᵀ · scale + bias) v over the visible keys."""
     from heed.nn.kernels.triton import decode_attention
 
     (b, h, n, d), m = q_bhnd.shape, k_bgmd.shape[2]
@@ -84,7 +84,7 @@ def attend_few(
             q_bhnd,
             k_bgmd,
             v_bgmd,
-            mask.told().expand(b, n, m),
+            mask.visible.expand(b, n, m),
             None if bias is None else bias.expand(b, h, n, m),
             mask.cells_n,
             mask.ends_b,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from heed.nn.kernels import qkv_layout
 from heed.nn.kernels.availability import on_gpu, on_gpu_device
-from heed.nn.kernels.decode_attention import ExplicitMask, attend_few, fits, put
-from heed.nn.kernels.decode_attention_cpu import attend_lean, is_lean
+from heed.nn.kernels.decode_attention import ExplicitMask, attend_decode, fits_decode, write_kv
+from heed.nn.kernels.decode_attention_cpu import attend_decode_cpu, fits_decode_cpu
 from heed.nn.kernels.distance_attention import DistanceBias, attend_by_distance
 from heed.nn.kernels.flex_attention import ScoreMod, attend_flex
 from heed.nn.kernels.heads import Heads, PendingRotation, SharedPosition
@@ -98,7 +98,7 @@ def _is_decode_step(call: Call) -> bool:
     """GPU, no gradients, few queries, an `ExplicitMask`, no dropout."""
     q, k, v, _ = call.heads
     listed = isinstance(call.mask, ExplicitMask) and call.dropout == 0.0
-    return listed and on_gpu(q) and fits(q, k, v)
+    return listed and on_gpu(q) and fits_decode(q, k, v)
 
 
 def _has_only_score_mod(call: Call) -> bool:
@@ -119,7 +119,7 @@ def _is_by_distance(call: Call) -> bool:
 def _is_cpu_decode_step(call: Call) -> bool:
     """CPU, float32, no gradients, few queries, no dropout."""
     q, k, _, _ = call.heads
-    return call.dropout == 0.0 and is_lean(q, k)
+    return call.dropout == 0.0 and fits_decode_cpu(q, k)
 
 
 def _is_any(call: Call) -> bool:
@@ -139,7 +139,7 @@ def _run_short(call: Call) -> Tensor:
 def _run_decode_step(call: Call) -> Tensor:
     heads, mask = call.heads.rotated(), cast(ExplicitMask, call.mask)
     bias = call.bias.dense() if isinstance(call.bias, PositionBias) else call.bias
-    return attend_few(*heads, mask=mask, bias=bias, scale=call.scale)
+    return attend_decode(*heads, mask=mask, bias=bias, scale=call.scale)
 
 
 def _run_flex(call: Call) -> Tensor:
@@ -157,7 +157,7 @@ def _run_by_distance(call: Call) -> Tensor:
 
 def _run_cpu_decode_step(call: Call) -> Tensor:
     q, k, v = call.heads.rotated()
-    return attend_lean(q, k, v, mask_and_bias(call.mask, call.bias, q), call.scale)
+    return attend_decode_cpu(q, k, v, mask_and_bias(call.mask, call.bias, q), call.scale)
 
 
 def _run_sdpa(call: Call) -> Tensor:
@@ -260,14 +260,14 @@ def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[
     """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
     trains = torch.is_grad_enabled() and packed_bnw.requires_grad
     if trains and on_gpu(packed_bnw) and not torch.compiler.is_compiling():
-        return qkv_layout.split_learning(packed_bnw, counts, width)
-    return qkv_layout.split(packed_bnw, counts, width)
+        return qkv_layout.split_heads_autograd(packed_bnw, counts, width)
+    return qkv_layout.split_heads(packed_bnw, counts, width)
 
 
 def write_cells(new: Sequence[Tensor], buffers: Sequence[Tensor], cells_n: Tensor) -> None:
     """Write keys and values [b, g, n, d] into their cells of two tensors [b, g, m, d]."""
     if on_gpu(new[0]):
-        put(new, buffers, cells_n)
+        write_kv(new, buffers, cells_n)
         return
     for buffer, x_bgnd in zip(buffers, new, strict=True):
         buffer.index_copy_(2, cells_n, x_bgnd)

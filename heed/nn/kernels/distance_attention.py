@@ -1,10 +1,9 @@
-"""A bias by distance, described so that a kernel need never hold one number a cell.
+"""Attention with a bias by distance on a GPU, without a dense bias in memory.
 
-`DistanceBias` says what is added to a score; `attend_by_distance` is attention with it on a GPU, as
-two operations that autograd and torch.compile know (the kernels themselves are in
-`heed.nn.kernels.triton`).
+`DistanceBias` describes the bias; `attend_by_distance` is attention with it, as operators that
+autograd and torch.compile know (`heed.nn.kernels.triton.distance_launch` launches the kernels).
 
-Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, c classes.
+Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, c buckets.
 """
 
 from __future__ import annotations
@@ -22,39 +21,43 @@ from heed.nn.kernels.custom_op import (
     save_inputs,
     saved_inputs,
 )
+from heed.nn.kernels.qkv_layout import empty_heads
 from heed.nn.masks import Mask
 
-MOST_CLASSES = 128
-"""What a kernel can sum in its registers."""
+MAX_BUCKETS = 128
+"""As many sums as a kernel can hold in its registers."""
 BLOCK = 64
-"""The kernels plan by blocks of so many tokens."""
+"""Tokens per block in the kernels' tile plans."""
 
 
 @dataclass
 class DistanceBias:
-    """A slope a head times |distance|, or a table's entry for the distance's class, or nothing."""
+    """A slope per head times |distance|, or a table's entry for the distance's bucket, or nothing.
+
+    A bucket is a range of distances that share an entry; buckets are numbered by rising distance.
+    """
 
     q_positions: Tensor
     k_positions: Tensor
     slopes_h: Tensor | None = None
     vectors_cd: Tensor | None = None
-    """Learned vectors: their products with a query, scaled as its scores are, are its own table."""
+    """Learned vectors: their products with a query, scaled like scores, are that query's table."""
     table_1h1c: Tensor | None = None
-    """A learned table a head."""
+    """A learned table per head."""
     max_distance: int | None = None
-    """Farther than this, in either direction, all distances are one class: the first, the last."""
-    classes: int = 0
-    class_of: Tensor | None = None
-    """[2 · max_distance + 1]: the class of each distance, rising; None: each is its own."""
-    spread: Tensor | None = None
-    """A table a head again, by distance: [1, h, 1, 2 · max_distance + 1], without a gradient."""
+    """Beyond it, in either direction, all distances share one bucket: the first or the last."""
+    num_buckets: int = 0
+    bucket_of: Tensor | None = None
+    """[2 · max_distance + 1]: the bucket of each distance, rising; None: each is its own."""
+    table_by_distance: Tensor | None = None
+    """The table per head by distance [1, h, 1, 2 · max_distance + 1], without a gradient."""
     band: Tensor | None = None
-    """And once more, less the first class, laid out for tiles of queries by keys and of keys by
+    """The table less its first bucket, laid out for tiles of queries by keys and of keys by
     queries: [h, 2, BLOCK, columns]."""
 
     def fits(self) -> bool:
-        """Whether the kernels can take it."""
-        return self.classes <= MOST_CLASSES
+        """Whether the kernels can serve this bias."""
+        return self.num_buckets <= MAX_BUCKETS
 
 
 def tile_plans(
@@ -81,9 +84,9 @@ def attend_by_distance(
         k_bgmd,
         v_bgmd,
         bias.table_1h1c if bias.vectors_cd is None else bias.vectors_cd,
-        bias.spread,
+        bias.table_by_distance,
         bias.band,
-        bias.class_of,
+        bias.bucket_of,
         bias.slopes_h,
         *plans,
         bias.q_positions,
@@ -91,7 +94,7 @@ def attend_by_distance(
         mask.real_bm,
         *_segments(mask),
         bias.max_distance or 0,
-        bias.classes,
+        bias.num_buckets,
         mask.causal,
         q_bhnd.shape[-1] ** -0.5 if scale is None else scale,
     )[0]
@@ -109,9 +112,9 @@ _TOKENS = (
     "Tensor q_positions, Tensor k_positions, Tensor? real, Tensor? q_segments, Tensor? k_segments"
 )
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? learned, Tensor? spread, Tensor? band, "
-    f"Tensor? class_of, Tensor? slopes, Tensor q_plan, Tensor k_plan, {_TOKENS}, "
-    "int max_distance, int classes, bool causal, float scale"
+    "Tensor q, Tensor k, Tensor v, Tensor? learned, Tensor? table_by_distance, Tensor? band, "
+    f"Tensor? bucket_of, Tensor? slopes, Tensor q_plan, Tensor k_plan, {_TOKENS}, "
+    "int max_distance, int num_buckets, bool causal, float scale"
 )
 _DIFFERENTIABLE = 4
 """q, k, v and the learned table or vectors are the first inputs; only they have gradients."""
@@ -200,12 +203,6 @@ _attention = DifferentiableOp(
     save=save_inputs,
     differentiate=_differentiate,
 )
-
-
-def empty_heads(like: Tensor) -> Tensor:
-    """An empty tensor of this shape, each token's heads side by side: as linear layers read it."""
-    b, heads, n, d = like.shape
-    return like.new_empty(b, n, heads, d).transpose(1, 2)
 
 
 def empty_tables(q_bhnd: Tensor, learned: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ An encoding without a registered form works everywhere, more slowly: its bias be
 tensor, its rotation the plain formula. Forms are looked up by exact class, so a subclass that
 changes a formula never inherits a form that contradicts it.
 
-Shapes: b batch, n queries, m keys, h heads, d head width, c classes of distances.
+Shapes: b batch, n queries, m keys, h heads, d head width, c buckets of distances.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ShawForm(PositionForm):
             k_positions,
             vectors_cd=position.keys.weight,
             max_distance=position.clip,
-            classes=position.keys.num_embeddings,
+            num_buckets=position.keys.num_embeddings,
         )
 
     def score_mod(
@@ -153,17 +153,17 @@ class T5Form(PositionForm):
         return position.distance
 
     def distance_bias(self, position: T5, q_positions: Tensor, k_positions: Tensor) -> DistanceBias:
-        """The table by bucket and head; its classes are the buckets in the order of distance."""
+        """The table by bucket and head; its buckets are numbered in the order of distance."""
         index, table_kh = _bucket_index(position), position.scaled_table()
         fixed_hk, buckets = table_kh.detach().mT, position.bucket_of_distance
         return DistanceBias(
             q_positions,
             k_positions,
-            table_1h1c=table_kh.mT[:, index.bucket_of_class][None, :, None],
+            table_1h1c=table_kh.mT[:, index.buckets_in_order][None, :, None],
             max_distance=position.distance,
-            classes=len(index.bucket_of_class),
-            class_of=index.class_of_distance,
-            spread=fixed_hk[:, buckets][None, :, None],
+            num_buckets=len(index.buckets_in_order),
+            bucket_of=index.order_of_distance,
+            table_by_distance=fixed_hk[:, buckets][None, :, None],
             band=(fixed_hk - fixed_hk[:, buckets[:1]])[:, index.band],
         )
 
@@ -184,10 +184,10 @@ class T5Form(PositionForm):
 class BucketIndex:
     """Where the distance kernels find each bucket."""
 
-    bucket_of_class: Tensor
+    buckets_in_order: Tensor
     """[c]: the buckets in the order in which rising distances meet them."""
-    class_of_distance: Tensor
-    """[2 · max_distance + 1]: the class of each distance, rising."""
+    order_of_distance: Tensor
+    """[2 · max_distance + 1]: the place in that order of each distance, rising."""
     band: Tensor
     """[2, BLOCK, columns]: buckets laid out for tiles of queries by keys and of keys by queries."""
 
@@ -202,10 +202,10 @@ def _bucket_index(position: T5) -> BucketIndex:
         with torch.inference_mode(False):  # Made while evaluating, it also serves training.
             far = position.distance
             buckets = position.bucket(torch.arange(-far, far + 1))
-            in_order, class_of = torch.unique_consecutive(buckets, return_inverse=True)
+            in_order, order = torch.unique_consecutive(buckets, return_inverse=True)
             along = _band_distances(far)
             band = torch.stack([position.bucket(along), position.bucket(-along)])
-            tensors = in_order, class_of.int(), band
+            tensors = in_order, order.int(), band
             by_device[device] = BucketIndex(*(x.to(device) for x in tensors))
     return by_device[device]
 

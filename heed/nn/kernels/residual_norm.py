@@ -158,14 +158,14 @@ class _AddNorm(torch.autograd.Function):
         dropped: float,
         for_linear: bool,
     ) -> tuple[Tensor, Tensor]:
-        from heed.nn.kernels.triton.residual_norm import Rule, join
+        from heed.nn.kernels.triton.residual_norm import NormConfig, add_and_norm
 
-        ctx.rule = Rule(centred, eps, dropped)
+        ctx.rule = NormConfig(centred, eps, dropped)
         ctx.dtypes = x.dtype, x.dtype if branch is None else branch.dtype
         dtype = _normed_dtype(
             torch.promote_types(*ctx.dtypes), x.device.type, for_linear=for_linear
         )
-        joined, normed, moments = join(x, branch, seed, weight, bias, ctx.rule, dtype)
+        joined, normed, moments = add_and_norm(x, branch, seed, weight, bias, ctx.rule, dtype)
         ctx.save_for_backward(joined, moments, seed, weight)
         ctx.has = branch is not None, bias is not None
         ctx.set_materialize_grads(False)
@@ -176,13 +176,13 @@ class _AddNorm(torch.autograd.Function):
     def backward(
         ctx: Any, d_joined: Tensor | None, d_normed: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        from heed.nn.kernels.triton.residual_norm import part
+        from heed.nn.kernels.triton.residual_norm import add_and_norm_backward
 
         joined, moments, seed, weight = ctx.saved_tensors
         has_branch, has_bias = ctx.has
         if d_normed is None:
             d_normed = torch.zeros_like(joined)
-        dx, d_branch, sums = part(
+        dx, d_branch, sums = add_and_norm_backward(
             joined, moments, seed, weight, ctx.rule, d_joined, d_normed, ctx.dtypes, has_bias
         )
         sums = sums.to(weight.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
-from heed.nn.kernels.distance_attention import empty_heads
+from heed.nn.kernels.qkv_layout import empty_heads
 
 
 def rotate(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:

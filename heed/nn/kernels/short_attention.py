@@ -16,9 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel, save_inputs, saved_inputs
-from heed.nn.kernels.distance_attention import empty_heads
 from heed.nn.kernels.heads import PendingRotation
-from heed.nn.kernels.qkv_layout import room
+from heed.nn.kernels.qkv_layout import empty_grads, empty_heads
 from heed.nn.masks import Mask
 
 
@@ -94,7 +93,7 @@ _attention = DifferentiableOp(
         lambda d_out, *inputs: _launch_backward(d_out, *inputs),
         lambda d_out, q, k, v, *_: (empty_heads(q), empty_heads(k), empty_heads(v)),
         # Gradients of q, k and v of one linear layer lie in one tensor, as the layer needs them.
-        launch_eager=partial(_launch_backward, allocate=room),
+        launch_eager=partial(_launch_backward, allocate=empty_grads),
     ),
     save=lambda ctx, inputs, out: save_inputs(ctx, inputs),
     differentiate=_differentiate,

@@ -18,7 +18,7 @@ from heed.decode.greedy import Greedy
 from heed.decode.search import Search
 from heed.decode.strategy import Strategy
 from heed.nn.attention import attend
-from heed.nn.kernels.decode_attention_cpu import MOST, attend_lean, is_lean
+from heed.nn.kernels.decode_attention_cpu import MAX_QUERIES, attend_decode_cpu, fits_decode_cpu
 from heed.nn.kernels.prepacked_weights import prepack_weights
 
 NEAR = 1e-5
@@ -49,17 +49,17 @@ def test_few_queries_attend_as_the_formula_has_it(
     mask, added = visible if kind == "mask" else None, bias if kind == "bias" else None
     expected, _ = attend(q, k, v, mask=mask, bias=added)
     with torch.inference_mode():
-        found = attend_lean(q, k, v, added if mask is None else mask, None)
+        found = attend_decode_cpu(q, k, v, added if mask is None else mask, None)
     torch.testing.assert_close(found, expected, atol=NEAR, rtol=NEAR)
 
 
 def test_only_where_nothing_learns() -> None:
     q, k = drawn(1, 2, 1, 4), drawn(1, 2, 5, 4)
-    assert not is_lean(q, k)
+    assert not fits_decode_cpu(q, k)
     with torch.no_grad():
-        assert is_lean(q, k)
-        assert not is_lean(q.double(), k.double())
-        assert not is_lean(drawn(1, 2, MOST + 1, 4), k)
+        assert fits_decode_cpu(q, k)
+        assert not fits_decode_cpu(q.double(), k.double())
+        assert not fits_decode_cpu(drawn(1, 2, MAX_QUERIES + 1, 4), k)
 
 
 def has_kernels() -> bool:

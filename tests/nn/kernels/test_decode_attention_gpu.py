@@ -19,7 +19,13 @@ from torch import Tensor
 
 from heed.nn.attention import attend
 from heed.nn.kernels import dispatch
-from heed.nn.kernels.decode_attention import MOST, ExplicitMask, attend_few, fits, put
+from heed.nn.kernels.decode_attention import (
+    MAX_QUERIES,
+    ExplicitMask,
+    attend_decode,
+    fits_decode,
+    write_kv,
+)
 
 CUDA = torch.cuda.is_available()
 COUNTS = np.lib.NumpyVersion(np.__version__) < "2.4.0"
@@ -50,12 +56,12 @@ class Step:
         """By the kernel."""
         told = {"mask": self.mask, "bias": self.bias, "scale": 0.2}
         with torch.no_grad():
-            return attend_few(self.q, self.k, self.v, **told)  # type: ignore[arg-type]
+            return attend_decode(self.q, self.k, self.v, **told)  # type: ignore[arg-type]
 
     def exact(self) -> Tensor:
         """By the plain formula in float64, over what is written."""
         k, v = (x[:, :, : self.written].double().nan_to_num() for x in (self.k, self.v))
-        visible = self.mask.told()[:, None, :, : self.written]
+        visible = self.mask.visible[:, None, :, : self.written]
         bias = None if self.bias is None else self.bias[..., : self.written].double()
         return attend(self.q.double(), k, v, mask=visible, bias=bias, scale=0.2)[0]
 
@@ -154,7 +160,7 @@ def test_a_source_is_seen_alike_by_all(n: int) -> None:
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_query_that_sees_nothing_gets_zeros(n: int) -> None:
     step = make_step(n, 40)
-    step.mask.told()[0] = False
+    step.mask.visible[0] = False
     assert bool((step.few()[0] == 0).all())
     same(step)
 
@@ -168,18 +174,18 @@ def test_new_keys_go_to_their_cells(n: int, width: int) -> None:
     buffers = [torch.randn(B, GROUPS, 20, width, device=DEVICE) for _ in range(2)]
     cells = torch.arange(7, 7 + n, device=DEVICE)
     wanted = [x.index_copy(2, cells, new) for x, new in zip(buffers, (k, v), strict=True)]
-    put((k, v), buffers, cells)
+    write_kv((k, v), buffers, cells)
     assert all(torch.equal(x, y) for x, y in zip(buffers, wanted, strict=True))
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("n", [1, 5, MOST + 1])
+@pytest.mark.parametrize("n", [1, 5, MAX_QUERIES + 1])
 def test_it_is_taken_where_it_fits_and_only_there(n: int, biased: bool) -> None:
     """With gradients or with too many queries the answer is the same, from another kernel."""
     step = make_step(n, 60, biased=biased)
     with torch.no_grad():
-        assert fits(step.q, step.k, step.v) == (n <= MOST)
+        assert fits_decode(step.q, step.k, step.v) == (n <= MAX_QUERIES)
         found = dispatch.attention(
             step.q, step.k, step.v, mask=step.mask, bias=step.bias, scale=0.2
         )

@@ -33,12 +33,12 @@ def test_splitting_copies_nothing_and_joining_undoes_it(
 ) -> None:
     b, n, counts, d = shape
     packed = draw(*shape)
-    for split in (qkv_layout.split, qkv_layout.split_learning, dispatch.split_heads):
+    for split in (qkv_layout.split_heads, qkv_layout.split_heads_autograd, dispatch.split_heads):
         parts = split(packed, counts, d)
         assert [x.shape for x in parts] == [(b, count, n, d) for count in counts]
         assert parts[0].data_ptr() == packed.data_ptr()
         assert torch.equal(torch.cat([x.transpose(1, 2).flatten(2) for x in parts], 2), packed)
-        joined = qkv_layout.whole(parts)
+        joined = qkv_layout.find_packed(parts)
         assert joined is not None
         assert torch.equal(joined, packed)
         assert joined.data_ptr() == packed.data_ptr()
@@ -49,37 +49,37 @@ def test_the_gradient_of_parts_that_lie_side_by_side_is_their_memory(
     shape: tuple[int, int, list[int], int],
 ) -> None:
     packed = draw(*shape)
-    parts = qkv_layout.split_learning(packed, *shape[2:])
-    grads = qkv_layout.split(torch.randn_like(packed), *shape[2:])
+    parts = qkv_layout.split_heads_autograd(packed, *shape[2:])
+    grads = qkv_layout.split_heads(torch.randn_like(packed), *shape[2:])
     (found,) = torch.autograd.grad(parts, packed, grads, retain_graph=True)
     assert found.data_ptr() == grads[0].data_ptr()
-    (expected,) = torch.autograd.grad(qkv_layout.split(packed, *shape[2:]), packed, grads)
+    (expected,) = torch.autograd.grad(qkv_layout.split_heads(packed, *shape[2:]), packed, grads)
     assert torch.equal(found, expected)
 
 
 @given(shape=shapes)
 def test_room_lies_as_its_parts_do(shape: tuple[int, int, list[int], int]) -> None:
     packed = draw(*shape)
-    parts = qkv_layout.split(packed, *shape[2:])
-    together = qkv_layout.room(parts)
+    parts = qkv_layout.split_heads(packed, *shape[2:])
+    together = qkv_layout.empty_grads(parts)
     assert [x.shape for x in together] == [x.shape for x in parts]
-    assert qkv_layout.whole(together) is not None
+    assert qkv_layout.find_packed(together) is not None
     # The first apart from the rest: queries of one map, keys and values of another.
-    apart = qkv_layout.room([parts[0].clone(), *parts[1:]])
+    apart = qkv_layout.empty_grads([parts[0].clone(), *parts[1:]])
     assert [x.shape for x in apart] == [x.shape for x in parts]
-    assert qkv_layout.whole(apart[:1]) is not None
-    assert len(apart) == 1 or qkv_layout.whole(apart[1:]) is not None
+    assert qkv_layout.find_packed(apart[:1]) is not None
+    assert len(apart) == 1 or qkv_layout.find_packed(apart[1:]) is not None
 
 
 def test_parts_that_only_seem_to_lie_side_by_side_do_not() -> None:
     packed = torch.randn(2, 3, 4 * 8)
-    q, k, v = qkv_layout.split(packed, (2, 1, 1), 8)
-    assert qkv_layout.whole([q, v, k]) is None
-    assert qkv_layout.whole([k, k]) is None
-    assert qkv_layout.whole([q, k.contiguous()]) is None
-    assert qkv_layout.whole([q.expand(2, 2, 3, 8)[:, :, :, :4], k]) is None
-    assert qkv_layout.whole([q[:, :, :2], k]) is None
-    assert qkv_layout.whole([torch.zeros(1, 1, 1, 1).expand(2, 2, 3, 8)]) is None
+    q, k, v = qkv_layout.split_heads(packed, (2, 1, 1), 8)
+    assert qkv_layout.find_packed([q, v, k]) is None
+    assert qkv_layout.find_packed([k, k]) is None
+    assert qkv_layout.find_packed([q, k.contiguous()]) is None
+    assert qkv_layout.find_packed([q.expand(2, 2, 3, 8)[:, :, :, :4], k]) is None
+    assert qkv_layout.find_packed([q[:, :, :2], k]) is None
+    assert qkv_layout.find_packed([torch.zeros(1, 1, 1, 1).expand(2, 2, 3, 8)]) is None
 
 
 def test_merging_heads_that_lie_side_by_side_copies_nothing() -> None:

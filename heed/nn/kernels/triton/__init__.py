@@ -1,4 +1,4 @@
-"""Kernels in Triton. Import nothing from here where there is no Triton."""
+"""Triton sources of the kernels. Importing them needs Triton."""
 
 from __future__ import annotations
 
@@ -10,25 +10,33 @@ import triton
 COUNTS = (
     *("r", "n", "size", "own_size", "ahead", "reach", "offsets"),
     *("batch", "blocks", "tiles", "many", "parts"),
-    *("heads", "first_heads", "second_heads", "places_b", "plan_b", "visible_b", "visible_n"),
+    *(
+        "heads",
+        "first_heads",
+        "second_heads",
+        "positions_b",
+        "plan_b",
+        "visible_b",
+        "visible_n",
+    ),
 )
-"""What kernels call numbers that say no more than where something ends, or how often it is there.
-Triton compiles anew for a number that is 1 or a multiple of 16; that pays for steps in memory."""
+"""Names of kernel parameters that are sizes or counts. Triton compiles a kernel anew for a number
+that is 1 or a multiple of 16, which pays for strides but not for these."""
 ANYWHERE = ("scales",)
-"""Tensors that may begin anywhere: read one number at a time, they need no address that is round,
-for which Triton compiles anew, too."""
+"""Names of tensors that need no aligned address, because they are read one number at a time.
+Triton would compile anew for an aligned one."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function for the GPU, or make it a part of another one that is.
+    """Decorator: compile a function for the GPU, or for use in another kernel.
 
-    All that it uses is to be defined before it.
+    Everything it uses must be defined before it.
     """
-    made = triton.jit(function, do_not_specialize=COUNTS, do_not_specialize_on_alignment=ANYWHERE)
-    if hasattr(made, "cache_key"):
-        # What Triton calls a kernel on disk depends on which of its parts were asked for their own
-        # names before (3.6). Asked at once, and again when all of them were, it is always the same.
-        _ = made.cache_key
-        made.hash = None
-        _ = made.cache_key
-    return made
+    jitted = triton.jit(function, do_not_specialize=COUNTS, do_not_specialize_on_alignment=ANYWHERE)
+    if hasattr(jitted, "cache_key"):
+        # In Triton 3.6 a kernel's cache key depends on which of the functions it calls computed
+        # theirs before. Computed at once, and again after all of those, it is always the same.
+        _ = jitted.cache_key
+        jitted.hash = None
+        _ = jitted.cache_key
+    return jitted

@@ -1,7 +1,7 @@
-"""A bias and an activation in one pass over memory, and the bias's gradient beside the other one.
+"""Bias and activation in one pass over memory; the backward pass also sums the bias's gradient.
 
-With a gate, a row holds all gates first, then what they multiply: silu(gate) · up. As for the sums
-of columns, each program writes its own, and these are added up after, in a fixed order.
+With a gate, a row holds all gates first, then the values they multiply: silu(gate) · up. Each
+program writes partial sums of the bias's gradient, which are then added in a fixed order.
 
 Shapes: r rows, f feed-forward width, k 2 with a gate and else 1.
 """
@@ -17,14 +17,14 @@ from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.column_sum import RESIDENT
 
 ROWS, COLUMNS, WARPS = 32, 128, 4
-"""What a program takes at once: 64 bytes of bfloat16 a thread."""
+"""Rows and columns of one tile, and warps: 64 bytes of bfloat16 per thread."""
 
 
 @kernel
-def _below(x: tl.tensor, density: tl.tensor) -> tl.tensor:
+def _normal_cdf(x: tl.tensor, density: tl.tensor) -> tl.tensor:
     """Φ(x) of the normal distribution to 8e-8, from its density: Zelen and Severo, 26.2.17.
 
-    That is less than 16 bits show, and cheaper than the error function.
+    That error is below what 16 bits resolve, and it is cheaper than the error function.
     """
     t = 1.0 / (1.0 + 0.2316419 * tl.abs(x))
     rest = 1.330274429 * t - 1.821255978
@@ -40,7 +40,7 @@ def _value(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
     elif KIND == "gelu":
         y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     elif KIND == "gelu_16":
-        y = x * _below(x, 0.3989422804014327 * tl.exp(-0.5 * x * x))
+        y = x * _normal_cdf(x, 0.3989422804014327 * tl.exp(-0.5 * x * x))
     elif KIND == "gelu_tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2u, u = √(2/π) (x + 0.044715x³)
         y = x * tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
     else:
@@ -58,7 +58,7 @@ def _slope(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
         d = 0.5 * (1 + tl.erf(x * 0.7071067811865476)) + x * density
     elif KIND == "gelu_16":
         density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-        d = _below(x, density) + x * density
+        d = _normal_cdf(x, density) + x * density
     elif KIND == "gelu_tanh":
         share = tl.sigmoid(1.5957691216057308 * x * (1 + 0.044715 * x * x))
         inner = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
@@ -158,7 +158,7 @@ def activate(h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
     out = h.new_empty(rows, f)
     if rows:
         _activate[(triton.cdiv(rows, ROWS), triton.cdiv(f, COLUMNS))](
-            h, h if bias is None else bias, out, rows, f, **_rule(h, kind, gated, bias)
+            h, h if bias is None else bias, out, rows, f, **_constants(h, kind, gated, bias)
         )
     return out
 
@@ -172,12 +172,12 @@ def differentiate(
     parts = min(triton.cdiv(rows, ROWS), triton.cdiv(RESIDENT, groups))
     sums = h.new_empty(parts, h.shape[1], dtype=torch.float32)
     if rows:
-        told = (h, h if bias is None else bias, d_out, dh, sums, rows, f)
-        _differentiate[(parts, groups)](*told, **_rule(h, kind, gated, bias))
+        tensors = (h, h if bias is None else bias, d_out, dh, sums)
+        _differentiate[(parts, groups)](*tensors, rows, f, **_constants(h, kind, gated, bias))
     return dh, None if bias is None else sums.sum(dim=0)
 
 
-def _rule(h: Tensor, kind: str, gated: bool, bias: Tensor | None) -> dict[str, object]:
+def _constants(h: Tensor, kind: str, gated: bool, bias: Tensor | None) -> dict[str, object]:
     kind = "gelu_16" if kind == "gelu" and h.element_size() == 2 else kind
-    shape = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
-    return {"KIND": kind, "GATED": gated, "BIAS": bias is not None, **shape}
+    tile = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
+    return {"KIND": kind, "GATED": gated, "BIAS": bias is not None, **tile}

@@ -1,11 +1,11 @@
-"""The gradient of a table of biases: the gradients of scores, summed by class of distance.
+"""The gradient of a bias table: gradients of scores, summed by bucket of distance.
 
-The gradients of a row's scores sum to zero, so class 0 gets what balances the others, and tiles
-that lie far before the block, most of a long causal text, are not looked at. Where positions are as
-far apart as tokens are (the plan calls such a block exact), there are quicker ways: of a shared
-table, the backward pass by keys keeps such tiles, those at one offset from the diagonal are added
-up, then their diagonals, then classes of diagonals. Elsewhere each class of each tile is summed by
-itself. Shapes: b batch, n queries, h heads, c classes.
+The gradients of a row's scores sum to zero, so bucket 0 gets what balances the others, and tiles
+that lie far before the block, most of a long causal sequence, are not visited. Where distances of
+positions equal distances of tokens (an exact block), a shared table is faster: the backward pass by
+keys stores such tiles; those at one offset from the diagonal are added up, then their diagonals,
+then buckets of diagonals. Elsewhere each bucket of each tile is summed by itself. Shapes: b batch,
+n queries, h heads, c buckets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from heed.nn.kernels.triton import kernel
-from heed.nn.kernels.triton.distance_attention import weighed
+from heed.nn.kernels.triton.distance_attention import score_gradients
 from heed.nn.kernels.triton.query_tables import own_tables, vectors_of
 from heed.nn.kernels.triton.tile import (
     AFTER,
@@ -25,12 +25,14 @@ from heed.nn.kernels.triton.tile import (
     store,
     visible,
 )
-from heed.nn.kernels.triton.tile_plan import is_kept, planned
+from heed.nn.kernels.triton.tile_plan import is_kept, load_plan
 
 
 @kernel
-def _by_class(sums: tl.tensor, d_scores: tl.tensor, which: tl.tensor, each: tl.tensor) -> tl.tensor:
-    """Add a tile's gradients to sums [R, c] by class; class 0 is left out."""
+def _sum_by_bucket(
+    sums: tl.tensor, d_scores: tl.tensor, which: tl.tensor, each: tl.tensor
+) -> tl.tensor:
+    """Add a tile's gradients to sums [R, c] by bucket; bucket 0 is left out."""
     highest = tl.max(tl.max(which, axis=1), axis=0)
     lowest = tl.min(tl.min(tl.where(which > 0, which, 1 << 30), axis=1), axis=0)
     for one in range(lowest, highest + 1):
@@ -41,7 +43,7 @@ def _by_class(sums: tl.tensor, d_scores: tl.tensor, which: tl.tensor, each: tl.t
 
 @kernel
 def _balanced(sums: tl.tensor, each: tl.tensor) -> tl.tensor:
-    """Class 0, so that each row sums to zero."""
+    """Set bucket 0 so that each row sums to zero."""
     return tl.where(each[None, :] == 0, -tl.sum(sums, axis=1)[:, None], sums)
 
 
@@ -56,7 +58,7 @@ def _row_parts(
     row: int,
     R: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """What the backward pass reads of a block of queries."""
+    """Load queries, d_out, lse and delta of a block of queries."""
     rows = row + tl.arange(0, R)
     at = (b * tl.num_programs(1) + h) * x.n + rows
     return (
@@ -83,22 +85,26 @@ def _sums(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> tl.tensor:
-    """The gradients of a block's scores by query and class [R, c], tiles [near, end) by each cell's
-    class, tiles [after, last) as the last class."""
-    rows, each = row + tl.arange(0, R), tl.arange(0, x.shape.CLASSES)
+    """The gradients of a block's scores by query and bucket [R, c].
+
+    Tiles [near, end) count by each cell's bucket, tiles [after, last) as the last bucket.
+    """
+    rows, each = row + tl.arange(0, R), tl.arange(0, x.shape.BUCKETS)
     q_rd, d_out_rd, lse_r, delta_r = _row_parts(x, d_out, lse, delta, b, h, row, R)
-    sums = tl.zeros([R, x.shape.CLASSES], tl.float32)
+    sums = tl.zeros([R, x.shape.BUCKETS], tl.float32)
     for tile in range(near, end):
-        d_scores, _ = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
+        d_scores, _ = score_gradients(
+            q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C
+        )
         keys = tile * C + tl.arange(0, C)[None, :]
         which = clipped(distances(x, b, rows[:, None], keys), x.bias.reach)
-        if x.bias.class_of is not None:
-            which = tl.load(x.bias.class_of + which)
+        if x.bias.bucket_of is not None:
+            which = tl.load(x.bias.bucket_of + which)
         which = tl.where(visible(x, b, rows[:, None], keys, NEAR), which, 0)
-        sums = _by_class(sums, d_scores, which, each)
+        sums = _sum_by_bucket(sums, d_scores, which, each)
     if not x.shape.CAUSAL:
         for tile in range(after, last):
-            d_scores, _ = weighed(
+            d_scores, _ = score_gradients(
                 q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
             )
             part = tl.sum(d_scores, axis=1)
@@ -120,15 +126,15 @@ def own_kernel(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Queries with tables of their own, in so many blocks: those that are not exact.
+    """Gradients of tables per query, in so many blocks: those that are not exact.
 
-    d_table lies as these tables do, and the queries' gradient grows by what goes through them.
+    d_table has the layout of the tables; the gradient through them is added to the queries'.
     """
     h, b, begin = tl.program_id(1), tl.program_id(2), tl.program_id(0) * blocks
-    each = tl.arange(0, x.shape.CLASSES)
+    each = tl.arange(0, x.shape.BUCKETS)
     for block in range(begin, tl.minimum(begin + blocks, tl.cdiv(x.n, R))):
         row = block * R
-        _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+        _first, near, after, last, exact = load_plan(plan, plan_b, b, row, C)
         if exact == 0:
             sums = _sums(x, d_out, lse, delta, b, h, row, near, after, after, last, R, C)
             rows = row + tl.arange(0, R)
@@ -153,16 +159,16 @@ def shared_kernel(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Queries that share a table, in so many blocks: what of them nobody keeps. sums [h, parts, c].
+    """Gradient of a shared table from tiles that are not stored, in so many blocks [h, parts, c].
 
-    That is all of a block that is not exact, and of every block the keys far after it.
+    These are all tiles of a block that is not exact, and the tiles far after every block.
     """
     h, b, begin = tl.program_id(1), tl.program_id(2), tl.program_id(0) * blocks
-    each = tl.arange(0, x.shape.CLASSES)
-    total = tl.zeros([R, x.shape.CLASSES], tl.float32)
+    each = tl.arange(0, x.shape.BUCKETS)
+    total = tl.zeros([R, x.shape.BUCKETS], tl.float32)
     for block in range(begin, tl.minimum(begin + blocks, tl.cdiv(x.n, R))):
         row = block * R
-        _first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+        _first, near, after, last, exact = load_plan(plan, plan_b, b, row, C)
         end = near + (after - near) * (1 - exact)
         if end - near + (0 if x.shape.CAUSAL else last - after) > 0:
             total += _sums(x, d_out, lse, delta, b, h, row, near, end, after, last, R, C)
@@ -182,10 +188,10 @@ def diagonals_kernel(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """So many blocks of keys of one head, their tiles at one offset: the sums of their diagonals.
+    """Sums of the diagonals of stored tiles at one offset, for so many blocks of keys of one head.
 
-    Tiles at one offset have the same classes in the same cells. cells [h, programs, C, R] is room
-    to turn them in; sums [h, programs, 2 · C].
+    Tiles at one offset have the same buckets in the same cells. cells [h, programs, C, R] is
+    scratch memory to transpose them; sums [h, programs, 2 · C].
     """
     h, program = tl.program_id(1), tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     offset, begin = tl.program_id(0) % kept.offsets, tl.program_id(0) // kept.offsets * many
@@ -200,14 +206,14 @@ def diagonals_kernel(
         at = ((b * tl.num_programs(1) + h) * blocks + one % blocks) * kept.offsets + offset
         data = kept.data + at.to(tl.int64) * (C * R)
         total += tl.load(data + cell, mask=there, other=0.0).to(tl.float32)
-    turned = cells + program * (C * R)
-    tl.store(turned + cell, total)
+    scratch = cells + program * (C * R)
+    tl.store(scratch + cell, total)
     tl.debug_barrier()
     each, key = tl.arange(0, 2 * C), tl.arange(0, C)[None, :]
     query = key - each[:, None] + R - 1
     inside = (query >= 0) & (query < R)
-    found = tl.load(turned + key * R + query, mask=inside, other=0.0)
-    tl.store(sums + program * (2 * C) + each, tl.sum(found, axis=1))
+    values = tl.load(scratch + key * R + query, mask=inside, other=0.0)
+    tl.store(sums + program * (2 * C) + each, tl.sum(values, axis=1))
 
 
 @kernel
@@ -222,15 +228,15 @@ def table_kernel(
     C: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """A head's gradient [h, c], of the sums of diagonals [h, PARTS, offsets, 2 · C] and others."""
-    h, each = tl.program_id(0), tl.arange(0, x.shape.CLASSES)
+    """A head's gradient [h, c] from sums of diagonals [h, PARTS, offsets, 2 · C] and others."""
+    h, each = tl.program_id(0), tl.arange(0, x.shape.BUCKETS)
     diagonal, part = tl.arange(0, 2 * C), tl.arange(0, PARTS)
-    total = tl.zeros([x.shape.CLASSES], tl.float32)
+    total = tl.zeros([x.shape.BUCKETS], tl.float32)
     for offset in range(offsets):
         at = ((h * PARTS + part) * offsets + offset) * (2 * C)
         along = tl.sum(tl.load(diagonals + at[:, None] + diagonal[None, :]), axis=0)
         distance = (lowest(x, R) + offset) * R - x.ahead + diagonal - (R - 1)
-        which = tl.load(x.bias.class_of + clipped(distance, x.bias.reach))
+        which = tl.load(x.bias.bucket_of + clipped(distance, x.bias.reach))
         total += tl.sum(tl.where(which[None, :] == each[:, None], along[None, :], 0.0), axis=1)
     for begin in range(0, parts, PARTS):
         inside = (begin + part < parts)[:, None] & (each < x.shape.COUNT)[None, :]

@@ -1,7 +1,7 @@
-"""Sums down the columns of a tall matrix: what the gradient of a bias is.
+"""Column sums of a tall matrix: the gradient of a bias.
 
-Each program adds up some rows of some columns, and its sums are added up after: nothing depends on
-which of them runs first. Shapes: r rows, w width.
+Each program sums some rows of some columns; a second step adds the partial sums in a fixed order,
+so the result is deterministic. Shapes: r rows, w width.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from heed.nn.kernels.triton import kernel
 
 ROWS, COLUMNS, WARPS = 32, 128, 4
-"""What a program reads at once: 64 bytes of bfloat16 a thread."""
+"""Rows and columns of one read, and warps: 64 bytes of bfloat16 per thread."""
 RESIDENT = 528
-"""Programs that run at the same moment on a large GPU, about."""
+"""About as many programs run at once on a large GPU."""
 
 
 @kernel
-def _add_up(
+def _column_sums(
     x: tl.tensor, sums: tl.tensor, r: int, w: int, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> None:
     column, part = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
@@ -34,12 +34,12 @@ def _add_up(
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """Over all dimensions but the last [w], in float32."""
+    """Sums over all dimensions but the last [w], in float32."""
     w = x.shape[-1]
     x, r = x.contiguous(), x.numel() // w
     groups = triton.cdiv(w, COLUMNS)
     parts = min(triton.cdiv(r, ROWS), triton.cdiv(RESIDENT, groups))
     sums = x.new_empty(parts, w, dtype=torch.float32)
     if r:
-        _add_up[(groups, parts)](x, sums, r, w, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
+        _column_sums[(groups, parts)](x, sums, r, w, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
     return sums.sum(dim=0)

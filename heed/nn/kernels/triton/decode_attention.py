@@ -1,11 +1,12 @@
-"""Attention of few queries over many keys, as a step of decoding has it: bound by memory.
+"""Attention of a decoding step: few queries over many keys, bound by memory.
 
-All queries that read one key head of a text are one program's, so each key and value is read once.
-What was not written yet is not read at all, nor what lies beyond a text's end: where that begins,
-the program looks up by itself.
+One program processes all queries that read one key head of a sequence, so each key and value is
+read once. Cells that are not written yet are not read, nor cells beyond a sequence's end; the
+program reads from tensors where those begin.
 
-C keys at a time meet all R queries. Products of float32 are exact: memory leaves time for it.
-Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
+A program multiplies all R queries by C keys at a time. Float32 products are exact (ieee): the
+kernel waits for memory anyway. Shapes: b batch, n queries, m keys, h query heads, g key and value
+heads, d head width.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from heed.nn.kernels.triton.pack_heads import laid
 from heed.nn.kernels.triton.tile import HIDDEN, LOG2E, Heads
 
 C, WARPS, STAGES = 64, 2, 2
-"""Keys at a time, how many warps work on them, and how far ahead they are fetched: what was fastest
-on an H200 in float32, by one query and by five."""
+"""Keys per step, warps, and pipeline stages: fastest on an H200 in float32, with one query and with
+five."""
 
 
 class Call(NamedTuple):
-    """One call of attention, as `heed.nn.kernels.decode_attention` hands it over."""
+    """The arguments of one attention."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     visible: Tensor
-    """[b, n, m], with steps that may be 0."""
+    """[b, n, m]; strides may be 0."""
     bias: Tensor | None
-    """[b, h, n, m], with steps that may be 0."""
+    """[b, h, n, m]; strides may be 0."""
     cells: Tensor | None
-    """Of each query; nothing was written beyond the last one. Without it all may be read."""
+    """The cache cell of each query; nothing is written beyond the last. None: all may be read."""
     ends: Tensor | None
-    """Of each text: how many keys its queries may read."""
+    """How many keys the queries of each sequence may read."""
     scale: float
 
 
 class Bias(NamedTuple):
-    """What is added to scores, if anything, and the steps between its parts."""
+    """A dense bias, or None, and its strides."""
 
     data: Tensor | None
     b: int
@@ -53,7 +54,7 @@ class Bias(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """All that attention reads, but for what may be seen."""
+    """Everything attention reads except the mask."""
 
     q: Heads
     k: Heads
@@ -84,7 +85,7 @@ def _attend(
     C: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """All queries of one key head of one text. The softmax is corrected from tile to tile."""
+    """All queries of one key head of one sequence, with a running softmax over tiles of keys."""
     b, g = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     row, width = tl.arange(0, R), tl.arange(0, D)[None, :]
     h, n, there = (g * SHARE + row // N)[:, None], (row % N)[:, None], (row < SHARE * N)[:, None]
@@ -123,7 +124,7 @@ def _attend(
 
 
 @kernel
-def _put(
+def _write_kv(
     new: tl.tuple,
     buffers: tl.tuple,
     cells: tl.tensor,
@@ -134,7 +135,7 @@ def _put(
     D: tl.constexpr,
     R: tl.constexpr,
 ) -> None:
-    """The new keys and values of one key head of one text, into their cells."""
+    """Write the new keys and values of one key head of one sequence into their cells."""
     b, g = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
     row, width = tl.arange(0, R)[:, None], tl.arange(0, D)[None, :]
     inside = (row < N) & (width < WIDTH)
@@ -178,11 +179,11 @@ def attend(call: Call, out: Tensor) -> None:
         )
 
 
-def put(new: Sequence[Tensor], buffers: Sequence[Tensor], cells: Tensor) -> None:
-    """Tensors [b, g, n, d] into their cells of tensors [b, g, m, d]."""
+def write_kv(new: Sequence[Tensor], buffers: Sequence[Tensor], cells: Tensor) -> None:
+    """Write tensors [b, g, n, d] into their cells of buffers [b, g, m, d]."""
     b, heads, n, width = new[0].shape
     if new[0].numel():
-        _put[(b * heads,)](
+        _write_kv[(b * heads,)](
             tuple(laid(x) for x in new),
             tuple(laid(x) for x in buffers),
             cells,

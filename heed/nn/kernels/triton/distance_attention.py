@@ -1,10 +1,10 @@
-"""Attention with a bias by distance: forward and backward, in tiles, on a GPU.
+"""Attention with a bias by distance, forward and backward, in tiles.
 
-Nothing of size [n, m] is held, and no sum depends on the order in which blocks run. The recipe is
-FlashAttention-2's (Dao 2023): a softmax that is put right as tiles come in, and a backward pass
-that computes the weights again, once by queries and once by keys. What is added: see `tiles`.
+Nothing of size [n, m] is held, and no sum depends on the order in which blocks run. The algorithm
+is FlashAttention-2's (Dao 2023): a running softmax over tiles, and a backward pass that recomputes
+the weights, once by queries and once by keys. The bias is described in `tile`.
 
-A block of R queries meets tiles of C keys, or a block of C keys tiles of R queries. Shapes: b
+A block of R queries visits tiles of C keys, or a block of C keys tiles of R queries. Shapes: b
 batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
 
@@ -15,7 +15,7 @@ import triton.language as tl
 from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.query_tables import (
     clear_tables,
-    put_alone,
+    store_single,
     through_tables,
     write_tables,
 )
@@ -27,16 +27,16 @@ from heed.nn.kernels.triton.tile import (
     NEAR,
     load,
     lowest,
-    scored,
+    scores_of,
     store,
 )
-from heed.nn.kernels.triton.tile_plan import is_kept, planned
+from heed.nn.kernels.triton.tile_plan import is_kept, load_plan
 
 # ---------------------------------------------------------------------------------------- forward
 
 
 @kernel
-def _absorb(
+def _add_tile(
     best: tl.tensor,
     total: tl.tensor,
     mixed: tl.tensor,
@@ -50,11 +50,11 @@ def _absorb(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """One more tile of keys into a running softmax: largest score, sum, mix of values."""
+    """Add a tile of keys to a running softmax: maximum score, sum, weighted sum of values."""
     columns = column + tl.arange(0, C)
     k_cd = load(x.k, x.shape, b, h // x.shape.SHARE, columns, x.m)
     products = tl.dot(q_rd, tl.trans(k_cd), input_precision=x.shape.PRECISION)
-    scores = scored(products, x, b, h, row, column, KIND, R, C, False)
+    scores = scores_of(products, x, b, h, row, column, KIND, R, C, False)
     better = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - better[:, None])
     fade = tl.exp2(best - better)
@@ -74,8 +74,8 @@ def forward_kernel(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """A block of queries: its output, and the logarithm (base 2) of each row's sum."""
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * R  # The longest work first.
+    """A block of queries: its output, and the logarithm (base 2) of each row's softmax sum."""
+    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * R  # Blocks with the most work first.
     h, b = tl.program_id(1), tl.program_id(2)
     rows = row + tl.arange(0, R)
     q_rd = load(x.q, x.shape, b, h, rows, x.n)
@@ -84,23 +84,25 @@ def forward_kernel(
     mixed = tl.zeros([R, x.shape.D], tl.float32)
     if x.bias.vectors is not None:
         write_tables(q_rd, x, b, h, rows)
-    first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+    first, near, after, last, exact = load_plan(plan, plan_b, b, row, C)
     for tile in range(first, near):
-        best, total, mixed = _absorb(best, total, mixed, q_rd, x, b, h, row, tile * C, BEFORE, R, C)
+        best, total, mixed = _add_tile(
+            best, total, mixed, q_rd, x, b, h, row, tile * C, BEFORE, R, C
+        )
     if x.bias.band is not None:
         for tile in range(near, near + (after - near) * exact):
-            best, total, mixed = _absorb(
+            best, total, mixed = _add_tile(
                 best, total, mixed, q_rd, x, b, h, row, tile * C, EXACT, R, C
             )
         near = near + (after - near) * exact
     for tile in range(near, after):
-        best, total, mixed = _absorb(best, total, mixed, q_rd, x, b, h, row, tile * C, NEAR, R, C)
+        best, total, mixed = _add_tile(best, total, mixed, q_rd, x, b, h, row, tile * C, NEAR, R, C)
     if not x.shape.CAUSAL:
         for tile in range(after, last):
-            best, total, mixed = _absorb(
+            best, total, mixed = _add_tile(
                 best, total, mixed, q_rd, x, b, h, row, tile * C, AFTER, R, C
             )
-    # A row that sees nothing gives zeros now, and zeros again in the backward pass.
+    # A row without visible keys gives zeros, and zero gradients in the backward pass.
     sees = best > HIDDEN
     total = tl.where(sees, total, 1.0)
     mixed = tl.where(sees[:, None], mixed / total[:, None], 0.0)
@@ -113,7 +115,7 @@ def forward_kernel(
 
 
 @kernel
-def weighed(
+def score_gradients(
     q_rd: tl.tensor,
     d_out_rd: tl.tensor,
     lse_r: tl.tensor,
@@ -132,7 +134,7 @@ def weighed(
     k_cd = load(x.k, x.shape, b, h // x.shape.SHARE, columns, x.m)
     v_cd = load(x.v, x.shape, b, h // x.shape.SHARE, columns, x.m)
     products = tl.dot(q_rd, tl.trans(k_cd), input_precision=x.shape.PRECISION)
-    scores = scored(products, x, b, h, row, column, KIND, R, C, False)
+    scores = scores_of(products, x, b, h, row, column, KIND, R, C, False)
     weights = tl.exp2(scores - lse_r[:, None])
     d_weights = tl.dot(d_out_rd, tl.trans(v_cd), input_precision=x.shape.PRECISION)
     return weights * (d_weights - delta_r[:, None]), k_cd
@@ -154,7 +156,7 @@ def backward_q_kernel(
 ) -> None:
     """A block of queries: their gradient, and delta = Σ out · d_out, which other kernels read.
 
-    Where queries have tables of their own and the block is exact, also the gradients of these.
+    Where each query has a table and the block is exact, also the gradients of these tables.
     """
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * R
     h, b = tl.program_id(1), tl.program_id(2)
@@ -167,12 +169,12 @@ def backward_q_kernel(
     delta_r = tl.sum(out_rd.to(tl.float32) * d_out_rd.to(tl.float32), axis=1)
     tl.store(delta + at, delta_r, mask=rows < x.n)
     dq_rd = tl.zeros([R, x.shape.D], tl.float32)
-    first, near, after, last, exact = planned(plan, plan_b, b, row, C)
+    first, near, after, last, exact = load_plan(plan, plan_b, b, row, C)
     if x.bias.vectors is not None and exact != 0:
-        # Plans count in larger blocks: the first of these tiles may be all of class 0.
+        # Plans count in larger blocks: the first of these tiles may lie wholly in bucket 0.
         near = tl.maximum(near, tl.minimum(after, (row + x.ahead - x.bias.reach + 1) // C))
     for tile in range(first, near):
-        d_scores, k_cd = weighed(
+        d_scores, k_cd = score_gradients(
             q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, BEFORE, R, C
         )
         dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
@@ -180,7 +182,7 @@ def backward_q_kernel(
     if x.bias.band is not None:
         looked = near + (after - near) * exact
         for tile in range(near, looked):
-            d_scores, k_cd = weighed(
+            d_scores, k_cd = score_gradients(
                 q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, EXACT, R, C
             )
             dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
@@ -189,19 +191,21 @@ def backward_q_kernel(
         middle, outer = tl.zeros([R], tl.float32), tl.zeros([R], tl.float32)
         looked = near + (after - near) * exact
         for tile in range(near, looked):
-            d_scores, k_cd = weighed(
+            d_scores, k_cd = score_gradients(
                 q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C
             )
             dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
-            more_middle, more_outer = put_alone(d_scores, x, d_table, b, h, row, tile * C, R, C)
+            more_middle, more_outer = store_single(d_scores, x, d_table, b, h, row, tile * C, R, C)
             middle += more_middle
             outer += more_outer
     for tile in range(looked, after):
-        d_scores, k_cd = weighed(q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C)
+        d_scores, k_cd = score_gradients(
+            q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, NEAR, R, C
+        )
         dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
     if not x.shape.CAUSAL:
         for tile in range(after, last):
-            d_scores, k_cd = weighed(
+            d_scores, k_cd = score_gradients(
                 q_rd, d_out_rd, lse_r, delta_r, x, b, h, row, tile * C, AFTER, R, C
             )
             dq_rd = tl.dot(d_scores.to(k_cd.dtype), k_cd, dq_rd, input_precision=x.shape.PRECISION)
@@ -217,7 +221,7 @@ def backward_q_kernel(
 
 
 @kernel
-def _keep(
+def _store_tile(
     d_scores: tl.tensor,
     kept: tl.tuple,
     x: tl.tuple,
@@ -228,7 +232,7 @@ def _keep(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Keep a tile's gradients [keys, queries] for the gradient of a shared table."""
+    """Store a tile's gradients [keys, queries] for the gradient of a shared table."""
     offset = column // R - row // R - lowest(x, R)
     if is_kept(kept, b, row, column, R, C) & (offset >= 0) & (offset < kept.offsets):
         heads, blocks = tl.num_programs(1) * x.shape.SHARE, tl.cdiv(x.m, C)
@@ -238,7 +242,7 @@ def _keep(
 
 
 @kernel
-def _toward_kv(
+def _add_kv_gradients(
     dk_cd: tl.tensor,
     dv_cd: tl.tensor,
     k_cd: tl.tensor,
@@ -253,7 +257,7 @@ def _toward_kv(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """What a tile of queries adds to the gradients of the block's keys and values."""
+    """Add a tile of queries to the gradients of the block's keys and values."""
     rows = row + tl.arange(0, R)
     q_rd = load(x.q, x.shape, b, h, rows, x.n)
     d_out_rd = load(back.d_out, x.shape, b, h, rows, x.n)
@@ -261,13 +265,13 @@ def _toward_kv(
     lse_r = tl.load(back.lse + at, mask=rows < x.n, other=float("inf"))
     delta_r = tl.load(back.delta + at, mask=rows < x.n, other=0.0)
     products = tl.dot(k_cd, tl.trans(q_rd), input_precision=x.shape.PRECISION)
-    scores = scored(products, x, b, h, row, column, KIND, R, C, True)
+    scores = scores_of(products, x, b, h, row, column, KIND, R, C, True)
     weights = tl.exp2(scores - lse_r[None, :])
     dv_cd = tl.dot(weights.to(d_out_rd.dtype), d_out_rd, dv_cd, input_precision=x.shape.PRECISION)
     d_weights = tl.dot(v_cd, tl.trans(d_out_rd), input_precision=x.shape.PRECISION)
     d_scores = (weights * (d_weights - delta_r[None, :])).to(q_rd.dtype)
     if KIND >= EXACT and back.kept.data is not None:
-        _keep(d_scores, back.kept, x, b, h, row, column, R, C)
+        _store_tile(d_scores, back.kept, x, b, h, row, column, R, C)
     dk_cd = tl.dot(d_scores, q_rd, dk_cd, input_precision=x.shape.PRECISION)
     return dk_cd, dv_cd
 
@@ -283,7 +287,7 @@ def backward_kv_kernel(
 ) -> None:
     """A block of keys: the gradients of its keys and values, over all heads that share them.
 
-    Where queries share a table, the gradients of scores near the diagonal are kept as well.
+    Where queries share a table, the gradients of scores near the diagonal are stored as well.
     """
     column, g, b = tl.program_id(0) * C, tl.program_id(1), tl.program_id(2)
     columns = column + tl.arange(0, C)
@@ -291,28 +295,30 @@ def backward_kv_kernel(
     v_cd = load(x.v, x.shape, b, g, columns, x.m)
     dk_cd = tl.zeros([C, x.shape.D], tl.float32)
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
-    first, near, after, last, exact = planned(back.kept.columns, back.kept.columns_b, b, column, R)
+    first, near, after, last, exact = load_plan(
+        back.kept.columns, back.kept.columns_b, b, column, R
+    )
     looked = near
     if x.bias.band is not None:
         looked = near + (after - near) * exact
     for h in range(g * x.shape.SHARE, (g + 1) * x.shape.SHARE):
         if not x.shape.CAUSAL:
-            # Queries far before the block: its keys lie after them.
+            # Queries far before the block: its keys lie far after them.
             for tile in range(first, near):
-                dk_cd, dv_cd = _toward_kv(
+                dk_cd, dv_cd = _add_kv_gradients(
                     dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, AFTER, R, C
                 )
         if x.bias.band is not None:
             for tile in range(near, looked):
-                dk_cd, dv_cd = _toward_kv(
+                dk_cd, dv_cd = _add_kv_gradients(
                     dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, EXACT, R, C
                 )
         for tile in range(looked, after):
-            dk_cd, dv_cd = _toward_kv(
+            dk_cd, dv_cd = _add_kv_gradients(
                 dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, NEAR, R, C
             )
         for tile in range(after, last):
-            dk_cd, dv_cd = _toward_kv(
+            dk_cd, dv_cd = _add_kv_gradients(
                 dk_cd, dv_cd, k_cd, v_cd, x, back, b, h, tile * R, column, BEFORE, R, C
             )
     store(dk_cd * x.scale, dk, x.shape, b, g, columns, x.m)

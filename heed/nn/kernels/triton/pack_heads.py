@@ -1,4 +1,4 @@
-"""Putting heads side by side in one tensor, in one pass over memory.
+"""Pack heads into one tensor, in one pass over memory.
 
 Shapes: b batch, n tokens, d head width, w all heads · d.
 """
@@ -15,21 +15,21 @@ from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.tile import Heads
 
 TOKENS, HEADS = 16, 4
-"""What one program copies."""
+"""Tokens and heads that one program copies."""
 
 
 class Part(NamedTuple):
-    """Some heads: where they are, where they go, how many, and which programs copy them."""
+    """Some heads: source, destination, how many, and which programs copy them."""
 
-    there: Heads
-    here: Heads
+    source: Heads
+    target: Heads
     heads: int
     first: int
     last: int
 
 
 def laid(x: Tensor) -> Heads:
-    """How a tensor [b, heads, n, d] lies in memory, its d side by side."""
+    """A tensor [b, heads, n, d] and its strides; copied if its last dimension is not contiguous."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return Heads(x, *x.stride()[:3])
 
@@ -46,13 +46,13 @@ def _copy(
     b = tl.program_id(2).to(tl.int64)
     rows = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
     columns = tl.arange(0, D)[None, :]
-    get = part.there.data + b * part.there.b + rows.to(tl.int64) * part.there.n + columns
-    put = part.here.data + b * part.here.b + rows.to(tl.int64) * part.here.n + columns
+    get = part.source.data + b * part.source.b + rows.to(tl.int64) * part.source.n + columns
+    put = part.target.data + b * part.target.b + rows.to(tl.int64) * part.target.n + columns
     inside = (rows < n) & (columns < WIDTH)
     for i in tl.static_range(HEADS):
         h = (tl.program_id(1) - part.first) * HEADS + i
-        found = tl.load(get + h * part.there.h, mask=inside & (h < part.heads), other=0.0)
-        tl.store(put + h * part.here.h, found, mask=inside & (h < part.heads))
+        values = tl.load(get + h * part.source.h, mask=inside & (h < part.heads), other=0.0)
+        tl.store(put + h * part.target.h, values, mask=inside & (h < part.heads))
 
 
 @kernel
@@ -73,15 +73,15 @@ def _pack(
 def pack(parts: list[Tensor], outs: list[Tensor]) -> None:
     """Copy tensors [b, heads, n, d] to others of their shapes."""
     b, _, n, d = parts[0].shape
-    told, blocks = [], 0
+    described, blocks = [], 0
     for x, out in zip(parts, outs, strict=True):
         first, blocks = blocks, blocks + triton.cdiv(x.shape[1], HEADS)
-        told.append(Part(laid(x), laid(out), x.shape[1], first, blocks))
+        described.append(Part(laid(x), laid(out), x.shape[1], first, blocks))
     if b * n * blocks:
         _pack[(triton.cdiv(n, TOKENS), blocks, b)](
-            tuple(told),
+            tuple(described),
             n,
-            COUNT=len(told),
+            COUNT=len(described),
             WIDTH=d,
             D=triton.next_power_of_2(d),
             TOKENS=TOKENS,

@@ -1,6 +1,6 @@
-"""Tables of queries that each have their own: products with learned vectors, and their gradients.
+"""Bias tables per query: products of queries with learned vectors, and their gradients.
 
-Shapes: n queries, d head width, c classes (`COUNT` columns, and `CLASSES` the power of two that
+Shapes: n queries, d head width, c buckets (`COUNT` columns, and `BUCKETS` the power of two that
 holds them).
 """
 
@@ -14,8 +14,8 @@ from heed.nn.kernels.triton.tile import NEAR, clipped, load, visible
 
 @kernel
 def vectors_of(x: tl.tuple) -> tl.tensor:
-    """The vectors that make a query's own table [CLASSES, D], as exact as queries are."""
-    each, columns = tl.arange(0, x.shape.CLASSES)[:, None], tl.arange(0, x.shape.D)[None, :]
+    """The learned vectors [BUCKETS, D] in the queries' dtype."""
+    each, columns = tl.arange(0, x.shape.BUCKETS)[:, None], tl.arange(0, x.shape.D)[None, :]
     inside = (each <= x.bias.last) & (columns < x.shape.WIDTH)
     vectors = tl.load(x.bias.vectors + each * x.shape.WIDTH + columns, mask=inside, other=0.0)
     return vectors.to(x.q.data.dtype.element_ty)
@@ -23,15 +23,15 @@ def vectors_of(x: tl.tuple) -> tl.tensor:
 
 @kernel
 def own_tables(data: tl.tensor, x: tl.tuple, b: tl.tensor, h: int, rows: tl.tensor) -> tl.tensor:
-    """Where the tables of some queries begin [rows, 1], in a tensor that lies as the table does."""
+    """Addresses of the tables of some queries [rows, 1], in a tensor with the table's layout."""
     start = data + b.to(tl.int64) * x.bias.b + h * x.bias.h
     return start + rows[:, None] * x.bias.n
 
 
 @kernel
 def write_tables(q_rd: tl.tensor, x: tl.tuple, b: tl.tensor, h: int, rows: tl.tensor) -> None:
-    """Each query's own table, for all threads of the block to read, and the backward pass."""
-    each = tl.arange(0, x.shape.CLASSES)[None, :]
+    """Write each query's table, for all threads of the block and for the backward pass to read."""
+    each = tl.arange(0, x.shape.BUCKETS)[None, :]
     tables = tl.dot(q_rd, tl.trans(vectors_of(x)), input_precision=x.shape.PRECISION)
     inside = (rows[:, None] < x.n) & (each < x.shape.COUNT)
     put = own_tables(x.bias.table, x, b, h, rows) + each
@@ -40,7 +40,7 @@ def write_tables(q_rd: tl.tensor, x: tl.tuple, b: tl.tensor, h: int, rows: tl.te
 
 
 @kernel
-def put_alone(
+def store_single(
     d_scores: tl.tensor,
     x: tl.tuple,
     d_table: tl.tensor,
@@ -51,9 +51,10 @@ def put_alone(
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """In an exact block each key is alone in its class, but for the first class and the last.
+    """Store a tile's gradients in the tables' gradient, in an exact block.
 
-    So its gradient is simply put there. Returns the sums of those, and of the last class.
+    There each key is alone in its bucket, except in the first and the last. Returns the sums of
+    the stored gradients and of the last bucket's.
     """
     rows, columns = row + tl.arange(0, R), column + tl.arange(0, C)[None, :]
     which = clipped(columns - x.ahead - rows[:, None], x.bias.reach)
@@ -69,11 +70,11 @@ def put_alone(
 def clear_tables(
     d_table: tl.tensor, x: tl.tuple, b: tl.tensor, h: int, rows: tl.tensor, size: int
 ) -> None:
-    """Zeros everywhere, before anything better is known."""
-    each = tl.arange(0, x.shape.CLASSES)[None, :]
+    """Set the gradients of tables to zero."""
+    each = tl.arange(0, x.shape.BUCKETS)[None, :]
     inside = (rows[:, None] < size) & (each < x.shape.COUNT)
-    nothing = tl.zeros([rows.shape[0], x.shape.CLASSES], d_table.dtype.element_ty)
-    tl.store(own_tables(d_table, x, b, h, rows) + each, nothing, mask=inside)
+    zeros = tl.zeros([rows.shape[0], x.shape.BUCKETS], d_table.dtype.element_ty)
+    tl.store(own_tables(d_table, x, b, h, rows) + each, zeros, mask=inside)
     tl.debug_barrier()
 
 
@@ -88,11 +89,11 @@ def through_tables(
     rows: tl.tensor,
     size: int,
 ) -> tl.tensor:
-    """Complete the gradients of the queries' tables; returns what they add to the queries'.
+    """Complete the gradients of the queries' tables; returns what they add to dq.
 
-    The gradients of a row's scores sum to zero: class 0 gets what balances the others.
+    The gradients of a row's scores sum to zero: bucket 0 gets what balances the others.
     """
-    each = tl.arange(0, x.shape.CLASSES)[None, :]
+    each = tl.arange(0, x.shape.BUCKETS)[None, :]
     at = own_tables(d_table, x, b, h, rows) + each
     inside = (rows[:, None] < size) & (each < x.shape.COUNT)
     ends = tl.where(each == 0, -(middle + outer)[:, None], outer[:, None])
@@ -109,8 +110,8 @@ def vectors_kernel(
 ) -> None:
     """The gradient of the vectors, from so many blocks of one head's queries: [h, parts, c, d]."""
     h, part = tl.program_id(1), tl.program_id(0)
-    each, columns = tl.arange(0, x.shape.CLASSES), tl.arange(0, x.shape.D)
-    total = tl.zeros([x.shape.CLASSES, x.shape.D], tl.float32)
+    each, columns = tl.arange(0, x.shape.BUCKETS), tl.arange(0, x.shape.D)
+    total = tl.zeros([x.shape.BUCKETS, x.shape.D], tl.float32)
     size = tl.cdiv(x.n, R)
     for block in range(part * blocks, tl.minimum((part + 1) * blocks, batch * size)):
         b, rows = block // size, block % size * R + tl.arange(0, R)

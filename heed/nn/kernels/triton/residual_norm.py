@@ -1,9 +1,9 @@
-"""A branch joins the residual stream and the sum is normalised, in one pass over memory.
+"""Residual add, dropout and norm in one pass over memory.
 
-A program holds whole rows in its registers. What dropout hides is never kept: both passes draw it
-from the same seed by Philox, a generator that counts (Salmon et al. 2011). The gradients of the
-norm's parameters are sums over all rows. A fixed number of programs goes over the rows, each writes
-its sums, and these are added up after: in the same order every time.
+A program holds whole rows in its registers. The dropout mask is never stored: both passes compute
+it from the same seed by Philox, a counter-based generator (Salmon et al. 2011). The gradients of
+the norm's parameters are sums over all rows. A fixed number of programs processes the rows, each
+writes partial sums, and these are added in a fixed order.
 
 Shapes: r rows, w width.
 """
@@ -21,26 +21,26 @@ from torch import Tensor
 from heed.nn.kernels.triton import kernel
 
 CELLS, CELLS_A_WARP, WARPS = 2048, 512, (4, 16)
-"""What a program holds at once, at least; what a warp takes of it; how few and how many warps."""
+"""Fewest numbers a program holds, numbers per warp, fewest and most warps."""
 REGISTERS, RESIDENT = 128, 4
-"""With so few registers this many of the smallest programs fit beside each other."""
+"""Register limit per thread, with which so many of the smallest programs share a multiprocessor."""
 ROUNDS = 7
-"""Of Philox: the fewest that pass every test its authors put to it."""
+"""Rounds of Philox: the fewest with which it passes all of its authors' tests."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How to join and how to normalise."""
+class NormConfig:
+    """Kind of norm, and dropout of the branch."""
 
-    centred: bool
-    """LayerNorm takes the mean away first, RMSNorm does not."""
+    centered: bool
+    """LayerNorm subtracts the mean, RMSNorm does not."""
     eps: float
     dropped: float
-    """The share of the branch that is hidden."""
+    """Dropout probability."""
 
 
 @kernel
-def _kept(
+def _keep_mask(
     seed: tl.tensor,
     row: tl.tensor,
     DROPPED: tl.constexpr,
@@ -48,7 +48,7 @@ def _kept(
     WIDE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ) -> tl.tensor:
-    """Which cells of these rows stay [ROWS, WIDE]; each count gives numbers for four of them."""
+    """Which numbers of these rows dropout keeps [ROWS, WIDE]; one Philox call serves four."""
     nothing = tl.zeros([ROWS, WIDE // 4], tl.int32)
     four = nothing + tl.arange(0, WIDE // 4)[None, :]
     a, b, c, d = tl.philox(
@@ -60,7 +60,7 @@ def _kept(
 
 
 @kernel
-def _join(
+def _add_and_norm(
     x: tl.tensor,
     branch: tl.tensor,
     seed: tl.tensor,
@@ -75,7 +75,7 @@ def _join(
     EPS: tl.constexpr,
     DROPPED: tl.constexpr,
     BRANCH: tl.constexpr,
-    CENTRED: tl.constexpr,
+    CENTERED: tl.constexpr,
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -89,12 +89,12 @@ def _join(
     if BRANCH:
         added = tl.load(branch + cell, mask=inside, other=0.0).to(tl.float32)
         if DROPPED > 0:
-            stays = _kept(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
-            added = tl.where(stays, added * (1 / (1 - DROPPED)), 0.0)
+            keeps = _keep_mask(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
+            added = tl.where(keeps, added * (1 / (1 - DROPPED)), 0.0)
         rounded = (total + added).to(joined.dtype.element_ty)
         tl.store(joined + cell, rounded, mask=inside)
         total = rounded.to(tl.float32)
-    if CENTRED:
+    if CENTERED:
         mean = tl.sum(total, axis=1) / w
         tl.store(means + row, mean, mask=row < r)
         total = tl.where(inside, total - mean[:, None], 0.0)
@@ -107,7 +107,7 @@ def _join(
 
 
 @kernel
-def _part(
+def _add_and_norm_backward(
     joined: tl.tensor,
     means: tl.tensor,
     scales: tl.tensor,
@@ -123,7 +123,7 @@ def _part(
     DROPPED: tl.constexpr,
     BRANCH: tl.constexpr,
     PASSED: tl.constexpr,
-    CENTRED: tl.constexpr,
+    CENTERED: tl.constexpr,
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -140,7 +140,7 @@ def _part(
         x = tl.load(joined + cell, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(d_normed + cell, mask=inside, other=0.0).to(tl.float32)
         scale = tl.load(scales + row, mask=row < r, other=0.0)
-        if CENTRED:
+        if CENTERED:
             x -= tl.load(means + row, mask=row < r, other=0.0)[:, None]
         x *= scale[:, None]
         d_gain += dy * x
@@ -148,7 +148,7 @@ def _part(
             d_bias += dy
         d = dy * gain[None, :]
         along = tl.sum(d * x, axis=1) / w
-        if CENTRED:
+        if CENTERED:
             d -= (tl.sum(d, axis=1) / w)[:, None]
         d = (d - x * along[:, None]) * scale[:, None]
         if PASSED:
@@ -156,8 +156,8 @@ def _part(
         tl.store(dx + cell, d.to(dx.dtype.element_ty), mask=inside)
         if BRANCH:
             if DROPPED > 0:
-                stays = _kept(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
-                d = tl.where(stays, d * (1 / (1 - DROPPED)), 0.0)
+                keeps = _keep_mask(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
+                d = tl.where(keeps, d * (1 / (1 - DROPPED)), 0.0)
             tl.store(d_branch + cell, d.to(d_branch.dtype.element_ty), mask=inside)
     at = sums + program * (2 if BIAS else 1) * w + column
     tl.store(at, tl.sum(d_gain, axis=0), mask=there)
@@ -165,16 +165,16 @@ def _part(
         tl.store(at + w, tl.sum(d_bias, axis=0), mask=there)
 
 
-def join(
+def add_and_norm(
     x: Tensor,
     branch: Tensor | None,
     seed: Tensor | None,
     weight_w: Tensor,
     bias_w: Tensor | None,
-    rule: Rule,
+    config: NormConfig,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + dropout(branch), its norm in `dtype`, and each row's mean and scale [2, r]."""
+    """x + dropout(branch), its norm in `dtype`, and each row's mean and 1/std [2, r]."""
     x, w = x.contiguous(), x.shape[-1]
     branch = None if branch is None else branch.contiguous()
     joined = x
@@ -184,10 +184,10 @@ def join(
     moments_2r = x.new_empty(2, rows, dtype=torch.float32)
     size = _size(w)
     if rows:
-        _join[(triton.cdiv(rows, size["ROWS"]),)](
+        _add_and_norm[(triton.cdiv(rows, size["ROWS"]),)](
             x,
             x if branch is None else branch,
-            seed if seed is not None and rule.dropped else x,
+            seed if seed is not None and config.dropped else x,
             weight_w,
             weight_w if bias_w is None else bias_w,
             joined,
@@ -195,10 +195,10 @@ def join(
             *moments_2r,
             rows,
             w,
-            EPS=rule.eps,
-            DROPPED=rule.dropped,
+            EPS=config.eps,
+            DROPPED=config.dropped,
             BRANCH=branch is not None,
-            CENTRED=rule.centred,
+            CENTERED=config.centered,
             BIAS=bias_w is not None,
             ROUNDS=ROUNDS,
             **size,
@@ -206,12 +206,12 @@ def join(
     return joined, normed, moments_2r
 
 
-def part(
+def add_and_norm_backward(
     joined: Tensor,
     moments_2r: Tensor,
     seed: Tensor | None,
     weight_w: Tensor,
-    rule: Rule,
+    config: NormConfig,
     d_joined: Tensor | None,
     d_normed: Tensor,
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -219,20 +219,20 @@ def part(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x and of the branch, in `dtypes`, and of weight and bias, if any [1 or 2, w].
 
-    Where nothing tells the first two apart, both are one tensor.
+    Without dropout and with equal dtypes the first two are one tensor.
     """
-    w, dropped = weight_w.shape[0], rule.dropped
+    w, dropped = weight_w.shape[0], config.dropped
     d_normed = d_normed.contiguous()
     d_joined = None if d_joined is None else d_joined.contiguous()
     dx = d_branch = torch.empty_like(joined, dtype=dtypes[0])
-    apart = dropped > 0 or dtypes[1] != dtypes[0]
-    if apart:
+    separate = dropped > 0 or dtypes[1] != dtypes[0]
+    if separate:
         d_branch = torch.empty_like(joined, dtype=dtypes[1])
     rows, size = joined.numel() // w, _size(w)
-    programs = min(triton.cdiv(rows, size["ROWS"]), _fitting(joined.device, size["num_warps"]))
+    programs = min(triton.cdiv(rows, size["ROWS"]), _max_resident(joined.device, size["num_warps"]))
     sums = joined.new_empty(programs, 1 + biased, w, dtype=torch.float32)
     if rows:
-        _part[(programs,)](
+        _add_and_norm_backward[(programs,)](
             joined,
             *moments_2r,
             joined if seed is None else seed,
@@ -245,9 +245,9 @@ def part(
             rows,
             w,
             DROPPED=dropped,
-            BRANCH=apart,
+            BRANCH=separate,
             PASSED=d_joined is not None,
-            CENTRED=rule.centred,
+            CENTERED=config.centered,
             BIAS=biased,
             ROUNDS=ROUNDS,
             **size,
@@ -257,7 +257,7 @@ def part(
 
 
 def _size(w: int) -> dict[str, int]:
-    """How many rows a program takes at once, and with how many warps."""
+    """Rows per step of a program, their padded width, and warps."""
     wide = max(4, triton.next_power_of_2(w))
     rows = max(1, CELLS // wide)
     warps = min(max(WARPS[0], wide // CELLS_A_WARP), WARPS[1])
@@ -265,8 +265,8 @@ def _size(w: int) -> dict[str, int]:
 
 
 @cache
-def _fitting(device: torch.device, warps: int) -> int:
-    """How many programs run at the same moment."""
+def _max_resident(device: torch.device, warps: int) -> int:
+    """How many programs run at once on this device."""
     if device.type != "cuda":
         return RESIDENT
     return RESIDENT * torch.cuda.get_device_properties(device).multi_processor_count * 4 // warps

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from heed.nn.kernels.distance_attention import empty_heads
+from heed.nn.kernels.qkv_layout import empty_heads
 from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.tile import Heads
 
@@ -25,8 +25,8 @@ def _rotate(
     second: tl.tuple,
     second_out: tl.tuple,
     second_heads: int,
-    places: tl.tensor,
-    places_b: int,
+    positions: tl.tensor,
+    positions_b: int,
     frequencies: tl.tensor,
     n: int,
     direction: float,
@@ -39,9 +39,9 @@ def _rotate(
     b = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     pairs = tl.arange(0, PAIRS)
-    place = tl.load(places + b * places_b + rows, mask=rows < n, other=0).to(tl.float32)
+    position = tl.load(positions + b * positions_b + rows, mask=rows < n, other=0)
     frequency = tl.load(frequencies + pairs, mask=pairs < HALF, other=0.0)
-    angle = place[:, None] * frequency[None, :]
+    angle = position.to(tl.float32)[:, None] * frequency[None, :]
     cos, sin = tl.cos(angle), tl.sin(angle) * direction
     inside = (rows[:, None] < n) & (pairs[None, :] < HALF)
     group = tl.program_id(1)

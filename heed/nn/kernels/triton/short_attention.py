@@ -25,7 +25,7 @@ from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.pack_heads import laid
-from heed.nn.kernels.triton.tile import HIDDEN, LOG2E, Heads, known, load, store
+from heed.nn.kernels.triton.tile import HIDDEN, LOG2E, Heads, load, load_per_token, store
 
 
 class Side(NamedTuple):
@@ -115,10 +115,12 @@ def _visible(
     if x.shape.CAUSAL:
         visible = visible & (columns <= rows + m - n)
     if x.keys.real is not None:
-        visible = visible & (known(x.keys.real, _decode(x.keys.real_b), b, columns, m) != 0)
+        visible = visible & (
+            load_per_token(x.keys.real, _decode(x.keys.real_b), b, columns, m) != 0
+        )
     if x.keys.segments is not None:
-        q_segment = known(x.queries.segments, _decode(x.queries.segments_b), b, rows, n)
-        k_segment = known(x.keys.segments, _decode(x.keys.segments_b), b, columns, m)
+        q_segment = load_per_token(x.queries.segments, _decode(x.queries.segments_b), b, rows, n)
+        k_segment = load_per_token(x.keys.segments, _decode(x.keys.segments_b), b, columns, m)
         visible = visible & (q_segment == k_segment)
     return visible
 

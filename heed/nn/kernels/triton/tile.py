@@ -1,13 +1,13 @@
-"""One tile of attention with a bias by distance: its cells, their scores, and who is seen.
+"""One tile of attention with a bias by distance: scores and visibility of its cells.
 
 The score of a cell is q·k · scale + bias, where the bias depends on the distance from the query's
 position to the key's. It is a slope times that distance, or a table's entry for it, or nothing.
-Beyond `reach` a table is even: all keys so far before a query are its class 0, all so far after it
-the last one. A row's softmax does not change when a number is added to the whole row, so class 0
-is taken to be 0, and only tiles near the diagonal read the table.
+Beyond `reach` (max_distance) a table is constant: all keys so far before a query are in bucket 0,
+all so far after it in the last one. A row's softmax does not change when a number is added to the
+whole row, so bucket 0 is taken to be 0, and only tiles near the diagonal read the table.
 
-Scores are kept in base 2, for a GPU's exponential is 2^x. Shapes: b batch, n queries, m keys, h
-query heads, g key and value heads, d head width, c classes.
+Scores are kept in base 2, because a GPU's exponential is 2^x. Shapes: b batch, n queries, m keys, h
+query heads, g key and value heads, d head width, c buckets.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from heed.nn.kernels.triton import kernel
 
 LOG2E = tl.constexpr(1.4426950408889634)
 HIDDEN = tl.constexpr(-1e38)
-"""The score of a cell that may not be seen: finite, so that no difference is ever NaN."""
+"""The score of a hidden cell: finite, so that no difference is NaN."""
 BEFORE, AFTER, EXACT, NEAR = (tl.constexpr(kind) for kind in range(4))
-"""Kinds of tile: all its keys of class 0; all of the last class; some near, each as many positions
-from a query as it is tokens; some near, anyhow."""
+"""Kinds of tile: all keys in bucket 0; all in the last bucket; some near, with distances of
+positions equal to distances of tokens; some near, with any positions."""
 UNIT = tl.constexpr(BLOCK)
-"""Plans count in blocks of so many tokens; no tile is larger."""
+"""Tokens per block in tile plans; no tile is larger."""
 
 
 class Heads(NamedTuple):
-    """A tensor [b, heads, n, d] with d side by side, and the steps between its other parts."""
+    """A tensor [b, heads, n, d] with contiguous d, and its other strides."""
 
     data: Tensor
     b: int
@@ -40,10 +40,10 @@ class Heads(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What is known of the queries or of the keys, each with the step from row to row."""
+    """Positions, segments and padding of queries or keys, each with its stride over the batch."""
 
-    places: Tensor
-    places_b: int
+    positions: Tensor
+    positions_b: int
     segments: Tensor | None
     segments_b: int
     real: Tensor | None
@@ -51,31 +51,31 @@ class Side(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A slope a head, or a table by clipped distance, or neither."""
+    """A slope per head, or a table by clipped distance, or neither."""
 
     slopes: Tensor | None
     vectors: Tensor | None
-    """[c, d]: their products with a query, scaled as its scores are, make the query's own table,
-    which the forward pass writes; else queries share a table."""
+    """[c, d]: their products with a query, scaled as its scores are, are that query's table, which
+    the forward pass writes. None: queries share a table."""
     table: Tensor | None
-    """[b, h, n, 2 · reach + 1 or more], with steps between its parts that may be 0."""
+    """[b, h, n, 2 · reach + 1 or more], with strides that may be 0."""
     b: int
     h: int
     n: int
     band: Tensor | None
     """[h, 2, UNIT, 2 · edge + UNIT], where all queries share a table: at (0, r, edge + x) and at
-    (1, x, edge + r) it has the table's entry for the distance x - r, less that of class 0. So a
+    (1, x, edge + r) it has the table's entry for the distance x - r, less that of bucket 0. So a
     tile's bias is a part of it, whichever way the tile lies."""
     edge: int
     reach: int
-    class_of: Tensor | None
-    """The class of each of the table's distances, or None where each is a class of its own."""
+    bucket_of: Tensor | None
+    """The bucket of each of the table's distances; None where each is its own."""
     last: int
-    """The last class."""
+    """The last bucket."""
 
 
 class Kept(NamedTuple):
-    """The gradients of scores near the diagonal, kept tile by tile for the gradient of a table."""
+    """Gradients of scores near the diagonal, stored tile by tile for the gradient of a table."""
 
     data: Tensor | None
     """[b, h, blocks of keys, offsets, keys, queries]; an offset is a tile's from the diagonal."""
@@ -84,11 +84,11 @@ class Kept(NamedTuple):
     rows_b: int
     columns: Tensor
     columns_b: int
-    """Plans, by queries and by keys: a tile is kept where it is near by both, and exact."""
+    """Plans by queries and by keys: a tile is stored where both plan it as near and exact."""
 
 
 class Back(NamedTuple):
-    """What the backward pass by keys has beside all that attention reads."""
+    """What the backward pass by keys reads beside the inputs of attention."""
 
     d_out: Heads
     lse: Tensor
@@ -97,26 +97,25 @@ class Back(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for."""
+    """Constants a kernel is compiled for."""
 
     CAUSAL: tl.constexpr
     SHARE: tl.constexpr
-    """How many query heads read one key head."""
+    """Query heads per key head."""
     WIDTH: tl.constexpr
     D: tl.constexpr
     """The head width, and the power of two that holds it."""
     PRECISION: tl.constexpr
-    """Of products of float32: "ieee" or "tf32"."""
+    """Of float32 dot products: "ieee" or "tf32"."""
     COUNT: tl.constexpr
-    CLASSES: tl.constexpr
-    """How many columns a learned table has, some of them perhaps idle, and the power of two that
-    holds them."""
+    BUCKETS: tl.constexpr
+    """Columns of a learned table, padding included, and the power of two that holds them."""
     WHOLE: tl.constexpr
-    """Whether queries and keys fill their last blocks, so that nobody need ask where they end."""
+    """Whether queries and keys fill their last blocks, so that bounds need no check."""
 
 
 class Inputs(NamedTuple):
-    """All that attention reads."""
+    """Everything attention reads."""
 
     q: Heads
     k: Heads
@@ -127,7 +126,7 @@ class Inputs(NamedTuple):
     n: int
     m: int
     ahead: int
-    """m - n: query i stands beside key i + ahead."""
+    """m - n: query i is aligned with key i + ahead."""
     scale: float
     shape: Shape
 
@@ -136,7 +135,7 @@ class Inputs(NamedTuple):
 def load(
     part: tl.tuple, shape: tl.tuple, b: tl.tensor, h: int, rows: tl.tensor, size: int
 ) -> tl.tensor:
-    """Rows of one head [rows, D], with zeros where there is nothing."""
+    """Rows of one head [rows, D], zeros beyond its end."""
     columns = tl.arange(0, shape.D)
     start = part.data + b.to(tl.int64) * part.b + h * part.h
     at = start + rows[:, None] * part.n + columns[None, :]
@@ -170,27 +169,28 @@ def store(
 
 
 @kernel
-def known(data: tl.tensor, step: int, b: tl.tensor, at: tl.tensor, size: int) -> tl.tensor:
-    """What `data` says of the tokens `at`."""
+def load_per_token(data: tl.tensor, step: int, b: tl.tensor, at: tl.tensor, size: int) -> tl.tensor:
+    """The numbers that `data` has for the tokens `at`."""
     return tl.load(data + b * step + at, mask=at < size, other=0)
 
 
 @kernel
 def distances(x: tl.tuple, b: tl.tensor, rows: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """From each cell's query to its key."""
-    q_place = known(x.queries.places, x.queries.places_b, b, rows, x.n).to(tl.int32)
-    return known(x.keys.places, x.keys.places_b, b, columns, x.m).to(tl.int32) - q_place
+    """The distance from each cell's query to its key."""
+    q_position = load_per_token(x.queries.positions, x.queries.positions_b, b, rows, x.n)
+    k_position = load_per_token(x.keys.positions, x.keys.positions_b, b, columns, x.m)
+    return k_position.to(tl.int32) - q_position.to(tl.int32)
 
 
 @kernel
 def clipped(distance: tl.tensor, reach: int) -> tl.tensor:
-    """Which of the table's entries is for this distance: it ends at `reach` either way."""
+    """The index of the table's entry for a distance, which is clipped to ±reach."""
     return tl.maximum(tl.minimum(distance, reach), -reach) + reach
 
 
 @kernel
 def lowest(x: tl.tuple, R: tl.constexpr) -> int:
-    """The first offset of a tile of keys from its R queries that may be near, in R tokens."""
+    """The first offset of a near tile of keys from its queries, in units of R tokens."""
     beside = (x.ahead + x.n * R) // R - x.n  # Rounded down, though `ahead` may be negative.
     return beside - x.bias.edge // R + 1
 
@@ -199,7 +199,7 @@ def lowest(x: tl.tuple, R: tl.constexpr) -> int:
 def visible(
     x: tl.tuple, b: tl.tensor, rows: tl.tensor, columns: tl.tensor, KIND: tl.constexpr
 ) -> tl.tensor:
-    """Which cells may be seen. A tile that the diagonal crosses is always EXACT or NEAR."""
+    """Which cells are visible. A tile that the diagonal crosses is always EXACT or NEAR."""
     if x.shape.CAUSAL and KIND >= EXACT:
         seen = columns <= rows + x.ahead
     else:
@@ -207,10 +207,10 @@ def visible(
     if not x.shape.WHOLE:
         seen = seen & (columns < x.m) & (rows < x.n)
     if x.keys.real is not None:
-        seen = seen & (known(x.keys.real, x.keys.real_b, b, columns, x.m) != 0)
+        seen = seen & (load_per_token(x.keys.real, x.keys.real_b, b, columns, x.m) != 0)
     if x.keys.segments is not None:
-        q_segment = known(x.queries.segments, x.queries.segments_b, b, rows, x.n)
-        k_segment = known(x.keys.segments, x.keys.segments_b, b, columns, x.m)
+        q_segment = load_per_token(x.queries.segments, x.queries.segments_b, b, rows, x.n)
+        k_segment = load_per_token(x.keys.segments, x.keys.segments_b, b, columns, x.m)
         seen = seen & (q_segment == k_segment)
     return seen
 
@@ -225,8 +225,8 @@ def _from_band(
     C: tl.constexpr,
     ACROSS: tl.constexpr,
 ) -> tl.tensor:
-    """What a shared table adds to the cells of a tile whose positions run as its tokens do."""
-    # Beyond the edges the band is even, so a tile out there is the same as one at the edge.
+    """What a shared table adds to a tile in which distances of positions equal those of tokens."""
+    # Beyond its edges the band is constant: a tile out there equals one at the edge.
     edge, wide = x.bias.edge, tl.multiple_of(2 * x.bias.edge + UNIT, 16)
     if ACROSS:
         block = column // UNIT * UNIT
@@ -254,22 +254,22 @@ def _from_table(
     columns: tl.tensor,
     KIND: tl.constexpr,
 ) -> tl.tensor:
-    """What the table adds to the cells of a tile, or to all of a query's cells alike."""
-    own = x.bias.table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows * x.bias.n
+    """What the table adds to each cell of a tile, or the same to all cells of a query."""
+    row_table = x.bias.table + b.to(tl.int64) * x.bias.b + h * x.bias.h + rows * x.bias.n
     entry = 2 * x.bias.reach
     if KIND == NEAR:
         entry = clipped(distances(x, b, rows, columns), x.bias.reach)
     if x.shape.WHOLE:
-        added, nothing = tl.load(own + entry), tl.load(own)
+        added, zero = tl.load(row_table + entry), tl.load(row_table)
     else:
         inside = rows < x.n
-        added = tl.load(own + entry, mask=inside, other=0.0)
-        nothing = tl.load(own, mask=inside, other=0.0)
-    return (added.to(tl.float32) - nothing.to(tl.float32)) * LOG2E
+        added = tl.load(row_table + entry, mask=inside, other=0.0)
+        zero = tl.load(row_table, mask=inside, other=0.0)
+    return (added.to(tl.float32) - zero.to(tl.float32)) * LOG2E
 
 
 @kernel
-def scored(
+def scores_of(
     products: tl.tensor,
     x: tl.tuple,
     b: tl.tensor,
@@ -281,7 +281,7 @@ def scored(
     C: tl.constexpr,
     ACROSS: tl.constexpr,
 ) -> tl.tensor:
-    """The scores of a tile of q·k [R, C], hidden cells far below. ACROSS, all is [C, R]."""
+    """Scores of a tile of dot products q·k [R, C]; hidden cells get HIDDEN. ACROSS: [C, R]."""
     if ACROSS:
         rows, columns = row + tl.arange(0, R)[None, :], column + tl.arange(0, C)[:, None]
     else:
