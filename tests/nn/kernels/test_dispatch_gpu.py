@@ -36,6 +36,9 @@ pytestmark = [
 # torch.compile warns about functions it uses itself and about faster, less exact settings.
 COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
 B, HEADS, GROUPS, WIDTH, TOKENS = 2, 4, 2, 32, 600
+SCALE = 0.2
+MARGIN = 1.5
+"""Two ways with the same rounding points add in another order, so single roundings differ."""
 LENGTHS = [64, 512, 1024]
 SCENES = ["causal", "causal-packed", "padded"]
 RELATIVE = ["shaw", "t5", "alibi", "none"]
@@ -94,30 +97,80 @@ def gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(x) if grad is None else grad for x, grad in pairs]
 
 
+class EmulatedFlash(torch.autograd.Function):
+    """FlashAttention's rounding points in plain torch, with sums in float32.
+
+    Weights (before they are normalized), output and gradients of scores are rounded to `dtype`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, visible: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        scores = (q @ k.mT * SCALE + bias).masked_fill(~visible, -1e38)
+        weights = (scores - scores.amax(dim=-1, keepdim=True)).exp() * visible
+        total = weights.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+        out = (weights.to(dtype).float() @ v / total).to(dtype).float()
+        ctx.save_for_backward(q, k, v, weights / total, out)
+        ctx.dtype, ctx.bias_shape = dtype, bias.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, out = ctx.saved_tensors
+        delta = (out * d_out).sum(dim=-1, keepdim=True)
+        d_scores = (weights * (d_out @ v.mT - delta)).to(ctx.dtype).float()
+        dv = weights.to(ctx.dtype).float().mT @ d_out
+        d_bias = d_scores.sum_to_size(ctx.bias_shape)
+        return d_scores @ k * SCALE, d_scores.mT @ q * SCALE, dv, d_bias, None, None
+
+
 def compare(position: Position, told: Scene, dtype: torch.dtype) -> None:
-    """Fused in `dtype` against plain in float64: outputs, gradients of inputs and parameters."""
+    """Fused in `dtype` against plain in float64: outputs, gradients of inputs and parameters.
+
+    Where an emulated FlashAttention is less exact than the tolerance, it is the bar. Here T5's
+    biases reach 50: in 16 bits a rounded bias moves its weight by some percent, and buckets'
+    gradients are differences of much larger numbers.
+    """
     n, m = told.mask.queries, told.mask.keys
     inputs = [heads(n, HEADS, dtype, 0), heads(m, GROUPS, dtype, 1), heads(m, GROUPS, dtype, 2)]
     places = told.q_positions, told.k_positions
 
-    def run(exact: bool) -> tuple[Tensor, list[Tensor]]:
-        q, k, v = (x.double() for x in inputs) if exact else inputs
-        bias = PositionBias(position, *places, q_bhnd=q, scale=0.2)
-        if exact:
-            out, _ = attend(q, k, v, mask=told.mask.dense(), bias=bias.dense(), scale=0.2)
+    def run(way: str) -> tuple[Tensor, list[Tensor]]:
+        wide = {"exact": torch.float64, "emulated": torch.float32}.get(way, dtype)
+        q, k, v = (x.to(wide) for x in inputs)
+        bias = PositionBias(position, *places, q_bhnd=q, scale=SCALE)
+        if way == "exact":
+            out, _ = attend(q, k, v, mask=told.mask.dense(), bias=bias.dense(), scale=SCALE)
+        elif way == "emulated":
+            out = emulate(q, k, v, bias.dense())
         else:
-            out = dispatch.attention(q, k, v, mask=told.mask, bias=bias, scale=0.2)
+            out = dispatch.attention(q, k, v, mask=told.mask, bias=bias, scale=SCALE)
         return out, gradients(out, [*inputs, *position.parameters()])
 
-    (out, found), (expected, exact) = run(False), run(True)
+    def emulate(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        long = dispatch.LONG_BY_QUERY if position.bias_uses_query else dispatch.LONG
+        bias = q.new_zeros(1, 1, 1, 1) if bias is None else bias
+        if min(n, m) < long:  # SDPA takes a bias in the dtype of queries.
+            bias = bias.to(dtype).float()
+        k, v = (x.repeat_interleave(HEADS // GROUPS, dim=1) for x in (k, v))
+        visible = told.mask.dense()
+        visible = torch.ones(1, 1, n, m).bool().cuda() if visible is None else visible
+        attend_flash: Any = EmulatedFlash.apply
+        return attend_flash(q, k, v, bias, visible, dtype)
+
+    (out, found), (expected, exact) = run("fused"), run("exact")
+    exact = [x.to(y.dtype) for x, y in zip(exact, found, strict=True)]
+    limits = [TOLERANCE[dtype]] * 2
+    if dtype != torch.float32:
+        emulated, emulated_grads = run("emulated")
+        errors = apart(emulated, expected), all_apart(emulated_grads, exact)
+        limits = [max(TOLERANCE[dtype], MARGIN * error) for error in errors]
     assert out.dtype == dtype
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in found)
-    assert apart(out, expected) <= TOLERANCE[dtype]
-    assert (
-        all_apart(found, [x.to(y.dtype) for x, y in zip(exact, found, strict=True)])
-        <= (TOLERANCE[dtype])
-    )
+    assert apart(out, expected) <= limits[0]
+    assert all_apart(found, exact) <= limits[1]
     visible = told.mask.dense()
     if visible is not None:
         blind = ~visible.any(dim=-1).expand(B, HEADS, n)

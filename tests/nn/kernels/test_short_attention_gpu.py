@@ -209,7 +209,7 @@ def test_short_is_as_exact_as_sdpa(n: int, width: int, turns: bool) -> None:
 
 @pytest.mark.parametrize("n", [16, 64])
 def test_short_rounds_weights_as_flash_attention_does(n: int) -> None:
-    """Weights are rounded to 16 bits before they are normalized: after it, the error is 1.3 times."""
+    """They are rounded to 16 bits before they are normalized: after it, the error is 1.3 times."""
     call = make_call(n, width=64, mask="causal", dtype=HALF)
     expected, _ = call.exact()
     q, k, v = (x.detach().float() for x in call.parts(call.packed))

@@ -25,7 +25,7 @@ class Call(NamedTuple):
     k: Tensor
     v: Tensor
     learned: Tensor | None
-    """Vectors [c, d], whose products with a query are its table, or a table by head [1, h, 1, c]."""
+    """Vectors [c, d], whose products with a query are its table, or tables by head [1, h, 1, c]."""
     table_by_distance: Tensor | None
     band: Tensor | None
     bucket_of: Tensor | None
