@@ -30,7 +30,7 @@ from rich.console import Console
 from heed.config import Recipe, apply_overrides
 from heed.runs.run import Run
 from heed.train import run as train_run
-from heed.train.execution.choose import obstacle
+from heed.train.execution.choose import find_obstacle
 
 STRETCH = 20
 """Updates whose losses are averaged where dropout draws differ."""
@@ -188,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     some = recipe("translate", "auto", dropout=0.0, steps=1, deterministic=False)
     device = torch.device(options.device)
-    speeds = [speed for speed in options.speeds if obstacle(some, speed, device) is None]
+    speeds = [speed for speed in options.speeds if find_obstacle(some, speed, device) is None]
     alike = partial(compare, speeds=speeds, steps=options.steps, device=options.device)
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         found = pool.map(alike, *zip(*product(TASKS, options.dropout), strict=True))

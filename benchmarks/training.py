@@ -39,7 +39,7 @@ from heed.bench.standard_shapes import (
 from heed.bench.timing import Product, side_by_side
 from heed.device import wants_bf16
 from heed.errors import HeedError
-from heed.train.execution.choose import obstacle
+from heed.train.execution.choose import find_obstacle
 
 WORKS = ("gpt2", "sets", "few", "small")
 NANOGPT = 521_000
@@ -131,7 +131,7 @@ class Bench:
 
     def compiles(self) -> bool:
         """Whether there is a compiler here."""
-        return obstacle(GPT2.recipe(), "compile", self.device) is None
+        return find_obstacle(GPT2.recipe(), "compile", self.device) is None
 
     def run(self, work: str, contenders: list[Contender]) -> list[Row]:
         """Build all, let them take turns, say what each reached."""

@@ -236,7 +236,7 @@ def test_a_recipe_s_figures_hang_together(name: str, monkeypatch: pytest.MonkeyP
     real, fixed = (found[key]["padded_tokens_per_second"] for key in ("real", "fixed"))
     assert found["real_over_fixed"] == pytest.approx(real / fixed)
     assert found["memory"] > 0
-    assert found["speed"].startswith("Speed")
+    assert found["speed"].startswith("Execution")
     assert set(found["decoding"]) == ({"greedy", "beam 4"} if "translate" in name else set())
     parts = dict(found["startup"])
     total = parts.pop("total")

@@ -34,13 +34,14 @@ def imported_names(tree: ast.Module) -> dict[str, tuple[str, str | None]]:
 
 def patched_names(tree: ast.Module) -> list[tuple[str, str | None, str]]:
     """Module, attribute and name of everything that the tests patch."""
-    names, patched = imported_names(tree), []
+    names = imported_names(tree)
+    patched: list[tuple[str, str | None, str]] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
             continue
         called = ast.unparse(node.func)
-        strings = [x.value for x in node.args if isinstance(x, ast.Constant)]
-        strings = [x for x in strings if isinstance(x, str)]
+        constants = [x.value for x in node.args if isinstance(x, ast.Constant)]
+        strings = [x for x in constants if isinstance(x, str)]
         if called.endswith((".setattr", "patch.object")) and len(node.args) >= 2 and strings:
             owner = ast.unparse(node.args[0])
             first, _, rest = owner.partition(".")

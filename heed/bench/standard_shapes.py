@@ -17,7 +17,7 @@ from heed.data.batching.length_buckets import BatchShape
 from heed.data.tokenizers.special_tokens import MASK
 from heed.device import wants_bf16
 from heed.models import Model, build
-from heed.train.execution.choose import Ahead, build_step
+from heed.train.execution.choose import PlannedWork, build_step
 from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, OptimizerSettings, build_optimizer, set_lr
 from heed.train.state import State
@@ -165,7 +165,7 @@ def trainee(
     optimizer = build_optimizer(model, rule, lr_tensor=captures)
     state = State(model, optimizer, device, ema_decay=train.ema)
     said: list[str] = []
-    ahead = Ahead(train.steps or MANY, [setting.shape], batch)
+    ahead = PlannedWork(train.steps or MANY, [setting.shape], batch)
     objective = Objective(model, label_smoothing=train.label_smoothing, rdrop=train.rdrop)
     step = build_step(recipe, objective, state, ahead, bf16=bf16, say=said.append)
 
@@ -245,10 +245,10 @@ def measure(
 
 def launched(said: Sequence[str], recipe: Recipe) -> str:
     """How updates are launched and why, of what was said; there may have been no question."""
-    why = " ".join(line for line in said if line.startswith("Speed"))
+    why = " ".join(line for line in said if line.startswith("Execution"))
     if not why and recipe.train.execution != "auto":
-        why = f"Speed: {recipe.train.execution}, as asked for."
-    return why or "Speed: one kernel at a time."
+        why = f"Execution: {recipe.train.execution}, as in the recipe."
+    return why or "Execution: eager."
 
 
 def _held(device: torch.device) -> int | None:

@@ -1,4 +1,4 @@
-"""A step launched as one CUDA graph, whatever the number of its kernels."""
+"""Capture a step as a CUDA graph: one launch, whatever the number of its kernels."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import torch
 Step = Callable[[], None]
 
 
-def captured(step: Step, pool: Any) -> Step:
-    """The same step, captured. It runs twice on the way, on whatever its tensors hold.
+def capture_step(step: Step, pool: Any) -> Step:
+    """Capture a step; returns a function that replays it.
 
-    Nothing in it may wait for the GPU or change a shape, and whoever keeps the result keeps the
-    tensors that the step reads. Steps may share a pool for what they hold between kernels as long
-    as no two of them run at once.
+    The step first runs twice, on whatever its tensors hold. It must not wait for the GPU or change
+    a shape, and the tensors it reads must outlive the result. Steps may share a pool of temporary
+    memory as long as no two of them run at once.
     """
-    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-    aside.wait_stream(here)
+    here, warm_up = torch.cuda.current_stream(), torch.cuda.Stream()
+    warm_up.wait_stream(here)
     try:
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # what is made at first use, is made outside the graph
+        with torch.cuda.stream(warm_up):
+            for _ in range(2):  # Allocations at first use must not get into the graph.
                 step()
-    finally:  # a step that failed half-way may still write where its caller goes on
-        here.wait_stream(aside)
+    finally:  # A step that failed half-way may still write to tensors of its caller.
+        here.wait_stream(warm_up)
     graph = torch.cuda.CUDAGraph()
-    # A capture that fails leaves torch on a stream of its own; the stream around it leads back.
+    # A failed capture leaves torch on the capture's stream; the stream context leads back.
     recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-    with undisturbed(), torch.cuda.stream(here), recording:
+    with no_garbage_collection(), torch.cuda.stream(here), recording:
         step()
     replay: Step = graph.replay
     return replay
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """No garbage is collected: a graph that is destroyed while another is captured spoils it."""
-    collects = gc.isenabled()
+def no_garbage_collection() -> Iterator[None]:
+    """Suspend garbage collection: destroying a graph during the capture of another spoils it."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()

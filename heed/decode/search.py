@@ -24,7 +24,7 @@ from heed.data.batching.padding import pad_sequences
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.decode import batch_plan
 from heed.decode.cpu_threads import map_batches
-from heed.decode.cuda_graph import Step, captured
+from heed.decode.cuda_graph import Step, capture_step
 from heed.decode.model_step import (
     GenerativeModel,
     ModelStep,
@@ -294,7 +294,7 @@ class Search:
     def _capture_step(self, state: DecodeState) -> Step:
         step = partial(self._step, state)
         try:
-            return captured(step, self._pool)
+            return capture_step(step, self._pool)
         except RuntimeError as error:
             self.capture = False
             warnings.warn(f"Decoding without CUDA graphs: {error}", HeedWarning, stacklevel=2)

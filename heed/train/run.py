@@ -24,7 +24,7 @@ from heed.train import checkpoint
 from heed.train.curves import draw_curves
 from heed.train.distributed.ranks import World, joined
 from heed.train.distributed.sharding import Twin, spread
-from heed.train.execution.choose import Ahead, build_step
+from heed.train.execution.choose import PlannedWork, build_step
 from heed.train.loader import Feed
 from heed.train.loop import Loop
 from heed.train.objective import Objective
@@ -167,7 +167,7 @@ def build_loop(parts: TrainingSetup, run: Run, *, say: Say) -> Loop:
     if world.first:
         checkpoint.put_aside(run.checkpoints, after=state.step)
     parts.model.train()
-    ahead = Ahead(steps - state.step, parts.train.shapes(), feed.example())
+    ahead = PlannedWork(steps - state.step, parts.train.shapes(), feed.example())
     step = build_step(parts.recipe, shared, state, ahead, bf16=parts.bf16, say=say)
     warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
     factor = schedule(settings.schedule, warmup=warmup, steps=steps, floor=settings.lr_floor)

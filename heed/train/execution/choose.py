@@ -1,6 +1,6 @@
-"""How updates are launched: one kernel at a time, as captured graphs, or compiled.
+"""Choose how training steps are launched: eagerly, as captured CUDA graphs, or compiled.
 
-`train.execution = "auto"` chooses by what the machine has and by the work ahead, and says why.
+`train.execution = "auto"` chooses by the machine and by the number of steps, and says why.
 """
 
 from __future__ import annotations
@@ -22,82 +22,82 @@ from heed.data.batching.batch import Batch
 from heed.data.batching.length_buckets import BatchShape
 from heed.errors import ConfigError
 from heed.nn.stack import Block
-from heed.train.execution.cuda_graphs import GraphStep, blank
+from heed.train.execution.cuda_graphs import GraphStep, blank_batch
 from heed.train.optimizers.build import CAPTURABLE
 from heed.train.state import State
 from heed.train.step import Limits, Step
 
 Say = Callable[[str], None]
-KEPT = 2**30
-"""Bytes of free memory that a CPU run does not hand back; also those that lie in one piece."""
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""What glibc's mallopt calls them."""
+KEPT_BYTES = 2**30
+"""Free memory that a CPU run does not return to the system, in total and in one allocation."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of glibc's mallopt."""
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """The work before a run: how many updates, and the shapes their batches have."""
+class PlannedWork:
+    """The steps still to train, and the shapes of their batches."""
 
-    updates: int
+    steps: int
     shapes: list[BatchShape]
     example: Batch
-    """Any batch, on the device: its tensors are those of all."""
+    """Any batch, on the device: all batches have the same tensors."""
 
 
 def build_step(
     recipe: Recipe,
     objective: nn.Module,
     state: State,
-    ahead: Ahead,
+    work: PlannedWork,
     *,
     bf16: bool,
     say: Say,
 ) -> Step:
-    """The step a recipe names; by `auto`, the one that will be done first.
+    """The step of a recipe; with `auto`, the launch mode that finishes training first.
 
-    `objective` is the model's, where several ranks share it as they do.
+    `objective` is replicated or sharded where there are several ranks.
     """
     if state.device.type == "cpu":
-        keep_memory()
-    make, speed = partial(_make, objective, recipe, state, ahead, bf16), recipe.train.execution
-    if speed == "graphs" and state.world.several:
-        speed = "auto"
-    hindered = None if speed == "auto" else obstacle(recipe, speed, state.device)
-    if hindered:
-        raise ConfigError([f"[train] speed cannot be {speed!r}: {hindered}."])
+        keep_freed_memory()
+    build, mode = partial(_build, objective, recipe, state, work, bf16), recipe.train.execution
+    if mode == "graphs" and state.world.several:
+        mode = "auto"
+    obstacle = None if mode == "auto" else find_obstacle(recipe, mode, state.device)
+    if obstacle:
+        raise ConfigError([f"[train] execution cannot be {mode!r}: {obstacle}."])
     while True:
         try:
-            return _choose(recipe, state, ahead, make, say) if speed == "auto" else make(speed)
+            return _choose(recipe, state, work, build, say) if mode == "auto" else build(mode)
         except torch.OutOfMemoryError:
-            most = max(shape.batch_size for shape in ahead.shapes)
-            if not recipe.train.split_on_oom or state.pieces_of_batch >= most:
+            largest = max(shape.batch_size for shape in work.shapes)
+            if not recipe.train.split_on_oom or state.pieces_of_batch >= largest:
                 raise
         state.halve()
-        say(f"A batch does not fit into memory: learning from it in {state.pieces_of_batch} parts.")
+        say(f"A batch does not fit into memory: training on it in {state.pieces_of_batch} parts.")
 
 
-def keep_memory() -> None:
-    """Let this process keep the memory that an update frees: the next one needs the same.
+def keep_freed_memory() -> None:
+    """Keep memory that a step frees in this process, because the next step needs as much.
 
-    glibc hands large pieces back to the system at once and has them given anew, zeroed page by
-    page: a tenth of a translator's update on a CPU. Other C libraries are left alone.
+    glibc returns large allocations to the system at once and gets them back zeroed page by page:
+    a tenth of a translation model's step on a CPU. Other C libraries are left alone.
     """
     if sys.platform != "linux":
         return
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
-            library.mallopt(option, KEPT)
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            library.mallopt(option, KEPT_BYTES)
 
 
-def obstacle(recipe: Recipe, speed: str, device: torch.device) -> str | None:
-    """Why updates cannot be launched this way here; None where they can."""
-    if speed == "compile" and not _has_compiler(device):
+def find_obstacle(recipe: Recipe, mode: str, device: torch.device) -> str | None:
+    """Why steps cannot be launched in this mode on this device; None where they can."""
+    if mode == "compile" and not _has_compiler(device):
         return "there is no C++ compiler here" if device.type == "cpu" else "Triton is missing"
-    if speed == "graphs" and device.type != "cuda":
-        return "graphs are for a GPU"
-    if device.type == "cuda" and speed != "eager" and recipe.train.optimizer not in CAPTURABLE:
-        return f"{recipe.train.optimizer} asks the host at every update"
+    if mode == "graphs" and device.type != "cuda":
+        return "CUDA graphs need a GPU"
+    if device.type == "cuda" and mode != "eager" and recipe.train.optimizer not in CAPTURABLE:
+        return f"{recipe.train.optimizer} waits for the host at every step"
     return None
 
 
@@ -110,69 +110,72 @@ def _has_compiler(device: torch.device) -> bool:
 
 
 def cpp_compiler() -> str | None:
-    """What compiles for a CPU here; None where nothing does."""
-    named = os.environ.get("CXX")
-    return next(filter(shutil.which, [named] if named else ["c++", "g++", "clang++"]), None)
+    """The C++ compiler of this machine; None where there is none."""
+    preferred = os.environ.get("CXX")
+    return next(filter(shutil.which, [preferred] if preferred else ["c++", "g++", "clang++"]), None)
 
 
 def _choose(
     recipe: Recipe,
     state: State,
-    ahead: Ahead,
-    make: Callable[[str], Step],
+    work: PlannedWork,
+    build: Callable[[str], Step],
     say: Say,
 ) -> Step:
-    """Graphs on a GPU, for they pay at once. Compiled blocks never beat what `auto` takes here:
-    our own kernels, captured, on a GPU, torch's on a CPU (docs/log.md); they can be asked for.
+    """CUDA graphs on a GPU, because they pay at once; otherwise eager.
+
+    Compiled blocks were never faster (docs/log.md) than heed's kernels in CUDA graphs on a GPU, or
+    torch's kernels on a CPU. `train.execution = "compile"` still selects them.
     """
-    hindered = obstacle(recipe, "graphs", state.device)
+    obstacle = find_obstacle(recipe, "graphs", state.device)
     if state.world.several:
-        hindered = "several ranks share the work"
-    elif hindered is None and ahead.updates < 4 * len(ahead.shapes):
-        hindered = f"{ahead.updates} updates are too few to capture {len(ahead.shapes)} shapes"
-    if hindered is not None:
-        say(f"Speed: one kernel at a time, because {hindered}.")
-        return make("eager")
+        obstacle = "several ranks share the work"
+    elif obstacle is None and work.steps < 4 * len(work.shapes):
+        obstacle = f"{work.steps} steps are too few to capture {len(work.shapes)} shapes"
+    if obstacle is not None:
+        say(f"Execution: eager, because {obstacle}.")
+        return build("eager")
     began = time.perf_counter()
     try:
-        step = make("graphs")
+        step = build("graphs")
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        say(f"Speed: one kernel at a time; a graph cannot hold this: {str(error).splitlines()[0]}")
-        return make("eager")
-    took = time.perf_counter() - began
-    say(f"Speed: {len(ahead.shapes)} shapes captured as graphs in {took:.1f} s.")
+        say(f"Execution: eager, because capture failed: {str(error).splitlines()[0]}")
+        return build("eager")
+    seconds = time.perf_counter() - began
+    say(f"Execution: {len(work.shapes)} shapes captured as CUDA graphs in {seconds:.1f} s.")
     return step
 
 
-def _make(
-    objective: nn.Module, recipe: Recipe, state: State, ahead: Ahead, bf16: bool, speed: str
+def _build(
+    objective: nn.Module, recipe: Recipe, state: State, work: PlannedWork, bf16: bool, mode: str
 ) -> Step:
+    """The step in one launch mode."""
     settings, several = recipe.train, state.world.several
-    if speed == "compile":
-        # All blocks are one code to dynamo, which would give up after eight versions of it.
+    if mode == "compile":
+        # All blocks share one code object, of which dynamo would compile at most eight versions.
         blocks, versions = _blocks(objective), torch._dynamo.config.recompile_limit
-        torch._dynamo.config.recompile_limit = max(versions, len(blocks) * len(ahead.shapes))
-        settled = None
+        torch._dynamo.config.recompile_limit = max(versions, len(blocks) * len(work.shapes))
+        options = None
         if settings.deterministic:
-            # A shape may fit several versions that earlier runs of this process left, and kernels
-            # that are chosen by trying them out add up in another order in every run.
+            # Versions that earlier runs of this process compiled may fit a shape, too. And kernels
+            # chosen by timing them add up in a different order in every run.
             torch.compiler.reset()
-            settled = {"deterministic": True}
+            options = {"deterministic": True}
         for block in blocks:
-            block.compile(dynamic=len(ahead.shapes) > 1, options=settled)
-    # One rank cannot halve alone: the others would wait for what it takes back.
+            block.compile(dynamic=len(work.shapes) > 1, options=options)
+    # One rank cannot split a batch alone: the others would wait for it.
     limits = Limits(
         settings.clip, settings.max_skipped_steps, settings.split_on_oom and not several
     )
-    if speed == "eager" or state.device.type == "cpu" or several:
+    if mode == "eager" or state.device.type == "cpu" or several:
         return Step(objective, state, limits, bf16=bf16)
     parts = state.pieces_of_batch
-    shapes = [replace(shape, batch_size=-(-shape.batch_size // parts)) for shape in ahead.shapes]
-    blanks = [blank(ahead.example, shape) for shape in shapes]
-    whole = parts == 1 and settings.accumulate == 1
-    return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks, whole=whole)
+    shapes = [replace(shape, batch_size=-(-shape.batch_size // parts)) for shape in work.shapes]
+    blanks = [blank_batch(work.example, shape) for shape in shapes]
+    whole_step = parts == 1 and settings.accumulate == 1
+    return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks, whole_step=whole_step)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

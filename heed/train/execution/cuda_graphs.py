@@ -1,9 +1,10 @@
-"""Updates as captured CUDA graphs: launched once, whatever the number of kernels.
+"""Training steps as captured CUDA graphs: one launch, whatever the number of kernels.
 
-Every shape a batch may have is captured once, before training; a batch is then copied into the
-memory its graph reads, and the graph is replayed. Where an update is one batch, its graph goes on
-to clip, move and average. Where it is several, another graph does that, and gradients have a place
-of their own meanwhile. All graphs share one pool of memory, for no two run at the same time.
+Every batch shape is captured once, before training. A batch is then copied into the memory its
+graph reads, and the graph is replayed. Where a step is one batch, its graph also clips the
+gradient, steps the optimizer and averages the weights. Where a step accumulates several batches,
+another graph does that, and gradients stay allocated in between. All graphs share one memory pool,
+because no two run at the same time.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from torch import Tensor, nn
 from heed.data.batching.batch import Batch
 from heed.data.batching.length_buckets import BatchShape
 from heed.data.tokenizers.special_tokens import UNK
-from heed.decode.cuda_graph import undisturbed
+from heed.decode.cuda_graph import no_garbage_collection
 from heed.train.state import State
 from heed.train.step import Limits, Step
 
 
 @dataclass
-class _Captured:
+class CapturedBatch:
     """A graph, and the batch whose memory it reads."""
 
     batch: Batch
     graph: torch.cuda.CUDAGraph
 
     def replay(self, batch: Batch) -> None:
-        """Do to this batch what was captured."""
-        read, given = self.batch.tensors().values(), batch.tensors().values()
-        torch._foreach_copy_(list(read), list(given), non_blocking=True)
+        """Run the graph on this batch."""
+        static, new = self.batch.tensors().values(), batch.tensors().values()
+        torch._foreach_copy_(list(static), list(new), non_blocking=True)
         self.graph.replay()
 
 
 class GraphStep(Step):
-    """Replays what `Step` would launch. A batch of a shape that was not captured goes its way."""
+    """Replays what `Step` would launch. Batches of other shapes are launched eagerly."""
 
     def __init__(
         self,
@@ -49,21 +50,21 @@ class GraphStep(Step):
         *,
         bf16: bool,
         blanks: Sequence[Batch],
-        whole: bool,
+        whole_step: bool,
     ) -> None:
-        """`blanks` are batches of every shape there will be, on the device.
+        """Capture batches of every shape (`blanks`), which are on the device.
 
-        `whole` says that every update is one batch.
+        `whole_step`: every step is one batch, so that its graph includes the optimizer.
         """
         super().__init__(objective, state, limits, bf16=bf16)
-        self.whole = whole
-        self._captured: dict[object, _Captured] = {}
-        self._moves = torch.cuda.CUDAGraph()
+        self.whole_step = whole_step
+        self._captured: dict[object, CapturedBatch] = {}
+        self._optimizer_graph = torch.cuda.CUDAGraph()
         self._capture(blanks)
 
     def __call__(self, batches: list[Batch]) -> None:
-        """One update over the mean loss of all targets in these batches."""
-        captured = self._captured.get(_shapes(batches[0])) if self.whole else None
+        """One step on the mean loss over all targets in these batches."""
+        captured = self._captured.get(_shapes(batches[0])) if self.whole_step else None
         if captured is None:
             super().__call__(batches)
             return
@@ -72,45 +73,49 @@ class GraphStep(Step):
         self.state.step += 1
 
     def learn(self, batch: Batch) -> None:
-        """Add one micro-batch's share to the gradient."""
-        captured = None if self.whole else self._captured.get(_shapes(batch))
+        """Add the gradient of one micro-batch."""
+        captured = None if self.whole_step else self._captured.get(_shapes(batch))
         if captured is None:
             super().learn(batch)
         else:
             captured.replay(batch)
 
     def move(self) -> None:
-        """Clip, move, average, forget."""
-        if self.whole:
+        """Clip the gradient, step the optimizer, average the weights, clear the gradient."""
+        if self.whole_step:
             super().move()
         else:
-            self._moves.replay()
+            self._optimizer_graph.replay()
 
     def forget(self) -> None:
-        """Where several graphs share it, the gradient stays in its place, and is zeros."""
-        if self.whole:
+        """Clear the gradient; where several graphs share it, it stays allocated as zeros."""
+        if self.whole_step:
             super().forget()
         else:
             torch._foreach_zero_(self.gradients())
 
     def _capture(self, blanks: Sequence[Batch]) -> None:
-        """Run everything once, then once more to capture it; and leave the state as it was."""
+        """Run everything once to warm up, then capture it; the state is left as it was.
+
+        Both happen on one stream: parameters' AccumulateGrad nodes keep the stream they were made
+        on, and a capture must not depend on another stream.
+        """
         state, pool = self.state, torch.cuda.graph_pool_handle()
-        random = torch.cuda.get_rng_state(state.device)
+        rng_state = torch.cuda.get_rng_state(state.device)
         sums, counts = state.tally.sums.clone(), state.tally.counts.clone()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(stream):
                 self._run_and_capture(blanks, pool)
-        except RuntimeError:  # what follows then learns in another way, from a clean state
+        except RuntimeError:  # Training goes on eagerly, from a clean state.
             state.optimizer.zero_grad(set_to_none=True)
             raise
         finally:
-            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(stream)
             state.tally.sums.copy_(sums)
             state.tally.counts.copy_(counts)
-            torch.cuda.set_rng_state(random, state.device)
+            torch.cuda.set_rng_state(rng_state, state.device)
 
     def _run_and_capture(self, blanks: Sequence[Batch], pool: Any) -> None:
         state = self.state
@@ -118,44 +123,44 @@ class GraphStep(Step):
         state.ema_share.zero_()
         for batch in blanks:
             Step.learn(self, batch)
-        # A gradient that is not finite moves nothing, but makes all that the optimizer keeps.
+        # A gradient that is not finite changes no weight, but allocates the optimizer's state.
         self.gradients()[0].fill_(torch.inf)
         Step.move(self)
         for batch in blanks:
-            graph = _graph(partial(self._update, batch), pool)
-            self._captured[_shapes(batch)] = _Captured(batch, graph)
-        if not self.whole:
-            self._moves = _graph(partial(Step.move, self), pool)
+            graph = _capture_graph(partial(self._captured_step, batch), pool)
+            self._captured[_shapes(batch)] = CapturedBatch(batch, graph)
+        if not self.whole_step:
+            self._optimizer_graph = _capture_graph(partial(Step.move, self), pool)
 
-    def _update(self, batch: Batch) -> None:
-        """What a batch's graph does."""
+    def _captured_step(self, batch: Batch) -> None:
+        """The work of one batch's graph."""
         Step.learn(self, batch)
-        if self.whole:
+        if self.whole_step:
             Step.move(self)
 
 
-def _graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def _capture_graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    told = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
-    with undisturbed(), torch.cuda.graph(graph, **told):
+    options = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
+    with no_garbage_collection(), torch.cuda.graph(graph, **options):
         work()
     return graph
 
 
-def blank(like: Batch, shape: BatchShape) -> Batch:
-    """A batch of this shape with the tensors that `like` has: one unknown word again and again."""
+def blank_batch(like: Batch, shape: BatchShape) -> Batch:
+    """A batch of this shape with the tensors of `like`, filled with the unknown token."""
     texts, device = shape.batch_size, like.ids.device
 
-    def made(name: str, value: Tensor) -> Tensor:
+    def fill(name: str, value: Tensor) -> Tensor:
         length = (shape.source_length or 0) if name.startswith("source") else shape.length
         if name.endswith("positions"):
             rows = 1 if len(value) == 1 else texts
             return torch.arange(length, device=device).repeat(rows, 1)
         size = (texts,) if value.ndim == 1 else (texts, length)
-        fill = 0 if name == "segments" or value.ndim == 1 else UNK
-        return torch.full(size, fill, dtype=value.dtype, device=device)
+        value_id = 0 if name == "segments" or value.ndim == 1 else UNK
+        return torch.full(size, value_id, dtype=value.dtype, device=device)
 
-    tensors = {name: made(name, value) for name, value in like.tensors().items()}
+    tensors = {name: fill(name, value) for name, value in like.tensors().items()}
     return like.with_tensors(tensors, count=texts, rows=())
 
 
