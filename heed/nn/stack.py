@@ -14,7 +14,7 @@ from heed.config import ModelConfig
 from heed.nn.attention import AttentionContext, AttentionInputs, MultiHeadAttention
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.feed_forward import FeedForward
-from heed.nn.kernels.availability import largest_on_gpu
+from heed.nn.kernels.availability import read_maximum
 from heed.nn.kernels.linear import Dropout
 from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.masks import Mask
@@ -120,7 +120,7 @@ class Stack(nn.Module):
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
         """What the first block reads: token vectors with positions, normalized if configured."""
         if self.position_limit is not None:
-            largest = largest_on_gpu(positions_bn, training=self.training)
+            largest = read_maximum(positions_bn, training=self.training)
             if largest is not None and largest >= self.position_limit:
                 raise position_limit_error(largest, self.position_limit)
         return self.embedding_norm(self.position.embed(x_bnw, positions_bn))

@@ -20,8 +20,8 @@ def on_gpu(x: Tensor) -> bool:
     return on_gpu_device(x.device)
 
 
-def largest_on_gpu(x: Tensor, *, training: bool) -> int | None:
-    """The largest number of a GPU tensor; None where it must not or need not be read.
+def read_maximum(x: Tensor, *, training: bool) -> int | None:
+    """The largest number of a tensor; None where the host must not or need not read it.
 
     Reading waits for the GPU. Training does not wait: its batches are checked when they are made.
     A compiler and a graph capture cannot wait. On a CPU, indexing itself checks its bounds.

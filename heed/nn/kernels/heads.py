@@ -34,7 +34,7 @@ class PendingRotation:
     def tables(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines for queries and for keys, each [b or 1, n, 2, d/2], made once."""
         if torch.compiler.is_compiling():
-            return self._make()  # Kept, they would make layers look different to the compiler.
+            return self._make()  # Stored, they would make layers look different to the compiler.
         if self._tables is None:
             self._tables = self._make()
         return self._tables
@@ -99,9 +99,9 @@ class SharedPosition:
 
     def rotation(self, position: Position, k_positions: Tensor) -> PendingRotation:
         """The rotation by this encoding, of new keys at `k_positions`."""
-        kept = self._rotation
-        if kept is not None and kept.position is position and kept.k_positions is k_positions:
-            return kept
+        shared = self._rotation
+        if shared is not None and shared.position is position and shared.k_positions is k_positions:
+            return shared
         rotation = PendingRotation(position, self.q_positions, k_positions)
         if not torch.compiler.is_compiling():
             self._rotation = rotation
