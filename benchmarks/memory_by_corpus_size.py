@@ -38,7 +38,7 @@ TINY = {
 
 def block(split: str, size: int, number: int) -> tuple[str, str]:
     """So many pairs of a split, the text of each side: those from `number` · `size` on."""
-    pairs = list(synthetic.sentences(split, size, start=number * size))
+    pairs = list(synthetic.generate_sentences(split, size, start=number * size))
     sides = [p.english for p in pairs], [p.french for p in pairs]
     return "\n".join([*sides[0], ""]), "\n".join([*sides[1], ""])
 

@@ -21,8 +21,8 @@ QUICK = Options(resamples=20)
 
 def write_text(folder: Path) -> Path:
     """Files for the three tasks; the first lines of every test file are also in train."""
-    learnt = list(synthetic.sentences("train", LEARNT, seed=1))
-    fresh = list(synthetic.sentences("test", HELD_OUT - SHARED, seed=1))
+    learnt = list(synthetic.generate_sentences("train", LEARNT, seed=1))
+    fresh = list(synthetic.generate_sentences("test", HELD_OUT - SHARED, seed=1))
     for split, sentences in (("train", learnt), ("test", learnt[:SHARED] + fresh)):
         for suffix, lines in (
             ("en", [s.english for s in sentences]),

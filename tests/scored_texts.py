@@ -40,7 +40,7 @@ def add_noise(texts: list[str], share: float, seed: int) -> list[str]:
 
 @pytest.fixture(scope="session")
 def texts() -> Texts:
-    sentences = list(synthetic.sentences("test", COUNT, seed=3))
+    sentences = list(synthetic.generate_sentences("test", COUNT, seed=3))
     french = [s.french for s in sentences]
     english = [s.english for s in sentences]
     return Texts(english, french, add_noise(french, 0.1, 1), add_noise(french, 0.13, 2))

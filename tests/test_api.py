@@ -36,7 +36,7 @@ LINES = ["The cat sees the old woman.", "", "   ", "😀 ok", "The dog.", "\x0c\
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the text is."""
     folder = tmp_path_factory.mktemp("api")
-    synthetic.write(folder, train=300, dev=30, test=30, seed=0)
+    synthetic.write_corpus(folder, train=300, dev=30, test=30, seed=0)
     return folder
 
 

@@ -50,8 +50,8 @@ LINES = ["The old king sees the cat.", "", "  ", "😀 ok", "a\u2028b\x85c", "wo
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Sentences with their speakers, some of the test lines in train too; and pairs of words."""
     folder = tmp_path_factory.mktemp("classify")
-    learnt = list(synthetic.sentences("train", 300, seed=2))
-    fresh = list(synthetic.sentences("test", 50, seed=2))
+    learnt = list(synthetic.generate_sentences("train", 300, seed=2))
+    fresh = list(synthetic.generate_sentences("test", 50, seed=2))
     for name, texts in (("train", learnt), ("dev", fresh[:20]), ("test", learnt[:10] + fresh)):
         lines = [f"{text.speaker}\t{text.english}\n" for text in texts]
         (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")

@@ -200,7 +200,7 @@ def exported(folder: Path, heed: Heed, **shape: Any) -> tuple[Translator, Any, A
 
 def test_a_translator_trained_here(tmp_path: Path, heed: Heed) -> None:
     """Train, export, and write the same with transformers as with heed."""
-    synthetic.write(tmp_path, train=100, dev=5, test=5, seed=0)
+    synthetic.write_corpus(tmp_path, train=100, dev=5, test=5, seed=0)
     mt, tokenizer, model = exported(tmp_path, heed, **SHAPE)
     for line in (tmp_path / "test.en").read_text().splitlines():
         read = tokenizer(line, return_tensors="pt")
@@ -215,7 +215,10 @@ def test_generate_ends_where_heed_ends(tmp_path: Path, heed: Heed) -> None:
     """Nothing is told to `generate`: what stands in the folder is enough, for long texts, too."""
     for name, size in (("train", 100), ("dev", 5), ("test", 5)):
         for suffix, side in (("en", "english"), ("fr", "french")):
-            said = [getattr(one, side) for one in synthetic.sentences("train", 3 * size, seed=0)]
+            said = [
+                getattr(one, side)
+                for one in synthetic.generate_sentences("train", 3 * size, seed=0)
+            ]
             threes = (" ".join(said[i : i + 3]) + "\n" for i in range(0, 3 * size, 3))
             (tmp_path / f"{name}.{suffix}").write_text("".join(threes), encoding="utf-8")
     told = SHAPE | {"kind": "word", "steps": 150, "batch_tokens": 1024}

@@ -159,7 +159,7 @@ def test_a_demo_that_is_stopped_leaves_the_earlier_one(
 @given(right=st.lists(st.booleans(), max_size=20))
 def test_as_many_are_shown_as_there_is_room_for(right: list[bool]) -> None:
     """Right ones first; and of the wrong ones two, where there are so many."""
-    test = list(synthetic.sentences("test", len(right), seed=0))
+    test = list(synthetic.generate_sentences("test", len(right), seed=0))
     said = [s.french if good else "" for s, good in zip(test, right, strict=True)]
     shown = choose_examples(test, said)
     assert len({*shown}) == len(shown) == min(EXAMPLES, len(test))

@@ -45,8 +45,8 @@ FLOAT = {"precision": "float32"}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Sentences to learn from, some of which stand in a test set again; a cache of one's own."""
     folder = tmp_path_factory.mktemp("generate")
-    learnt = [s.french for s in synthetic.sentences("train", 150, seed=1)]
-    fresh = [s.french for s in synthetic.sentences("test", 20, seed=1)]
+    learnt = [s.french for s in synthetic.generate_sentences("train", 150, seed=1)]
+    fresh = [s.french for s in synthetic.generate_sentences("test", 20, seed=1)]
     for name, lines in {"train": learnt, "near": learnt[:8] + fresh, "far": fresh}.items():
         (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
     labelled = "".join(f"0\t{line} Extraordinaire !\n" for line in fresh)
@@ -429,7 +429,7 @@ SPEECHES = ("train_LM", "test_LM_obama", "test_LM_hbush", "test_LM_wbush", "tiny
 @pytest.mark.parametrize("name", ["speeches/generate", "speeches/generate-reported", "lm/nano"])
 def test_a_shipped_recipe_trains(name: str, place: Path, tmp_path: Path) -> None:
     """On other text in files of the names that it asks for."""
-    stories = [s.english for s in synthetic.sentences("train", 80, seed=2)]
+    stories = [s.english for s in synthetic.generate_sentences("train", 80, seed=2)]
     for number, stem in enumerate(SPEECHES):
         text = "\n\n".join(stories[:60] if number in (0, 4) else stories[60:])
         (tmp_path / f"{stem}.txt").write_text(text)

@@ -51,7 +51,9 @@ def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with naming_path(folder / "train.txt"):
-            synthetic.write(folder, train=size, dev=test_size, test=test_size, seed=recipe.seed)
+            synthetic.write_corpus(
+                folder, train=size, dev=test_size, test=test_size, seed=recipe.seed
+            )
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {
         split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]

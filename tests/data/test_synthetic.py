@@ -1,4 +1,4 @@
-"""The generated world: correct, settled, aligned, split by combinations, and worth learning."""
+"""The synthetic corpus: correct, unambiguous, aligned, split by combinations, and learnable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.data.synthetic import SPEAKERS, SPLITS, Sentence, sentences, write
+from heed.data.synthetic import SPEAKERS, SPLITS, Sentence, generate_sentences, write_corpus
 from heed.data.synthetic.lexicon import ADJECTIVES, NOUNS, VERBS
 from heed.errors import DataError
 
@@ -30,9 +30,9 @@ ELIDED = re.compile(r"^(l|d|n|j|qu)'(.+)$")
 @pytest.fixture(scope="module")
 def world() -> World:
     return {
-        "train": list(sentences("train", 60_000)),
-        "dev": list(sentences("dev", 700)),
-        "test": list(sentences("test", 700)),
+        "train": list(generate_sentences("train", 60_000)),
+        "dev": list(generate_sentences("dev", 700)),
+        "test": list(generate_sentences("test", 700)),
     }
 
 
@@ -51,14 +51,18 @@ def words(text: str) -> list[str]:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_same_seed_same_sentences(split: str) -> None:
-    assert list(sentences(split, 60, seed=3)) == list(sentences(split, 60, seed=3))
-    assert list(sentences(split, 60, seed=3)) != list(sentences(split, 60, seed=4))
+    assert list(generate_sentences(split, 60, seed=3)) == list(
+        generate_sentences(split, 60, seed=3)
+    )
+    assert list(generate_sentences(split, 60, seed=3)) != list(
+        generate_sentences(split, 60, seed=4)
+    )
 
 
 def test_no_hash_order_matters() -> None:
     program = (
-        "from heed.data.synthetic import sentences\n"
-        "print([s for name in ('train', 'test') for s in sentences(name, 40)])"
+        "from heed.data.synthetic import generate_sentences\n"
+        "print([s for name in ('train', 'test') for s in generate_sentences(name, 40)])"
     )
     runs = [
         subprocess.run(
@@ -73,20 +77,20 @@ def test_no_hash_order_matters() -> None:
     assert runs[0] == runs[1] != b""
 
 
-WHOLE = list(sentences("train", 200, seed=1))
+WHOLE = list(generate_sentences("train", 200, seed=1))
 
 
 @given(start=st.integers(0, 150), count=st.integers(0, 50))
 def test_a_slice_is_a_slice_of_the_whole(start: int, count: int) -> None:
-    part = list(sentences("train", count, seed=1, start=start))
+    part = list(generate_sentences("train", count, seed=1, start=start))
     assert part == WHOLE[start : start + count]
 
 
 def test_far_places_are_reached_at_once() -> None:
     far = 10**12
-    first, second = sentences("train", 2, start=far)
+    first, second = generate_sentences("train", 2, start=far)
     assert first.document > 10**10
-    assert [second] == list(sentences("train", 1, start=far + 1))
+    assert [second] == list(generate_sentences("train", 1, start=far + 1))
 
 
 def test_documents_are_whole_and_in_order(world: World) -> None:
@@ -111,7 +115,7 @@ def test_documents_are_whole_and_in_order(world: World) -> None:
 )
 def test_what_cannot_be_is_said_at_once(split: str, count: int, start: int, says: str) -> None:
     with pytest.raises(DataError, match=re.escape(says)):
-        sentences(split, count, start=start)
+        generate_sentences(split, count, start=start)
 
 
 # Text, alignment and tags
@@ -307,7 +311,7 @@ def combinations(line: Sentence) -> set[Combination]:
 
 def test_the_reader_of_combinations_reads() -> None:
     """The parser above, on sentences whose combinations are plain to see."""
-    known = {line.english: line for line in sentences("train", 4_000, seed=9)}
+    known = {line.english: line for line in generate_sentences("train", 4_000, seed=9)}
     seen = set().union(*(combinations(line) for line in known.values()))
     kinds = Counter(kind for kind, _, _ in seen)
     assert min(kinds["is"], kinds["object"], kinds["subject"]) > 100
@@ -320,7 +324,7 @@ def test_the_reader_of_combinations_reads() -> None:
 
 def test_each_test_sentence_has_a_combination_never_seen_in_training(world: World) -> None:
     trained: set[Combination] = set()
-    for lines in (world["train"], sentences("train", 5_000, seed=77)):
+    for lines in (world["train"], generate_sentences("train", 5_000, seed=77)):
         for line in lines:
             trained |= combinations(line)
     for split in ("dev", "test"):
@@ -422,12 +426,12 @@ def test_order_matters(world: World) -> None:
 
 
 def test_write(tmp_path: Path) -> None:
-    paths = write(tmp_path / "new" / "folder", train=50, dev=12, test=7, seed=5)
+    paths = write_corpus(tmp_path / "new" / "folder", train=50, dev=12, test=7, seed=5)
     endings = ("en", "fr", "align", "tsv", "txt")
     assert set(paths) == {f"{split}.{ending}" for split in SPLITS for ending in endings}
     assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == set(paths)
     for split, count in (("train", 50), ("dev", 12), ("test", 7)):
-        lines = list(sentences(split, count, seed=5))
+        lines = list(generate_sentences(split, count, seed=5))
         read = {end: paths[f"{split}.{end}"].read_text("utf-8").split("\n") for end in endings}
         assert read["en"] == [*(line.english for line in lines), ""]
         assert read["fr"] == [*(line.french for line in lines), ""]
@@ -441,19 +445,19 @@ def test_write(tmp_path: Path) -> None:
 
 
 def test_write_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    first = write(tmp_path, train=20, dev=5, test=5)
+    first = write_corpus(tmp_path, train=20, dev=5, test=5)
     before = {name: path.read_bytes() for name, path in first.items()}
-    again = write(tmp_path, train=20, dev=5, test=5)
+    again = write_corpus(tmp_path, train=20, dev=5, test=5)
     assert before == {name: path.read_bytes() for name, path in again.items()}
 
 
 def test_write_says_what_it_cannot(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="-3 sentences"):
-        write(tmp_path / "nothing", train=5, dev=5, test=-3)
+        write_corpus(tmp_path / "nothing", train=5, dev=5, test=-3)
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="folder"):
-        write(tmp_path / "file", train=1, dev=1, test=1)
+        write_corpus(tmp_path / "file", train=1, dev=1, test=1)
 
 
 def test_several_may_write_the_same_world_at_once(tmp_path: Path) -> None:
@@ -461,7 +465,7 @@ def test_several_may_write_the_same_world_at_once(tmp_path: Path) -> None:
         return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def written(_: int) -> dict[str, Path]:
-        return write(tmp_path, train=200, dev=20, test=20)
+        return write_corpus(tmp_path, train=200, dev=20, test=20)
 
     written(0)
     expected = all_files()

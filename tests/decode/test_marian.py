@@ -39,7 +39,7 @@ def test_random_weights(tmp_path: Path) -> None:
 def test_a_trained_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of different lengths, ended by the model."""
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
-    synthetic.write(tmp_path, train=600, dev=20, test=40, seed=0)
+    synthetic.write_corpus(tmp_path, train=600, dev=20, test=40, seed=0)
     Translator.train(
         train=[tmp_path / "train.en", tmp_path / "train.fr"],
         dev=[tmp_path / "dev.en", tmp_path / "dev.fr"],

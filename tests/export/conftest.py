@@ -18,7 +18,7 @@ from heed.data import synthetic
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, and a run that learnt from it."""
     folder = tmp_path_factory.mktemp("export")
-    synthetic.write(folder, train=600, dev=100, test=20, seed=0)
+    synthetic.write_corpus(folder, train=600, dev=100, test=20, seed=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
         Translator.train(

@@ -14,12 +14,14 @@ from heed.decode.alignment import hard_links
 from heed.models import Translator, build
 from heed.probe.attention_maps import best_layer, cross_map, cross_maps
 
-PAIRS = [(s.english, s.french) for s in synthetic.sentences("dev", 70)]
+PAIRS = [(s.english, s.french) for s in synthetic.generate_sentences("dev", 70)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    texts = (text for s in synthetic.sentences("train", 300) for text in (s.english, s.french))
+    texts = (
+        text for s in synthetic.generate_sentences("train", 300) for text in (s.english, s.french)
+    )
     return Tokenizer.train(texts, kind="bpe", vocab_size=400)
 
 

@@ -1,8 +1,7 @@
-"""French morphology and spelling: how a word changes its form, and how two words meet.
+"""French morphology and spelling: inflection, elision and contraction.
 
-Regular forms come from rules, irregular ones from the tables below. `fuse` is the one place
-where elision (le + arbre = l'arbre) and contraction (de + le = du) happen, so no other module
-has to think of them.
+Regular forms come from rules, irregular ones from the tables below. All elision (le + arbre =
+l'arbre) and contraction (de + le = du) happens in `elide_and_contract`.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A French word before it meets its neighbours: the word, its part of speech, and the places of
-# the English words it stands for.
-Atom = tuple[str, str, tuple[int, ...]]
+# A French word before elision: the word, its part of speech, and the indices of the English words
+# it is aligned with.
+FrenchWord = tuple[str, str, tuple[int, ...]]
 
 VOWELS = frozenset("aeiouyàâéèêëîïôûœh")  # every h in the lexicon is mute: l'homme, l'hôtel
 ELIDED = {"le": "l'", "la": "l'", "je": "j'", "ne": "n'", "de": "d'", "que": "qu'"}
@@ -53,7 +52,7 @@ IRREGULAR = {
 
 
 def starts_with_vowel(word: str) -> bool:
-    """Whether the word before it must elide."""
+    """Whether the word before this one elides."""
     return word[0] in VOWELS
 
 
@@ -82,14 +81,14 @@ def feminine(word: str) -> str:
 
 
 def agree(word: str, is_feminine: bool, is_plural: bool) -> str:
-    """An adjective or participle, in the gender and number of its noun."""
+    """An adjective or participle in the gender and number of its noun."""
     word = feminine(word) if is_feminine else word
     return plural(word) if is_plural else word
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conjugation:
-    """The forms of one verb that the world uses: je, il and ils, in that order, by tense."""
+    """The forms of a verb that the corpus uses: je, il and ils, in that order, by tense."""
 
     present: tuple[str, str, str]
     future: tuple[str, str, str]
@@ -98,7 +97,7 @@ class Conjugation:
 
 
 def conjugate(infinitive: str) -> Conjugation:
-    """The forms of a verb: from the table, or by the rule of the verbs in -er."""
+    """Forms of a verb: from the table, or by the rule for verbs in -er."""
     if infinitive in IRREGULAR:
         je, il, ils, future, imperfect, participle = IRREGULAR[infinitive].split()
     else:
@@ -114,32 +113,32 @@ def conjugate(infinitive: str) -> Conjugation:
     )
 
 
-def fuse(atoms: Sequence[Atom]) -> list[Atom]:
-    """The words as they are printed: elided and contracted, with tags joined by a plus."""
-    printed: list[Atom] = []
-    place, last = 0, len(atoms) - 1
+def elide_and_contract(french_words: Sequence[FrenchWord]) -> list[FrenchWord]:
+    """Apply elision and contraction; tags of merged words are joined by a plus."""
+    output: list[FrenchWord] = []
+    place, last = 0, len(french_words) - 1
     while place <= last:
-        word, tag, sources = atoms[place]
+        word, tag, sources = french_words[place]
         place += 1
         if place <= last:
-            after, after_tag, after_sources = atoms[place]
+            after, after_tag, after_sources = french_words[place]
             if word in ELIDED and after[0] in VOWELS:
                 word = ELIDED[word] + after
-            elif (word, after) in CONTRACTED and not _elides(atoms, place):
+            elif (word, after) in CONTRACTED and not _elides(french_words, place):
                 word = CONTRACTED[word, after]
             else:
-                printed.append((word, tag, sources))
+                output.append((word, tag, sources))
                 continue
             place += 1
             tag, sources = f"{tag}+{after_tag}", sources + after_sources
-        printed.append((word, tag, sources))
-    return printed
+        output.append((word, tag, sources))
+    return output
 
 
-def _elides(atoms: Sequence[Atom], place: int) -> bool:
-    """Whether the word at `place` elides before its neighbour: de + l'homme does not contract."""
+def _elides(french_words: Sequence[FrenchWord], place: int) -> bool:
+    """Whether the word at `place` elides before its neighbor: de + l'homme does not contract."""
     return (
-        place + 1 < len(atoms)
-        and atoms[place][0] in ELIDED
-        and starts_with_vowel(atoms[place + 1][0])
+        place + 1 < len(french_words)
+        and french_words[place][0] in ELIDED
+        and starts_with_vowel(french_words[place + 1][0])
     )

@@ -1,29 +1,29 @@
-"""The generated world: English and French sentence pairs with gold alignments, as many as asked.
+"""The synthetic corpus: English-French sentence pairs with gold word alignments.
 
-**Text.** Words are split by single spaces. Punctuation is written as in print, stuck to the word
-before it ("garden.", "Yesterday,"). Elided words are stuck to the next: "l'arbre", "qu'elle".
+**Text.** Words are separated by single spaces. Punctuation is attached to the word before it
+("garden.", "Yesterday,"). Elided words are attached to the next: "l'arbre", "qu'elle".
 
 **Alignment.** Pairs (English word, French word), counting the space-separated words of each text
-from 0, sorted. A French word of two parts goes with the English of both: "l'homme" with "the" and
-"man", "du" with "of" and "the". "Saw" goes with both words of "a vu", "not" with "ne" and "pas",
-"does" with the verb it helps, "a" with the "de" of "pas de chat". No word is left alone.
+from 0, sorted. A French word of two parts is aligned with the English of both: "l'homme" with "the"
+and "man", "du" with "of" and "the". "Saw" is aligned with both words of "a vu", "not" with "ne" and
+"pas", "does" with the verb it supports, "a" with the "de" of "pas de chat". Every word is aligned.
 
-**Tags.** One universal part of speech a word, punctuation left aside: ADJ, ADP, ADV, AUX, CONJ,
+**Tags.** One universal part of speech per word, punctuation not counted: ADJ, ADP, ADV, AUX, CONJ,
 DET, NOUN, NUM, PART, PRON, PROPN, SCONJ, VERB. A French word of two parts has both, joined by a
 plus: "DET+NOUN", "ADP+DET".
 
-**Grammar.** The English settles the French: the past of a state (be, have, like, want) is the
+**Grammar.** The English determines the French: the past of a state (be, have, like, want) is the
 imperfect, that of every other verb the passé composé; "it" and "they" appear only with the noun
-they stand for; nobody's gender has to be guessed.
+they refer to; no gender has to be guessed.
 
-**Splits.** One in six combinations of adjective and noun, verb and object, and verb and subject
-is kept out of training by a rule that knows no seed: half of them for dev, half for test. Every
-dev or test sentence has one of its own split's or more, and none of the other's. So no sentence is
-in two splits, and a good score on test means that the grammar was learnt. Every word of dev and
-test does occur in training, if that is not tiny (20,000 pairs are enough).
+**Splits.** One in six combinations of adjective and noun, verb and object, and verb and subject is
+held out from training by a rule that does not depend on the seed: half of them for dev, half for
+test. Every dev or test sentence has at least one combination of its own split and none of the
+other's. So no sentence is in two splits, and a good test score means that the grammar was learned.
+Every word of dev and test occurs in training unless that is tiny (20,000 pairs are enough).
 
-**Order.** Sentences come in documents of six to ten, each one speaker's little story. Every
-document is drawn from the seed, the split and its own number, so any slice can be made alone.
+**Order.** Sentences come in documents of six to ten, each a short story of one speaker. Every
+document is drawn from the seed, the split and its number, so any slice can be generated alone.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from itertools import accumulate, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from heed.data.synthetic.documents import Story
-from heed.data.synthetic.speakers import HABITS
+from heed.data.synthetic.documents import Document
+from heed.data.synthetic.speakers import STYLES
 from heed.errors import DataError, nearest
 
-SPEAKERS: tuple[str, str, str] = (HABITS[0].name, HABITS[1].name, HABITS[2].name)
+SPEAKERS: tuple[str, str, str] = (STYLES[0].name, STYLES[1].name, STYLES[2].name)
 SPLITS = ("train", "dev", "test")
 
-# Documents take these lengths in turn, so the place of every sentence is known by arithmetic.
+# Document lengths cycle, so the position of every sentence follows by arithmetic.
 LENGTHS = (8, 6, 10, 7, 9)
 _STARTS = (0, *accumulate(LENGTHS))
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """An English sentence, its French translation, and all that is known of the two."""
+    """An English sentence, its French translation, and their annotations."""
 
     english: str
     french: str
@@ -61,49 +61,55 @@ class Sentence:
     index: int
 
 
-def sentences(split: str, count: int, *, seed: int = 0, start: int = 0) -> Iterator[Sentence]:
-    """`count` sentences of a split, in text order, from sentence number `start`.
+def generate_sentences(
+    split: str, count: int, *, seed: int = 0, start: int = 0
+) -> Iterator[Sentence]:
+    """Generate `count` sentences of a split, in document order, from sentence number `start`.
 
-    They are made as they are asked for; memory does not grow with `count`.
+    They are generated lazily; memory does not grow with `count`.
     """
     if split not in SPLITS:
         raise DataError(
-            f"There is no split {split!r}: the generated world has train, dev and test."
+            f"There is no split {split!r}: the synthetic corpus has train, dev and test."
             + nearest(split, SPLITS)
         )
     if count < 0:
         raise DataError(f"Cannot generate {count} sentences.", todo="Ask for 0 or more.")
     if start < 0:
         raise DataError(f"Cannot start at sentence {start}.", todo="Start at 0 or later.")
-    document, index = _find(start)
-    return islice(_stream(split, seed, document), index, index + count)
+    document, index = _locate(start)
+    return islice(_generate(split, seed, document), index, index + count)
 
 
-def _find(place: int) -> tuple[int, int]:
-    """The document that holds a sentence, and the sentence's place in it."""
-    rounds, rest = divmod(place, _STARTS[-1])
-    turn = max(turn for turn in range(len(LENGTHS)) if _STARTS[turn] <= rest)
-    return rounds * len(LENGTHS) + turn, rest - _STARTS[turn]
+def _locate(sentence: int) -> tuple[int, int]:
+    """The document of a sentence, and the sentence's index in it."""
+    rounds, rest = divmod(sentence, _STARTS[-1])
+    number = max(number for number in range(len(LENGTHS)) if _STARTS[number] <= rest)
+    return rounds * len(LENGTHS) + number, rest - _STARTS[number]
 
 
-def _stream(split: str, seed: int, document: int) -> Iterator[Sentence]:
+def _generate(split: str, seed: int, document: int) -> Iterator[Sentence]:
     """Sentences without end, from the beginning of a document."""
     while True:
-        story = Story(split, seed, document)
+        story = Document(split, seed, document)
         for index in range(LENGTHS[document % len(LENGTHS)]):
-            yield Sentence(*story.tell(), story.habits.name, document, index)
+            yield Sentence(*story.next_sentence(), story.style.name, document, index)
         document += 1
 
 
-def write(folder: Path, *, train: int, dev: int, test: int, seed: int = 0) -> dict[str, Path]:
-    """Write the three splits as files, and say where: {"train.en": path, ...}.
+def write_corpus(
+    folder: Path, *, train: int, dev: int, test: int, seed: int = 0
+) -> dict[str, Path]:
+    """Write the three splits as files and return their paths: {"train.en": path, ...}.
 
-    For each split: `.en` and `.fr` (a sentence a line), `.align` (Pharaoh: "0-0 1-2"), `.tsv`
-    (speaker, tab, English) and `.txt` (English in text order, a blank line between documents).
-    A file appears under its own name only when it is whole.
+    For each split: `.en` and `.fr` (one sentence per line), `.align` (Pharaoh format: "0-0 1-2"),
+    `.tsv` (speaker, tab, English) and `.txt` (English in document order, a blank line between
+    documents). A file gets its name only when it is complete.
     """
     counts = {"train": train, "dev": dev, "test": test}
-    streams = {split: sentences(split, count, seed=seed) for split, count in counts.items()}
+    streams = {
+        split: generate_sentences(split, count, seed=seed) for split, count in counts.items()
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -120,9 +126,9 @@ def write(folder: Path, *, train: int, dev: int, test: int, seed: int = 0) -> di
 
 def _write_split(folder: Path, split: str, lines: Iterator[Sentence]) -> dict[str, Path]:
     names = [f"{split}.{ending}" for ending in ("en", "fr", "align", "tsv", "txt")]
-    # Another process may be writing the same world here: each has its own unfinished files.
-    with TemporaryDirectory(prefix=".unfinished-", dir=folder) as own:
-        unfinished = [Path(own) / name for name in names]
+    # Another process may be writing the same files: each uses its own temporary folder.
+    with TemporaryDirectory(prefix=".unfinished-", dir=folder) as temporary:
+        unfinished = [Path(temporary) / name for name in names]
         with ExitStack() as stack:
             english, french, links, labelled, text = (
                 stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))

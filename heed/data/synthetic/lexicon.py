@@ -1,10 +1,10 @@
-"""The words of the generated world, in two languages.
+"""Lexicon of the synthetic corpus: nouns, adjectives and verbs in English and French.
 
-Each table has one word a line, in columns split by bars. A noun has a kind (what it is) and a
-topic (the sort of story it belongs to); verbs and adjectives name the kinds, or the single
-nouns, that they go with, and after a minus the nouns they do not: une vieille fille is not an
-old girl, nor une belle mère a beautiful mother. Every English word here has exactly one French
-one: people whose gender English does not show are left out.
+Each table has one word per line, in columns separated by bars. A noun has a kind (what it is) and a
+topic (the stories it belongs to). Verbs and adjectives list the kinds, or single nouns, that they
+combine with, and after a minus the exceptions: une vieille fille is not an old girl, nor une belle
+mère a beautiful mother. Every English word has exactly one French translation: words for people
+whose gender English does not show are left out.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ go went | aller | person animal |
 come came | venir | person animal |
 """
 
-# Verbs of state: their past is the imperfect, as a state has no end in view. The past of every
+# Verbs of state: their past is the imperfect, since a state has no definite end. The past of every
 # other verb is the passé composé.
 STATES = frozenset({"like", "want", "have"})
 WITH_ETRE = frozenset({"fall", "stay", "go", "come"})
@@ -181,7 +181,7 @@ HERS, HIS = ("Marie", "Clara", "Julie"), ("Paul", "Louis", "Victor")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Noun:
-    """A noun. `index` is its row, which the rule of held-out combinations counts with."""
+    """A noun. `index` is its row, on which the rule for held-out combinations depends."""
 
     index: int
     english: str
@@ -195,7 +195,7 @@ class Noun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adjective:
-    """An adjective, the side of the French noun it stands on, and the nouns it describes."""
+    """An adjective, its position relative to the French noun, and the nouns it describes."""
 
     index: int
     english: str
@@ -207,7 +207,7 @@ class Adjective:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verb:
-    """A verb with its English and French forms, who can do it, and to what."""
+    """A verb with its English and French forms, its possible subjects and objects."""
 
     index: int
     english: str
@@ -255,8 +255,8 @@ def _noun(index: int, cells: list[str]) -> Noun:
 NOUNS = tuple(_noun(index, cells) for index, cells in _rows(_NOUNS))
 
 
-def chosen(words: str) -> frozenset[Noun]:
-    """The nouns that a list of kinds and of single nouns names; a minus takes one out."""
+def select_nouns(words: str) -> frozenset[Noun]:
+    """The nouns of a list of kinds and single nouns; a minus excludes one."""
     wanted = set(words.split())
     return frozenset(
         noun
@@ -265,15 +265,17 @@ def chosen(words: str) -> frozenset[Noun]:
     )
 
 
-FAMILY = chosen("uncle aunt grandfather grandmother brother sister father mother")
-AT = chosen("farm market station theatre school")  # "at the farm", à la ferme
-ONLY_NEAR = chosen("river bridge tree island")
-BUILT = chosen("tree church farm castle tower station theatre hotel school house")
+FAMILY = select_nouns("uncle aunt grandfather grandmother brother sister father mother")
+AT = select_nouns("farm market station theatre school")  # "at the farm", à la ferme
+ONLY_NEAR = select_nouns("river bridge tree island")
+BUILT = select_nouns("tree church farm castle tower station theatre hotel school house")
 
 
 def _adjective(index: int, cells: list[str]) -> Adjective:
     english, french, side, nouns = cells
-    return Adjective(index, english, french, side == "before", side == "colour", chosen(nouns))
+    return Adjective(
+        index, english, french, side == "before", side == "colour", select_nouns(nouns)
+    )
 
 
 def _verb(index: int, cells: list[str]) -> Verb:
@@ -289,8 +291,8 @@ def _verb(index: int, cells: list[str]) -> Verb:
         conjugate(french),
         base in STATES,
         base in WITH_ETRE,
-        chosen(subjects),
-        chosen(objects),
+        select_nouns(subjects),
+        select_nouns(objects),
     )
 
 

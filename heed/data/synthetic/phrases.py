@@ -1,8 +1,8 @@
-"""Phrases in two languages at once, each French word tied to the English words it stands for.
+"""Bilingual phrases, each French word aligned with the English words it translates.
 
-A `Piece` is a phrase whose English and French hold the same place in the sentence; all that is
-ordered otherwise (adjectives, negation, object pronouns) happens inside one piece. A sentence
-is then a row of pieces, and its word alignment follows by counting.
+A `Phrase` is English and French that hold the same place in the sentence. All reordering
+(adjectives, negation, object pronouns) happens inside one phrase. So a sentence is a sequence of
+phrases, and its word alignment follows by counting.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 from heed.data.synthetic.french import (
     BEFORE_VOWEL,
-    Atom,
+    FrenchWord,
     agree,
     conjugate,
-    fuse,
+    elide_and_contract,
     plural,
     starts_with_vowel,
 )
 from heed.data.synthetic.lexicon import AT, Adjective, Noun, Verb
 
-# Pieces are few and used often; the bound keeps memory constant however much is generated.
+# Phrases are few and used often; the bound keeps memory constant however much is generated.
 CACHED = 1 << 15
 
 
-class Piece(NamedTuple):
-    """English words and tags, and the French atoms that translate them."""
+class Phrase(NamedTuple):
+    """English words and tags, and the French words that translate them."""
 
     english: tuple[str, ...]
     tags: tuple[str, ...]
-    french: tuple[Atom, ...]
+    french: tuple[FrenchWord, ...]
 
 
 class Agreement(NamedTuple):
@@ -43,8 +43,8 @@ class Agreement(NamedTuple):
 
 
 class Determiner(NamedTuple):
-    """English singular and plural. French masculine and feminine, both again for when a vowel
-    follows, and plural."""
+    """English singular and plural; French masculine and feminine, both again before a vowel, and
+    plural."""
 
     english: tuple[str, str]
     french: tuple[str, ...]
@@ -52,7 +52,7 @@ class Determiner(NamedTuple):
 
 
 I_MYSELF = Agreement(False, False, True)
-COMMA = Piece((), (), ())
+COMMA = Phrase((), (), ())
 PAST, PRESENT, FUTURE = "past", "present", "future"
 
 DETERMINERS = {
@@ -73,34 +73,34 @@ NEGATIVE = frozenset({"not", "never"})
 AVOIR, ETRE = conjugate("avoir"), conjugate("être")
 
 
-def phrase(english: str, french: str, links: str) -> Piece:
+def parse_phrase(english: str, french: str, links: str) -> Phrase:
     """A fixed phrase from "word/TAG word/TAG" on both sides and links such as "0-0 0-1"."""
     left = [word.split("/") for word in english.split()]
     right = [word.split("/") for word in french.split()]
     pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
-    atoms = tuple(
+    french_words = tuple(
         (word, tag, tuple(i for i, j in pairs if j == place))
         for place, (word, tag) in enumerate(right)
     )
-    return Piece(tuple(word for word, _ in left), tuple(tag for _, tag in left), atoms)
+    return Phrase(tuple(word for word, _ in left), tuple(tag for _, tag in left), french_words)
 
 
 SUBJECT_PRONOUNS = {
-    ("I", False): phrase("I/PRON", "je/PRON", "0-0"),
-    ("he", False): phrase("he/PRON", "il/PRON", "0-0"),
-    ("she", True): phrase("she/PRON", "elle/PRON", "0-0"),
-    ("it", False): phrase("it/PRON", "il/PRON", "0-0"),
-    ("it", True): phrase("it/PRON", "elle/PRON", "0-0"),
-    ("they", False): phrase("they/PRON", "ils/PRON", "0-0"),
-    ("they", True): phrase("they/PRON", "elles/PRON", "0-0"),
+    ("I", False): parse_phrase("I/PRON", "je/PRON", "0-0"),
+    ("he", False): parse_phrase("he/PRON", "il/PRON", "0-0"),
+    ("she", True): parse_phrase("she/PRON", "elle/PRON", "0-0"),
+    ("it", False): parse_phrase("it/PRON", "il/PRON", "0-0"),
+    ("it", True): parse_phrase("it/PRON", "elle/PRON", "0-0"),
+    ("they", False): parse_phrase("they/PRON", "ils/PRON", "0-0"),
+    ("they", True): parse_phrase("they/PRON", "elles/PRON", "0-0"),
 }
-WHO = phrase("who/PRON", "qui/PRON", "0-0")
-THAT_DOES = phrase("that/PRON", "qui/PRON", "0-0")
-THAT_IS_DONE = phrase("that/PRON", "que/PRON", "0-0")
+WHO = parse_phrase("who/PRON", "qui/PRON", "0-0")
+THAT_DOES = parse_phrase("that/PRON", "qui/PRON", "0-0")
+THAT_IS_DONE = parse_phrase("that/PRON", "que/PRON", "0-0")
 
 
 @lru_cache(maxsize=CACHED)
-def noun_phrase(name: str, adjectives: tuple[Adjective, ...], noun: Noun, many: bool) -> Piece:
+def noun_phrase(name: str, adjectives: tuple[Adjective, ...], noun: Noun, many: bool) -> Phrase:
     """A determiner, up to two adjectives in English order, and their noun."""
     determiner = DETERMINERS[name]
     words = [adjective.english for adjective in adjectives]
@@ -109,8 +109,8 @@ def noun_phrase(name: str, adjectives: tuple[Adjective, ...], noun: Noun, many: 
     if article == "a" and words[0][0] in "aeiou":
         article = "an"
     french_noun = plural(noun.french) if many else noun.french
-    before: list[Atom] = []
-    after: list[Atom] = []
+    before: list[FrenchWord] = []
+    after: list[FrenchWord] = []
     for place, adjective in enumerate(adjectives, start=1):
         form = agree(adjective.french, noun.feminine, many)
         if adjective.before and not many and not noun.feminine and starts_with_vowel(french_noun):
@@ -122,30 +122,30 @@ def noun_phrase(name: str, adjectives: tuple[Adjective, ...], noun: Noun, many: 
     if opening == "des" and before:
         opening = "de"  # des chats, but de petits chats
     tags = (determiner.tag, *["ADJ"] * len(adjectives), "NOUN")
-    return Piece((article, *words), tags, ((opening, determiner.tag, (0,)), *french))
+    return Phrase((article, *words), tags, ((opening, determiner.tag, (0,)), *french))
 
 
 @cache
-def proper(name: str) -> Piece:
+def name_phrase(name: str) -> Phrase:
     """A first name, the same in both languages."""
-    return phrase(f"{name}/PROPN", f"{name}/PROPN", "0-0")
+    return parse_phrase(f"{name}/PROPN", f"{name}/PROPN", "0-0")
 
 
 PREPOSITIONS = {
-    "in": phrase("in/ADP", "dans/ADP", "0-0"),
-    "at": phrase("at/ADP", "à/ADP", "0-0"),
-    "to": phrase("to/ADP", "à/ADP", "0-0"),
-    "near": phrase("near/ADP", "près/ADV de/ADP", "0-0 0-1"),
-    "behind": phrase("behind/ADP", "derrière/ADP", "0-0"),
-    "from": phrase("from/ADP", "de/ADP", "0-0"),
-    "of": phrase("of/ADP", "de/ADP", "0-0"),
-    "for": phrase("for/ADP", "pour/ADP", "0-0"),
-    "with": phrase("with/ADP", "avec/ADP", "0-0"),
+    "in": parse_phrase("in/ADP", "dans/ADP", "0-0"),
+    "at": parse_phrase("at/ADP", "à/ADP", "0-0"),
+    "to": parse_phrase("to/ADP", "à/ADP", "0-0"),
+    "near": parse_phrase("near/ADP", "près/ADV de/ADP", "0-0 0-1"),
+    "behind": parse_phrase("behind/ADP", "derrière/ADP", "0-0"),
+    "from": parse_phrase("from/ADP", "de/ADP", "0-0"),
+    "of": parse_phrase("of/ADP", "de/ADP", "0-0"),
+    "for": parse_phrase("for/ADP", "pour/ADP", "0-0"),
+    "with": parse_phrase("with/ADP", "avec/ADP", "0-0"),
 }
 
 
-def inside(place: Noun) -> Piece:
-    """The preposition that says one is there: in the castle, at the station."""
+def place_preposition(place: Noun) -> Phrase:
+    """The preposition for being at a place: in the castle, at the station."""
     return PREPOSITIONS["at" if place in AT else "in"]
 
 
@@ -154,7 +154,7 @@ def _person(subject: Agreement) -> int:
 
 
 def _english_verb(verb: Verb, tense: str, subject: Agreement, adverb: str) -> list[str]:
-    """The helper (or nothing), the adverb (or nothing) and the verb."""
+    """The auxiliary (or nothing), the adverb (or nothing) and the verb."""
     third = _person(subject) == 1
     if tense == FUTURE:
         return ["will", adverb, verb.english]
@@ -175,50 +175,52 @@ def verb_group(
     adverb: str = "",
     pronoun: str = "",
     moved: Agreement | None = None,
-) -> Piece:
+) -> Phrase:
     """A verb with its adverb and its object pronoun.
 
-    `moved` is an object that stands before the French verb, as a pronoun or as a relative que:
-    the participle after avoir agrees with it. After être it agrees with the subject.
+    `moved` is an object before the French verb, as a pronoun or as a relative que: the participle
+    after avoir agrees with it. After être it agrees with the subject.
     """
     helper, _, base = _english_verb(verb, tense, subject, adverb)
     tagged = [(helper, "AUX"), (adverb, "PART" if adverb == "not" else "ADV"), (base, "VERB")]
     tagged += [(verb.particle, "ADP"), (pronoun, "PRON")]
-    where: list[tuple[int, ...]] = []
+    english_index: list[tuple[int, ...]] = []
     for word, _ in tagged:
-        filled = sum(1 for places in where if places)
-        where.append((filled,) if word else ())
+        count = sum(1 for places in english_index if places)
+        english_index.append((count,) if word else ())
     english = [(word, tag) for word, tag in tagged if word]
 
-    meaning = where[2] + where[3]
+    meaning = english_index[2] + english_index[3]
     person = _person(subject)
-    atoms: list[Atom] = []
+    french_words: list[FrenchWord] = []
     if adverb in NEGATIVE:
-        atoms.append(("ne", "PART", where[1]))
+        french_words.append(("ne", "PART", english_index[1]))
     if pronoun and moved:
         clitic = "les" if moved.plural else "la" if moved.feminine else "le"
-        atoms.append((clitic, "PRON", where[4]))
-    said: Atom | None = (ADVERBS[adverb], tagged[1][1], where[1]) if adverb else None
+        french_words.append((clitic, "PRON", english_index[4]))
+    french_adverb: FrenchWord | None = (
+        (ADVERBS[adverb], tagged[1][1], english_index[1]) if adverb else None
+    )
     if tense == PAST and not verb.state:
         auxiliary = ETRE if verb.etre else AVOIR
         agrees = subject if verb.etre else moved or Agreement(False, False)
         participle = agree(verb.french.participle, agrees.feminine, agrees.plural)
-        atoms.append((auxiliary.present[person], "AUX", where[0] or meaning))
-        atoms += [said] if said else []
-        atoms.append((participle, "VERB", meaning))
+        french_words.append((auxiliary.present[person], "AUX", english_index[0] or meaning))
+        french_words += [french_adverb] if french_adverb else []
+        french_words.append((participle, "VERB", meaning))
     else:
         forms = verb.french
         by_tense = {PAST: forms.imperfect, PRESENT: forms.present, FUTURE: forms.future}
-        atoms.append((by_tense[tense][person], "VERB", where[0] + meaning))
-        atoms += [said] if said else []
-    return Piece(tuple(w for w, _ in english), tuple(t for _, t in english), tuple(atoms))
+        french_words.append((by_tense[tense][person], "VERB", english_index[0] + meaning))
+        french_words += [french_adverb] if french_adverb else []
+    return Phrase(tuple(w for w, _ in english), tuple(t for _, t in english), tuple(french_words))
 
 
 TO_BE = {PAST: ("was", "was", "were"), PRESENT: ("am", "is", "are"), FUTURE: ("will",) * 3}
 
 
 @cache
-def to_be(tense: str, subject: Agreement, adverb: str = "") -> Piece:
+def to_be(tense: str, subject: Agreement, adverb: str = "") -> Phrase:
     """The verb be: être, whose past is the imperfect."""
     person = _person(subject)
     by_tense = {PAST: ETRE.imperfect, PRESENT: ETRE.present, FUTURE: ETRE.future}
@@ -226,24 +228,24 @@ def to_be(tense: str, subject: Agreement, adverb: str = "") -> Piece:
     english += [(adverb, "PART" if adverb == "not" else "ADV")] if adverb else []
     english += [("be", "AUX")] if tense == FUTURE else []
     being = (0, len(english) - 1) if tense == FUTURE else (0,)
-    atoms: list[Atom] = [("ne", "PART", (1,))] if adverb in NEGATIVE else []
-    atoms.append((by_tense[tense][person], "AUX", being))
-    atoms += [(ADVERBS[adverb], english[1][1], (1,))] if adverb else []
-    return Piece(tuple(w for w, _ in english), tuple(t for _, t in english), tuple(atoms))
+    french_words: list[FrenchWord] = [("ne", "PART", (1,))] if adverb in NEGATIVE else []
+    french_words.append((by_tense[tense][person], "AUX", being))
+    french_words += [(ADVERBS[adverb], english[1][1], (1,))] if adverb else []
+    return Phrase(tuple(w for w, _ in english), tuple(t for _, t in english), tuple(french_words))
 
 
 @lru_cache(maxsize=CACHED)
-def quality(adjective: Adjective, subject: Agreement, degree: Piece | None) -> Piece:
-    """An adjective after be, agreeing with the subject: very tired, très fatiguées."""
+def predicate_adjective(adjective: Adjective, subject: Agreement, degree: Phrase | None) -> Phrase:
+    """An adjective after be that agrees with the subject: very tired, très fatiguées."""
     form = agree(adjective.french, subject.feminine, subject.plural)
     if degree is None:
-        return Piece((adjective.english,), ("ADJ",), ((form, "ADJ", (0,)),))
+        return Phrase((adjective.english,), ("ADJ",), ((form, "ADJ", (0,)),))
     english = (*degree.english, adjective.english)
-    return Piece(english, ("ADV", "ADJ"), (*degree.french, (form, "ADJ", (1,))))
+    return Phrase(english, ("ADV", "ADJ"), (*degree.french, (form, "ADJ", (1,))))
 
 
-class Printed(NamedTuple):
-    """A finished sentence with all that is known of it."""
+class RenderedSentence(NamedTuple):
+    """A finished sentence with its alignment and tags."""
 
     english: str
     french: str
@@ -252,26 +254,26 @@ class Printed(NamedTuple):
     french_tags: tuple[str, ...]
 
 
-def printed(pieces: Sequence[Piece]) -> Printed:
-    """A row of pieces as text: fused, capitalised, with a full stop."""
+def render_sentence(phrases: Sequence[Phrase]) -> RenderedSentence:
+    """Phrases as text: elided and contracted, capitalized, with a full stop."""
     english: list[str] = []
     tags: list[str] = []
-    atoms: list[Atom] = []
-    for piece in pieces:
-        if piece is COMMA:
+    french_words: list[FrenchWord] = []
+    for phrase in phrases:
+        if phrase is COMMA:
             english[-1] += ","
-            word, tag, places = atoms[-1]
-            atoms[-1] = (word + ",", tag, places)
+            word, tag, places = french_words[-1]
+            french_words[-1] = (word + ",", tag, places)
             continue
         base = len(english)
-        english.extend(piece.english)
-        tags.extend(piece.tags)
-        for word, tag, places in piece.french:
-            atoms.append((word, tag, tuple([base + place for place in places])))
-    words = fuse(atoms)
+        english.extend(phrase.english)
+        tags.extend(phrase.tags)
+        for word, tag, places in phrase.french:
+            french_words.append((word, tag, tuple([base + place for place in places])))
+    words = elide_and_contract(french_words)
     links = {(i, j) for j, (_, _, places) in enumerate(words) for i in places}
     left, right = " ".join(english), " ".join([word for word, _, _ in words])
-    return Printed(
+    return RenderedSentence(
         f"{left[0].upper()}{left[1:]}.",
         f"{right[0].upper()}{right[1:]}.",
         tuple(sorted(links)),

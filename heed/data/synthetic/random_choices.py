@@ -1,8 +1,8 @@
-"""How a sentence is drawn, and which split owns it.
+"""Random choices of the synthetic corpus, and which split may hold a sentence.
 
-`Dice` makes every random choice of the generated world. `Draft` gathers the pieces of one
-sentence and notes each combination of words in it, so that combinations kept for dev and test
-never reach training.
+`Sampler` makes every random choice. `SentenceDraft` collects the phrases of one sentence and notes
+each combination of words in it, so that combinations held out for dev and test never reach
+training.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from heed.data.synthetic.lexicon import Adjective, Noun, Verb
-from heed.data.synthetic.phrases import I_MYSELF, Agreement, Piece
+from heed.data.synthetic.phrases import I_MYSELF, Agreement, Phrase
 
 T = TypeVar("T")
 Word = Noun | Adjective | Verb | str  # a str is a first name
-BLOCK = 1024  # draws made at a time
+BLOCK = 1024  # random numbers drawn at a time
 
-# The three sorts of combination: an adjective and its noun, a verb and its object, a verb and
-# its subject. Of every twelve combinations one is kept for dev and one for test.
+# The three kinds of combination: an adjective and its noun, a verb and its object, a verb and its
+# subject. Of every twelve combinations one is held out for dev and one for test.
 DESCRIBED, DONE_TO, DONE_BY = 0, 4, 8
-_OWNERS = ("dev", *["train"] * 5, "test", *["train"] * 5)
-BARRED = {"train": ("dev", "test"), "dev": ("test",), "test": ("dev",)}
+_SPLIT_CYCLE = ("dev", *["train"] * 5, "test", *["train"] * 5)
+FORBIDDEN_SPLITS = {"train": ("dev", "test"), "dev": ("test",), "test": ("dev",)}
 
 
-def owner(sort: int, word: Adjective | Verb, noun: Noun) -> str:
-    """The split that a combination is kept for, or train. The rule knows no seed."""
-    return _OWNERS[(5 * word.index + 7 * noun.index + sort) % len(_OWNERS)]
+def split_of_combination(sort: int, word: Adjective | Verb, noun: Noun) -> str:
+    """The split that a combination is held out for, or train; independent of the seed."""
+    return _SPLIT_CYCLE[(5 * word.index + 7 * noun.index + sort) % len(_SPLIT_CYCLE)]
 
 
-class Dice:
-    """Even draws from SHAKE-128 of a key: no library's generator can change under them."""
+class Sampler:
+    """Uniform draws from SHAKE-128 of a key, independent of the version of any library."""
 
     def __init__(self, key: str) -> None:
         self._next = self._draws(key).__next__
@@ -46,16 +46,16 @@ class Dice:
             block += 1
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options; one that is listed twice is twice as likely."""
+        """One of the options; an option listed twice is twice as likely."""
         return options[self._next() * len(options) >> 16]
 
     def chance(self, percent: int) -> bool:
-        """True so many times in a hundred."""
+        """True with this probability in percent."""
         return self._next() * 100 >> 16 < percent
 
 
 class Entity(NamedTuple):
-    """Somebody or something that a clause can be about."""
+    """A person, animal or thing that a clause can be about."""
 
     noun: Noun | None
     name: str
@@ -67,8 +67,8 @@ class Entity(NamedTuple):
 MYSELF = Entity(None, "", I_MYSELF, "person", "I")
 
 
-def entity(noun: Noun, many: bool) -> Entity:
-    """A noun as somebody or something in a story."""
+def noun_entity(noun: Noun, many: bool) -> Entity:
+    """Entity for a noun, in the singular or plural."""
     kind = noun.kind if noun.kind in ("person", "animal") else "thing"
     pronoun = "they" if many else "it"
     if kind == "person" and not many:
@@ -76,28 +76,28 @@ def entity(noun: Noun, many: bool) -> Entity:
     return Entity(noun, "", Agreement(noun.feminine, many), kind, pronoun)
 
 
-def named(name: str, feminine: bool) -> Entity:
-    """A person known by a first name."""
+def named_person(name: str, feminine: bool) -> Entity:
+    """Entity for a person with a first name."""
     return Entity(None, name, Agreement(feminine, False), "person", "she" if feminine else "he")
 
 
-class UnsuitableError(Exception):
-    """A draft that its split may not hold, or that is not settled or not sensible."""
+class RejectedDraftError(Exception):
+    """A draft that its split may not hold, or that is ambiguous or not sensible."""
 
 
-class Draft:
-    """A sentence in the making: its pieces, and what was said in it."""
+class SentenceDraft:
+    """A sentence under construction: its phrases and the words used in it."""
 
     __slots__ = (
-        "_barred",
-        "_own",
+        "_forbidden",
+        "_split",
         "combinations",
         "dated",
         "described",
         "event",
-        "kept",
+        "has_own_combination",
         "mentioned",
-        "pieces",
+        "phrases",
         "referents",
         "related",
         "timed",
@@ -105,58 +105,63 @@ class Draft:
     )
 
     def __init__(self, split: str) -> None:
-        self._own = split
-        self._barred = BARRED[split]
-        self.pieces: list[Piece] = []
+        self._split = split
+        self._forbidden = FORBIDDEN_SPLITS[split]
+        self.phrases: list[Phrase] = []
         self.mentioned: list[Word] = []
-        self.referents: list[Entity] = []  # who and what a pronoun could mean
+        self.referents: list[Entity] = []  # possible referents of a pronoun
         self.described: set[Noun] = set()  # nouns that have an adjective
-        self.combinations = 0  # how many stand in the text
-        self.kept = split == "train"  # one of them is kept for this split
-        self.related = False  # it has its relative clause
-        self.timed = False  # its opener or adverb says when
-        self.dated = False  # something said shows its tense
-        self.vague = False  # its subject is just somebody: a man, some goats
-        self.event = False  # its opener asks for an event: suddenly something happened
+        self.combinations = 0  # combinations in the text
+        self.has_own_combination = (
+            split == "train"
+        )  # at least one combination is held out for this split
+        self.related = False  # has a relative clause
+        self.timed = False  # its opener or adverb states a time
+        self.dated = False  # a word shows its tense
+        self.vague = False  # its subject is indefinite: a man, some goats
+        self.event = False  # its opener needs an event: suddenly something happened
 
-    def must(self, holds: bool) -> None:
-        """Give the draft up unless this holds."""
+    def require(self, holds: bool) -> None:
+        """Reject the draft unless this holds."""
         if not holds:
-            raise UnsuitableError
+            raise RejectedDraftError
 
     def length(self) -> int:
-        """How many English words it has."""
-        return sum([len(piece.english) for piece in self.pieces])
+        """Number of English words."""
+        return sum([len(phrase.english) for phrase in self.phrases])
 
     def mention(self, about: Entity) -> None:
-        """Note a noun or a name that a pronoun could mean."""
-        self.say(about.noun or about.name)
+        """Note a noun or name that a pronoun could refer to."""
+        self.add_word(about.noun or about.name)
         self.referents.append(about)
 
-    def say(self, word: Word) -> None:
-        """Note a word that no sentence has twice: the bird that she likes likes this hat."""
-        self.must(word not in self.mentioned)
+    def add_word(self, word: Word) -> None:
+        """Note a word that must not occur twice in a sentence: the bird that she likes likes this
+        hat."""
+        self.require(word not in self.mentioned)
         self.mentioned.append(word)
 
-    def refer(self, about: Entity, *, besides: Entity | None = None) -> None:
-        """Say it or they only where nothing else in the sentence could be meant, or where it
-        would be the same French word. `besides` is what the pronoun cannot mean."""
+    def check_pronoun(self, about: Entity, *, besides: Entity | None = None) -> None:
+        """Reject an ambiguous it or they, unless all readings have the same French word. `besides`
+        is what the pronoun cannot mean."""
         for other in self.referents:
             rival = other.pronoun == about.pronoun and other is not besides
-            self.must(not rival or other.agreement.feminine == about.agreement.feminine)
+            self.require(not rival or other.agreement.feminine == about.agreement.feminine)
 
-    def combine(self, sort: int, word: Adjective | Verb, noun: Noun | None) -> None:
-        """Note a combination that stands in the text."""
+    def note_combination(self, sort: int, word: Adjective | Verb, noun: Noun | None) -> None:
+        """Note a combination in the text."""
         if noun is not None:
-            self.imply(sort, word, noun)
+            self.note_implied(sort, word, noun)
             self.combinations += 1
-            self.kept = self.kept or owner(sort, word, noun) == self._own
+            self.has_own_combination = (
+                self.has_own_combination or split_of_combination(sort, word, noun) == self._split
+            )
 
-    def imply(self, sort: int, word: Adjective | Verb, noun: Noun | None) -> None:
-        """Note a combination that is only meant: through a pronoun, or a subject left out.
+    def note_implied(self, sort: int, word: Adjective | Verb, noun: Noun | None) -> None:
+        """Note an implied combination: through a pronoun, or an omitted subject.
 
-        Training holds none that is kept back, dev and test none of each other's: so the three
-        share no sentence.
+        Training has none that is held out; dev and test have none of each other's. So no sentence
+        is in two splits.
         """
-        if noun is not None and owner(sort, word, noun) in self._barred:
-            raise UnsuitableError
+        if noun is not None and split_of_combination(sort, word, noun) in self._forbidden:
+            raise RejectedDraftError

@@ -1,7 +1,7 @@
-"""The three speakers: habits in tense, topic, pet words and sentence length.
+"""The three speakers of the synthetic corpus: tense, topics, favorite words and sentence length.
 
-No habit is certain, so telling the speakers apart takes the whole sentence, not one keyword.
-Nearly everything here is a weighted list, made once, from which clauses and stories are drawn.
+No feature is certain, so identifying a speaker takes the whole sentence, not one keyword. Nearly
+everything here is a weighted list, built once, that clauses and documents draw from.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heed.data.synthetic.lexicon import ADJECTIVES, NOUNS, VERB, VERBS, Adjective, Noun, Verb
-from heed.data.synthetic.phrases import FUTURE, PAST, PRESENT, Piece, phrase
+from heed.data.synthetic.phrases import FUTURE, PAST, PRESENT, Phrase, parse_phrase
 
-# How much likelier a speaker's own words are than the others'.
-PET_ADJECTIVE, PET_VERB = 6, 4
-# Words that go with few nouns are said more often of those, or they would be too rare to learn;
-# verbs of state do not follow another verb, which is made up for likewise.
+# How many times likelier a speaker's favorite words are than other words.
+FAVORITE_ADJECTIVE, FAVORITE_VERB = 6, 4
+# Words that combine with few nouns are drawn more often for those, or they would be too rare to
+# learn; verbs of state do not follow another verb, which is compensated likewise.
 FEW, RARE_WEIGHT, STATE_WEIGHT = 24, 4, 2
 
 
-def weighted(weights: Mapping[str, int]) -> tuple[str, ...]:
-    """A list to draw from: each word as often as its weight says."""
+def expand_weights(weights: Mapping[str, int]) -> tuple[str, ...]:
+    """A list to draw from, with each word as often as its weight says."""
     return tuple(word for word, weight in weights.items() for _ in range(weight))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opener:
-    """Words that begin a sentence, the tenses they suit, and whether a comma follows."""
+    """Words that begin a sentence, the tenses they fit, and whether a comma follows."""
 
-    piece: Piece
+    phrase: Phrase
     tenses: frozenset[str]
     comma: bool = True
 
 
 def _opener(english: str, french: str, links: str, *tenses: str, comma: bool = True) -> Opener:
-    return Opener(phrase(english, french, links), frozenset(tenses), comma)
+    return Opener(parse_phrase(english, french, links), frozenset(tenses), comma)
 
 
 _ANY = (PAST, PRESENT, FUTURE)
@@ -65,7 +65,7 @@ OPENERS = {
     "sadly": _opener("sadly/ADV", "malheureusement/ADV", "0-0", *_ANY),
     "however": _opener("however/ADV", "cependant/ADV", "0-0", *_ANY),
 }
-# Words that may also end a clause, by tense.
+# Openers that may also end a clause, by tense.
 CLOSERS = {
     PAST: ("yesterday", "this morning"),
     PRESENT: ("today", "now", "every day"),
@@ -73,38 +73,44 @@ CLOSERS = {
 }
 
 DEGREES = {
-    "very": phrase("very/ADV", "très/ADV", "0-0"),
-    "too": phrase("too/ADV", "trop/ADV", "0-0"),
-    "so": phrase("so/ADV", "si/ADV", "0-0"),
-    "really": phrase("really/ADV", "vraiment/ADV", "0-0"),
-    "rather": phrase("rather/ADV", "plutôt/ADV", "0-0"),
+    "very": parse_phrase("very/ADV", "très/ADV", "0-0"),
+    "too": parse_phrase("too/ADV", "trop/ADV", "0-0"),
+    "so": parse_phrase("so/ADV", "si/ADV", "0-0"),
+    "really": parse_phrase("really/ADV", "vraiment/ADV", "0-0"),
+    "rather": parse_phrase("rather/ADV", "plutôt/ADV", "0-0"),
 }
 MANNERS = {
-    "slowly": phrase("slowly/ADV", "lentement/ADV", "0-0"),
-    "quickly": phrase("quickly/ADV", "rapidement/ADV", "0-0"),
-    "softly": phrase("softly/ADV", "doucement/ADV", "0-0"),
+    "slowly": parse_phrase("slowly/ADV", "lentement/ADV", "0-0"),
+    "quickly": parse_phrase("quickly/ADV", "rapidement/ADV", "0-0"),
+    "softly": parse_phrase("softly/ADV", "doucement/ADV", "0-0"),
 }
 
 
-# Determiners by: family, other person or anything else; seen before in the story; plural. To
-# French ears my girl is my daughter and his woman his wife, so of people only family is owned.
+# Determiners by: family, other person or anything else; mentioned before in the document; plural.
+# In French, my girl means my daughter and his woman his wife, so only family has possessives.
 DETERMINERS = {
-    ("family", False, False): weighted({"my": 30, "his": 30, "her": 30, "the": 10}),
-    ("family", False, True): weighted({"my": 30, "his": 30, "her": 30, "two": 10}),
-    ("family", True, False): weighted({"my": 28, "his": 28, "her": 28, "the": 16}),
-    ("family", True, True): weighted({"my": 30, "his": 30, "her": 30, "the": 10}),
-    ("person", False, False): weighted({"a": 70, "the": 20, "this": 10}),
-    ("person", False, True): weighted({"a": 36, "two": 16, "three": 16, "four": 12, "the": 20}),
-    ("person", True, False): weighted({"the": 75, "this": 15, "a": 6, "each": 4}),
-    ("person", True, True): weighted(
+    ("family", False, False): expand_weights({"my": 30, "his": 30, "her": 30, "the": 10}),
+    ("family", False, True): expand_weights({"my": 30, "his": 30, "her": 30, "two": 10}),
+    ("family", True, False): expand_weights({"my": 28, "his": 28, "her": 28, "the": 16}),
+    ("family", True, True): expand_weights({"my": 30, "his": 30, "her": 30, "the": 10}),
+    ("person", False, False): expand_weights({"a": 70, "the": 20, "this": 10}),
+    ("person", False, True): expand_weights(
+        {"a": 36, "two": 16, "three": 16, "four": 12, "the": 20}
+    ),
+    ("person", True, False): expand_weights({"the": 75, "this": 15, "a": 6, "each": 4}),
+    ("person", True, True): expand_weights(
         {"the": 66, "this": 16, "two": 4, "three": 4, "four": 4, "a": 6}
     ),
-    ("thing", False, False): weighted({"a": 55, "the": 20, "this": 7, "my": 6, "his": 6, "her": 6}),
-    ("thing", False, True): weighted({"a": 36, "two": 16, "three": 16, "four": 12, "the": 20}),
-    ("thing", True, False): weighted(
+    ("thing", False, False): expand_weights(
+        {"a": 55, "the": 20, "this": 7, "my": 6, "his": 6, "her": 6}
+    ),
+    ("thing", False, True): expand_weights(
+        {"a": 36, "two": 16, "three": 16, "four": 12, "the": 20}
+    ),
+    ("thing", True, False): expand_weights(
         {"the": 62, "this": 12, "a": 8, "each": 3, "my": 5, "his": 5, "her": 5}
     ),
-    ("thing", True, True): weighted(
+    ("thing", True, True): expand_weights(
         {
             "the": 54,
             "this": 14,
@@ -118,13 +124,13 @@ DETERMINERS = {
         }
     ),
 }
-KNOWN = weighted({"the": 82, "this": 18})
-OF_PLACES = weighted({"the": 82, "this": 8, "a": 10})
+KNOWN = expand_weights({"the": 82, "this": 18})
+OF_PLACES = expand_weights({"the": 82, "this": 8, "a": 10})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Habits:
-    """How one speaker talks: weighted lists, chances in a hundred, and pet words."""
+class SpeakerStyle:
+    """Style of one speaker: weighted lists, probabilities in percent, and favorite words."""
 
     name: str
     tenses: tuple[str, ...]
@@ -133,11 +139,11 @@ class Habits:
     adverbs: tuple[str, ...]
     degrees: tuple[str, ...]
     openers: Mapping[str, tuple[str, ...]]
-    described: int  # nouns that have an adjective
-    related: int  # noun phrases that have a relative clause
-    opened: int  # sentences that begin with an opener
-    extended: int  # clauses that go on: a place, a companion, a time
-    myself: int  # clauses about I
+    described: int  # percent of nouns with an adjective
+    related: int  # percent of noun phrases with a relative clause
+    opened: int  # percent of sentences with an opener
+    extended: int  # percent of clauses with a place, a companion or a time
+    myself: int  # percent of clauses with subject I
     adjectives: Mapping[Noun, tuple[Adjective, ...]]
     colours: Mapping[Noun, tuple[Adjective, ...]]
     actions: Mapping[tuple[str, Noun], tuple[Verb, ...]]  # by kind of subject, and object
@@ -145,11 +151,11 @@ class Habits:
 
 
 def _weight(word: Adjective | Verb, speaker: int) -> int:
-    pet = word.index % 3 == speaker
+    favorite = word.index % 3 == speaker
     if isinstance(word, Adjective):
-        weight, nouns = PET_ADJECTIVE if pet else 1, word.nouns
+        weight, nouns = FAVORITE_ADJECTIVE if favorite else 1, word.nouns
     else:
-        weight, nouns = PET_VERB if pet else 1, word.objects
+        weight, nouns = FAVORITE_VERB if favorite else 1, word.objects
         weight *= STATE_WEIGHT if word.state else 1
     return weight * RARE_WEIGHT if 0 < len(nouns) <= FEW else weight
 
@@ -167,7 +173,8 @@ def _adjectives(speaker: int, *, colours: bool) -> dict[Noun, tuple[Adjective, .
 
 
 def _actions(speaker: int) -> dict[tuple[str, Noun], tuple[Verb, ...]]:
-    """What a person or an animal can do to a noun. Giving needs a third party: not here."""
+    """Verbs that a person or an animal can apply to a noun. Give needs a third party and is not
+    here."""
     kinds = {kind: next(n for n in NOUNS if n.kind == kind) for kind in ("person", "animal")}
     return {
         (kind, noun): tuple(
@@ -182,7 +189,7 @@ def _actions(speaker: int) -> dict[tuple[str, Noun], tuple[Verb, ...]]:
 
 
 def _doings(speaker: int) -> dict[Noun, tuple[Verb, ...]]:
-    """What a noun can do without an object. Going and coming need a place: not here."""
+    """Verbs that a noun can do without an object. Go and come need a place and are not here."""
     moves = (VERB["go"], VERB["come"])
     return {
         noun: tuple(
@@ -206,17 +213,19 @@ def _habits(
     degrees: dict[str, int],
     openers: dict[str, int],
     **chances: int,
-) -> Habits:
+) -> SpeakerStyle:
     every_opener = {word: openers.get(word, 1) for word in OPENERS}
-    return Habits(
+    return SpeakerStyle(
         name=name,
-        tenses=weighted(dict(zip(_ANY, tenses, strict=True))),
-        topics=weighted(topics),
-        forms=weighted(forms),
-        adverbs=weighted(adverbs),
-        degrees=weighted(degrees),
+        tenses=expand_weights(dict(zip(_ANY, tenses, strict=True))),
+        topics=expand_weights(topics),
+        forms=expand_weights(forms),
+        adverbs=expand_weights(adverbs),
+        degrees=expand_weights(degrees),
         openers={
-            tense: tuple(word for word in weighted(every_opener) if tense in OPENERS[word].tenses)
+            tense: tuple(
+                word for word in expand_weights(every_opener) if tense in OPENERS[word].tenses
+            )
             for tense in _ANY
         },
         described=chances["described"],
@@ -231,8 +240,8 @@ def _habits(
     )
 
 
-HABITS = (
-    _habits(  # tells of what happened, at length
+STYLES = (
+    _habits(  # mostly past, long sentences
         0,
         "Ansel",
         tenses=(80, 10, 10),
@@ -247,7 +256,7 @@ HABITS = (
         extended=34,
         myself=4,
     ),
-    _habits(  # tells of every day, in short sentences, often about herself
+    _habits(  # mostly present, short sentences, often in the first person
         1,
         "Brida",
         tenses=(10, 80, 10),
@@ -262,7 +271,7 @@ HABITS = (
         extended=16,
         myself=22,
     ),
-    _habits(  # plans, doubts and objects
+    _habits(  # mostly future, perhaps and but
         2,
         "Corvin",
         tenses=(10, 10, 80),
