@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heed.data.corpus.lines import make_printable, read_chunks
+from heed.data.raw_files import make_printable, read_chunks
 from heed.errors import DataError
 
 

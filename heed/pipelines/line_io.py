@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
+from heed.data.raw_files import read_chunks
 from heed.errors import DataError
 
 T = TypeVar("T")
@@ -69,8 +70,6 @@ def open_lines(texts: Sequence[str] | None, file: Path | None) -> LineGroups:
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":
-        from heed.data.corpus.lines import read_chunks  # texts and pipes need no corpus readers
-
         return group_lines(read_chunks(str(file)))
     if texts:
         return [[decode_line(os.fsencode(text)) for text in texts]]

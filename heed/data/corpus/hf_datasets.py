@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from heed.data.corpus.lines import hash_files, make_printable
+from heed.data.raw_files import hash_files, make_printable
 from heed.errors import DataError
 
 PREFIX = "hf:"

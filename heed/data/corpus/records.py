@@ -15,11 +15,11 @@ from heed.data.corpus.lines import (
     Place,
     encoding_fault,
     first_invalid_byte,
-    make_printable,
     read_lines,
     replace_invalid_bytes,
 )
 from heed.data.corpus.rows import Row, read_rows
+from heed.data.raw_files import make_printable
 from heed.errors import DataError
 
 

@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heed.data.corpus import hf_datasets
-from heed.data.corpus.lines import (
-    COMPRESSED,
-    Fault,
-    encoding_fault,
-    read_lines,
-    replace_invalid_bytes,
-)
+from heed.data.corpus.lines import Fault, encoding_fault, read_lines, replace_invalid_bytes
+from heed.data.raw_files import COMPRESSED
 
 Cells = list[str] | Mapping[str, object]
 FORMATS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed.data.corpus import hf_datasets
-from heed.data.corpus.lines import COMPRESSED, make_printable
 from heed.data.corpus.rows import detect_format
+from heed.data.raw_files import COMPRESSED, make_printable
 from heed.errors import DataError
 
 NAMES = {

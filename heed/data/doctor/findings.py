@@ -13,7 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from heed.data.corpus.lines import Place, make_printable
+from heed.data.corpus.lines import Place
+from heed.data.raw_files import make_printable
 from heed.terminal import build_table
 
 Severity = Literal["error", "warning", "note"]
