@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from heed.data import raw_files
 from heed.data.corpus import (
     Corpus,
     Place,
@@ -82,11 +83,11 @@ def test_lines_come_back_whatever_ends_them(
 @given(st.binary(max_size=60) | st.text("a\r\n\ufeffé\u2028", max_size=40), st.integers(1, 7))
 def test_chunks_never_show(tmp_path: Path, content: bytes | str, chunk: int) -> None:
     path = write(tmp_path / "a.txt", content)
-    assume(not path.read_bytes().startswith((line_reader.GZIP_MAGIC, line_reader.ZSTD_MAGIC)))
+    assume(not path.read_bytes().startswith((raw_files.GZIP_MAGIC, raw_files.ZSTD_MAGIC)))
     whole = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     wanted = re.split("\r\n|\r|\n", whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_reader, "CHUNK", chunk)
+        patch.setattr(raw_files, "CHUNK", chunk)
         assert list(line_reader.read_lines(str(path))) == (wanted if wanted[-1] else wanted[:-1])
 
 
@@ -268,7 +269,7 @@ def test_compressed_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(HAS_ZSTD, reason="zstd can be read here")
 def test_zstd_says_what_to_install(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt.zst", line_reader.ZSTD_MAGIC + b"rest")
+    path = write(tmp_path / "a.txt.zst", raw_files.ZSTD_MAGIC + b"rest")
     with pytest.raises(DataError, match="pip install zstandard"):
         list(open_corpus([path], task="generate"))
 
