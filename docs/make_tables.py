@@ -100,10 +100,12 @@ def choices() -> str:
 
 def _values(section: str, name: str, config: Any) -> tuple[str, ...]:
     from heed.config.registry import MERGES, POSITIONS
+    from heed.config.train import OPTIMIZERS, SCHEDULES
 
-    registered = {"position": POSITIONS, "merge": MERGES}
-    if section == "model" and name in registered:
-        return tuple(registered[name].names())
+    registered = {"model.position": POSITIONS.names(), "model.merge": MERGES.names()}
+    listed = {"train.optimizer": OPTIMIZERS, "train.schedule": SCHEDULES}
+    if (names := (registered | listed).get(f"{section}.{name}")) is not None:
+        return tuple(names)
     return get_args(config.model_fields[name].annotation)
 
 
