@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from reading import OTHERS, Facts, place
 from ted.tables import table
-from ted.words import chance, listed, number
+from ted.words import chance, listed, number, opened
 
-from descent.systems import BEYOND, FRESH_SEEDS, LABELS, REFERENCE, RULES, TASKS, Task
-from descent.telling import Telling
+from descent.systems import BEYOND, FRESH_SEEDS, LABELS, PLAIN, REFERENCE, RULES, TASKS, Task
+from descent.telling import SAME, Telling
 
 HEAD = """# Optimizers
 
@@ -60,10 +60,27 @@ class Page:
         """The whole page."""
         if not self.tasks:
             return f"{HEAD}\n\nNothing is trained yet.\n"
-        parts = [HEAD, *self._found(), HOW, *self._machine()]
+        parts = [opened(HEAD, list(self._opening())), *self._found(), HOW, *self._machine()]
         for task, telling in self.tasks:
             parts += [*self._about(task, telling)]
         return "\n\n".join(parts) + "\n"
+
+    def _opening(self) -> Iterator[str]:
+        """What was found, in at most five sentences."""
+        for task, telling in self.tasks:
+            one, own = (telling.own[key].get(PLAIN) for key in ("at_one_rate", "at_own_rate"))
+            if one and own:
+                yield (
+                    f"On {task.title}, SGD's gain over {LABELS[REFERENCE]} in dev {task.unit} is "
+                    f"{telling.gain(one['gain'])} at one learning rate for all and "
+                    f"{telling.gain(own['gain'])} at each optimizer's own."
+                )
+            compared = telling.own["on_test"]
+            shown = [name for name in compared if telling.verdict(name) != SAME]
+            told = [f"{LABELS[name]} is {telling.verdict(name)}" for name in shown]
+            rest = f"for {len(compared) - len(shown)} of {len(compared)} no difference is shown"
+            if compared:
+                yield f"On its test set, at their own rates, {listed([*told, rest])}."
 
     def _found(self) -> Iterator[str]:
         """One paragraph, and the figure that it is about."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reading import Facts, place
 from ted.tables import table
-from ted.words import SURE, chance, listed, number
+from ted.words import SURE, chance, listed, number, opened
 
 from masked.systems import DROPOUTS, FRESH_SEEDS, RATES, SCRATCH, TRIALS, TUNED, WAYS
 
@@ -48,12 +48,12 @@ class Page:
         """The whole page."""
         if not any(own["trials"] for own in self.ways.values()):
             return f"{HEAD}\n\nNothing is trained yet.\n"
-        parts = [HEAD, "## What was found", *self._found(), "## How", self._how(), *self._machine()]
+        head = opened(HEAD, [self._finding()])
+        parts = [head, "## Scores", *self._found(), "## How", self._how(), *self._machine()]
         parts += ["## Every trial", self._trials(), *self._pretraining(), PATH]
         return "\n\n".join(parts) + "\n"
 
     def _found(self) -> Iterator[str]:
-        yield self._finding()
         done = {way: own for way, own in self.ways.items() if "test" in own}
         if not done:
             return

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from reading import Facts
 from ted.systems import System
 from ted.tables import table
-from ted.words import SURE, chance, listed
+from ted.words import SURE, chance, listed, opened
 
 from nanolm.systems import (
     GROUPS,
@@ -71,11 +71,31 @@ class Page:
 
     def text(self) -> str:
         """The whole page."""
-        parts = [HEAD, *self._about()]
+        parts = [opened(HEAD, list(self._findings())), *self._about()]
         if self.systems:
             parts += [COMPARED, *self._positions(), *self._merges(), *self._reweight()]
             parts += [*self._longer(), *self._worst()]
         return "\n\n".join([*parts, *self._left_out()]) + "\n"
+
+    def _findings(self) -> Iterator[str]:
+        """What was found, in at most five sentences."""
+        if positions := self.figures["compared"].get("positions"):
+            shown = [one["on"] for one in positions if says(one) in ("better", "worse")]
+            told = f"a difference on {listed(shown)}" if shown else "no difference"
+            yield f"Learned and sinusoidal positions of a small language model show {told}."
+        if merges := self.figures["compared"].get("merges"):
+            differing = [one for one in merges if says(one) in ("better", "worse")]
+            named = [f"{self._label(one['system'])} ({says(one)})" for one in differing]
+            told = f"only {listed(named)} differs" if named else "none differs"
+            yield f"Of {len(merges)} head merges {told} from `concat` in dev perplexity."
+        longer = {name: self.systems[name] for name in self._there(LONG)}
+        leaks = {name: own["blind"]["hidden"] for name, own in longer.items() if own.get("blind")}
+        if leaks:
+            far = max(leaks, key=lambda name: abs(leaks[name]["mean"]))
+            yield (
+                f"After more training, {self._label(far)} depends most on tokens it should not "
+                f"see: without them its perplexity is {times(leaks[far])} times as large."
+            )
 
     def _there(self, systems: Sequence[System]) -> list[str]:
         return [system.name for system in systems if system.name in self.systems]

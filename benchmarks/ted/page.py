@@ -8,7 +8,7 @@ from reading import Facts
 
 from ted import tables
 from ted.systems import GROUPS, REPORTED, SAID, SETS, SHORT
-from ted.words import by_how_much, differs, listed, says, summary, words
+from ted.words import by_how_much, differs, listed, opened, says, spread, summary, words
 
 HEAD = """# Translation
 
@@ -89,13 +89,43 @@ class Page:
 
     def text(self) -> str:
         """The whole page."""
-        parts = [HEAD]
+        parts = [opened(HEAD, list(self._findings()))]
         if self.systems:
             parts += [*self._about(), COMPARED, *self._figures_only()]
             parts += [*self._best_and_sets(), *self._lengths_of_sets()]
             parts += [*self._fail(), *self._lstm(), *self._positions(), *self._longer()]
             parts += self._signatures()
         return "\n\n".join([*parts, *self._left_out()]) + "\n"
+
+    def _findings(self) -> Iterator[str]:
+        """What was found, in at most five sentences."""
+        if best := self.systems.get("best"):
+            yield (
+                "On TED talks, English to French, the best recipe reaches "
+                f"{spread(best['bleu'])} BLEU on test ({len(best['seeds'])} seeds)."
+            )
+        if gains := [one["difference"] for one in self.compared.get("sets", []) if differs(one)]:
+            shown = f"{len(gains)} of {len(self.compared['sets'])}"
+            yield (
+                f"Training the sets of a course report well, instead of as reported, changes BLEU "
+                f"by {min(gains):+.2f} to {max(gains):+.2f} (a difference is shown for {shown})."
+            )
+        effects = [one for one in self.compared.get("effects", []) if differs(one)]
+        if costs := [one for one in effects if one["difference"] < 0]:
+            causes = listed([f"{one['change']} ({by_how_much(one)})" for one in costs])
+            yield f"What makes set 4 as reported worse than set 3 is {causes}."
+        if lstm := [one for one in self.compared.get("lstm", []) if differs(one)]:
+            yield (
+                "A Transformer differs from an LSTM of as many parameters by "
+                f"{by_how_much(lstm[0])}."
+            )
+        if compared := self.compared.get("positions"):
+            names = {one["system"] for one in compared} | {one["against"] for one in compared}
+            first = max(names, key=lambda name: float(self.systems[name]["bleu"]["mean"]))
+            beside = [one for one in compared if one["system"] == first]
+            more = f" ({by_how_much(beside[0])} against `rope`)" if beside else ""
+            bleu = spread(self.systems[first]["bleu"])
+            yield f"The best position encoding is {self.labels[first]} with {bleu} BLEU{more}."
 
     def _of(self, *groups: str) -> Facts:
         """The systems of some groups that there are."""

@@ -112,3 +112,9 @@ def summary(compared: Sequence[Facts], labels: Labels) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def opened(head: str, findings: Sequence[str]) -> str:
+    """A page's head with what was found, as one paragraph below the title."""
+    title, rest = head.split("\n\n", 1)
+    return "\n\n".join([title, *([" ".join(findings)] if findings else []), rest])
