@@ -1,4 +1,4 @@
-"""What every benchmark shares: what the machine is, how a table looks, and where results go."""
+"""Helpers that all benchmarks share: machine info, plain-text tables, and saving of results."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ __all__ = [
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
-"""Where the pages of results are."""
+"""The folder of the results pages."""
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The hardware and versions a figure hangs on."""
-    facts: dict[str, Any] = {
+    """The hardware and versions that a measurement depends on."""
+    info: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
         "command": " ".join(["python", *sys.argv]),
     }
     if device == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name()
+        info["gpu"] = torch.cuda.get_device_name()
     else:
-        facts["cpu"] = _cpu_name()
-        facts["threads"] = torch.get_num_threads()
-    return facts
+        info["cpu"] = _cpu_name()
+        info["threads"] = torch.get_num_threads()
+    return info
 
 
 def _cpu_name() -> str:
@@ -54,13 +54,13 @@ def _cpu_name() -> str:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same work, launched as one CUDA graph."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    """This work captured as a CUDA graph, launched at once."""
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(3):
             run()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -68,7 +68,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> str:
-    """Plain text columns."""
+    """A plain-text table."""
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     lines = [title]
     for row in [columns, *rows]:
@@ -79,12 +79,12 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> str:
 
 
 def keep(name: str, text: str, figures: object, *, device: str, folder: Path | None = None) -> None:
-    """Print a result and keep it, for people and for programs."""
+    """Print a result and save it as text and as JSON."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    facts = machine(device)
-    head = "\n".join(f"{key}: {value}" for key, value in facts.items())
+    info = machine(device)
+    head = "\n".join(f"{key}: {value}" for key, value in info.items())
     (folder / f"{name}.txt").write_text(f"{head}\n\n{text}\n", encoding="utf-8")
-    document = {"machine": facts, "figures": figures}
+    document = {"machine": info, "figures": figures}
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"{head}\n\n{text}", flush=True)

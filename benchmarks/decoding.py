@@ -1,22 +1,22 @@
-"""Decoding beside `transformers`' generate, on the same weights.
+"""Decoding speed compared with `generate` of `transformers`, on the same weights.
 
     python benchmarks/decoding.py                                      random weights, this CPU
     python benchmarks/decoding.py --device cuda --shapes set1 set3     two of the report's shapes
     python benchmarks/decoding.py --run RUN --source test.en           a trained model, real text
 
-A model of Marian's kind (post-norm, sinusoidal, one table) is handed over to Marian's class. Both
-then write from the same batches, sorted by length, with the same limit. With random weights no
-sentence ends before the limit; of a run's weights it must be as in `[model]` norm_place = "post",
-position = "sinusoidal". Beside sentences a second stands the share of sentences with the same text.
+A model of Marian's shape (post-norm, sinusoidal, one embedding) is loaded into Marian's class. Both
+then decode the same batches, sorted by length, with the same limit. With random weights no sentence
+ends before the limit. A run must have norm_place = "post" and position = "sinusoidal" in `[model]`.
+The table has sentences per second and the share of sentences with the same output.
 
-The run of the results that are kept was trained so:
+The run of the saved results was trained by:
 
     heed train ted-en-fr/minute --data DIR --run RUN --set model.norm_place=post \\
         --set model.position=sinusoidal --set model.activation=relu --set train.epochs=10 \\
         --set train.lr=7e-4 --set train.evaluate_test=false
 
-With `--engines`, a run is also written by CTranslate2: as heed's engine, and by itself with its own
-settings, which give up a beam sooner than `generate` and heed do.
+With `--engines`, CTranslate2 decodes too: as heed's engine, and by itself with its own settings,
+which stop beam search sooner than `generate` and heed do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SHAPES = {  # layers, heads, width, as in the report
 
 @dataclass(frozen=True)
 class Task:
-    """What both are to do."""
+    """A model, its sources and limits."""
 
     name: str
     model: Translator
@@ -84,18 +84,18 @@ def random_task(shape: str, *, vocab: int, texts: int, tokens: int, device: str,
     model = build("translate", config, vocab=vocab)
     if not isinstance(model, Translator):
         raise TypeError("the benchmark measures a translator")
-    with torch.no_grad():  # the end mark's logit is 0: far below the best, so that nothing ends
+    with torch.no_grad():  # the end token's logit is 0: far below the best, so that nothing ends
         model.embedding.table.weight[EOS] = 0.0
     sources = torch.randint(5, vocab, (texts, tokens - 1)).tolist()
     return Task(shape, model.to(device).eval(), sources, tokens, size)
 
 
 def task_of(run: Path, source: Path, *, texts: int, tokens: int, device: str, size: int) -> Task:
-    """A trained model and real text: all of it, or about so many of its lines."""
+    """A trained model and real text: all of it, or about `texts` of its lines."""
 
     model, tokenizer, recipe = load_run(run, device=device)
     if not isinstance(model, Translator):
-        raise SystemExit(f"{run} does not translate.")
+        raise SystemExit(f"{run} is not a translator.")
     lines = [line for line in source.read_text(encoding="utf-8").split("\n") if line.strip()]
     lines = lines[:: max(1, len(lines) // texts)] if texts else lines
     sources = [ids[: recipe.data.max_length - 1] for ids in tokenizer.encode_batch(lines)]
@@ -106,19 +106,19 @@ def task_of(run: Path, source: Path, *, texts: int, tokens: int, device: str, si
 
 
 def to_marian(model: Translator) -> Any:
-    """The same function, as Marian's class computes it."""
-    told, vocab = model.config, model.embedding.table.num_embeddings
+    """The model as Marian's class, with the same logits."""
+    config, vocab = model.config, model.embedding.table.num_embeddings
     marian: Any = MarianMTModel(
         MarianConfig(
             vocab_size=vocab,
-            d_model=told.width,
-            encoder_layers=told.layers,
-            decoder_layers=told.decoder_layers or told.layers,
-            encoder_attention_heads=told.heads,
-            decoder_attention_heads=told.heads,
-            encoder_ffn_dim=told.feed_forward or 4 * told.width,
-            decoder_ffn_dim=told.feed_forward or 4 * told.width,
-            activation_function=told.activation,
+            d_model=config.width,
+            encoder_layers=config.layers,
+            decoder_layers=config.decoder_layers or config.layers,
+            encoder_attention_heads=config.heads,
+            decoder_attention_heads=config.heads,
+            encoder_ffn_dim=config.feed_forward or 4 * config.width,
+            decoder_ffn_dim=config.feed_forward or 4 * config.width,
+            activation_function=config.activation,
             max_position_embeddings=1024,
             scale_embedding=True,
             pad_token_id=PAD,
@@ -131,20 +131,23 @@ def to_marian(model: Translator) -> Any:
     missing, unknown = marian.load_state_dict(_weights(model), strict=False)
     fixed = {"embed_positions.weight", "final_logits_bias"}
     if unknown or any(not name.endswith(tuple(fixed)) for name in missing):
-        raise SystemExit(f"Marian's class cannot hold this model: {unknown or missing}")
+        raise SystemExit(f"Marian's class cannot represent this model: {unknown or missing}")
     return marian.to(model.embedding.table.weight.device).eval()
 
 
 def _weights(model: Translator) -> dict[str, Tensor]:
-    """By Marian's names. It keeps sines in the first half and cosines in the second: the width is
-    permuted. It multiplies tokens by √w where we have w^¾: the table takes the difference, and the
-    last norm gives it back."""
+    """The weights under Marian's names.
+
+    Marian has sines in the first half and cosines in the second, so dimensions are permuted. It
+    multiplies tokens by √w, heed by w^¾: the embedding takes the difference, the last norm undoes
+    it.
+    """
     width, ours = model.config.width, model.state_dict()
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     scale = model.embedding.scale / math.sqrt(width)
     shared = ours["embedding.table.weight"][:, order] * scale
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
-    found = {f"model.{name}.weight": shared for name in names} | {"lm_head.weight": shared}
+    weights = {f"model.{name}.weight": shared for name in names} | {"lm_head.weight": shared}
     for side, layers in ("encoder", model.config.layers), ("decoder", model.config.decoder_layers):
         for i in range(layers or model.config.layers):
             block = {
@@ -153,19 +156,19 @@ def _weights(model: Translator) -> dict[str, Tensor]:
                 if name.startswith(f"{side}.blocks.{i}.")
             }
             for name, weight in _block(block, order).items():
-                found[f"model.{side}.layers.{i}.{name}"] = weight
+                weights[f"model.{side}.layers.{i}.{name}"] = weight
     for part in ("weight", "bias"):
-        found[f"model.decoder.layers.{i}.final_layer_norm.{part}"] /= scale
-    return {name: weight.clone() for name, weight in found.items()}
+        weights[f"model.decoder.layers.{i}.final_layer_norm.{part}"] /= scale
+    return {name: weight.clone() for name, weight in weights.items()}
 
 
 def _block(ours: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
     """One block's weights by Marian's names."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for part in ("weight", "bias"):
 
         def reads(name: str, count: int = 1, part: str = part) -> tuple[Tensor, ...]:
-            """A map from the width, in so many parts; its columns are permuted, its bias is not."""
+            """A linear layer that reads the stream, in `count` parts; its columns are permuted."""
             whole = ours[f"{name}.{part}"]
             return tuple((whole[:, order] if part == "weight" else whole).chunk(count))
 
@@ -173,37 +176,37 @@ def _block(ours: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
             return ours[f"{name}.{part}"][order]
 
         into = zip("qkv", reads("attention.qkv", 3), strict=True)
-        found |= {f"self_attn.{name}_proj.{part}": weight for name, weight in into}
-        found[f"self_attn.out_proj.{part}"] = writes("attention.out")
-        found[f"self_attn_layer_norm.{part}"] = writes("attention_norm")
+        weights |= {f"self_attn.{name}_proj.{part}": weight for name, weight in into}
+        weights[f"self_attn.out_proj.{part}"] = writes("attention.out")
+        weights[f"self_attn_layer_norm.{part}"] = writes("attention_norm")
         if "cross.q.weight" in ours:
             into = zip("qkv", (*reads("cross.q"), *reads("cross.kv", 2)), strict=True)
-            found |= {f"encoder_attn.{name}_proj.{part}": weight for name, weight in into}
-            found[f"encoder_attn.out_proj.{part}"] = writes("cross.out")
-            found[f"encoder_attn_layer_norm.{part}"] = writes("cross_norm")
-        (found[f"fc1.{part}"],) = reads("feed_forward.up")
-        found[f"fc2.{part}"] = writes("feed_forward.down")
-        found[f"final_layer_norm.{part}"] = writes("feed_forward_norm")
-    return found
+            weights |= {f"encoder_attn.{name}_proj.{part}": weight for name, weight in into}
+            weights[f"encoder_attn.out_proj.{part}"] = writes("cross.out")
+            weights[f"encoder_attn_layer_norm.{part}"] = writes("cross_norm")
+        (weights[f"fc1.{part}"],) = reads("feed_forward.up")
+        weights[f"fc2.{part}"] = writes("feed_forward.down")
+        weights[f"final_layer_norm.{part}"] = writes("feed_forward_norm")
+    return weights
 
 
-# ------------------------------------------------------------------------------------ contenders
+# ----------------------------------------------------------------------------------- what decodes
 
 
 def by_heed(task: Task, beam: int) -> Run:
-    """heed's search, kept from call to call as a translator keeps it."""
+    """heed's search, reused across calls as a translator reuses it."""
     how = Beam(beam) if beam > 1 else Greedy()
     search = Search([task.model], how, batch_size=task.batch_size)
 
     def run() -> Sources:
-        found = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
-        return [hypotheses[0].ids for hypotheses in found]
+        results = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
+        return [hypotheses[0].ids for hypotheses in results]
 
     return run
 
 
 def by_generate(task: Task, marian: Any, beam: int) -> Run:
-    """transformers' generate on batches of the same texts."""
+    """transformers' generate on batches of the same sentences."""
     order = sorted(range(len(task.sources)), key=lambda i: -len(task.sources[i]))
 
     def run() -> Sources:
@@ -223,7 +226,7 @@ def _generate(task: Task, marian: Any, beam: int, chosen: Sequence[int]) -> Sour
     ids = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows]).to(marian.device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     with torch.inference_mode():
-        written: Tensor = marian.generate(
+        output: Tensor = marian.generate(
             ids,
             attention_mask=mask.to(marian.device),
             num_beams=beam,
@@ -232,7 +235,7 @@ def _generate(task: Task, marian: Any, beam: int, chosen: Sequence[int]) -> Sour
             length_penalty=1.0,
             early_stopping=False,
         )
-    return [_text(row) for row in written[:, 1:].tolist()]
+    return [_text(row) for row in output[:, 1:].tolist()]
 
 
 def _text(row: list[int]) -> list[int]:
@@ -244,32 +247,32 @@ def by_engine(task: Task, served: Any, beam: int) -> Run:
     search = served.search(DecodeConfig(beam=beam, batch_size=task.batch_size))
 
     def run() -> Sources:
-        found = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
-        return [hypotheses[0].ids for hypotheses in found]
+        results = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
+        return [hypotheses[0].ids for hypotheses in results]
 
     return run
 
 
 def by_ctranslate2(task: Task, served: Any, beam: int) -> Run:
-    """CTranslate2 by itself, which sorts and cuts into batches as it likes."""
+    """CTranslate2 by itself, with its own sorting and batching."""
     names, numbers = served.names, served.numbers
     texts = [[names[token] for token in source] for source in task.sources]
 
     def run() -> Sources:
-        found = served.core.translate_batch(
+        results = served.core.translate_batch(
             texts,
             beam_size=beam,
             max_batch_size=task.batch_size,
             max_input_length=0,
             max_decoding_length=task.tokens,
         )
-        return [[numbers[name] for name in one.hypotheses[0]] for one in found]
+        return [[numbers[name] for name in one.hypotheses[0]] for one in results]
 
     return run
 
 
 def contenders(task: Task, marian: Any, served: Any, beam: int) -> dict[str, Run]:
-    """All who are to write, by name; heed first."""
+    """Everything that decodes, by name; heed first."""
     runs = {"heed": by_heed(task, beam), "transformers": by_generate(task, marian, beam)}
     if served is not None:
         runs["heed with ctranslate2"] = by_engine(task, served, beam)
@@ -280,7 +283,7 @@ def contenders(task: Task, marian: Any, served: Any, beam: int) -> dict[str, Run
 def measure(
     task: Task, beam: int, rounds: int, device: str, *, engines: bool, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Sentences a second of all, and on how many sentences each says the same as `generate`."""
+    """Sentences per second of each, and the share with the same output as `generate`."""
     marian, served = to_marian(task.model), None
     if engines and task.tokenizer is not None:
         from heed.decode.ctranslate2_engine import CTranslate2Engine
@@ -288,35 +291,35 @@ def measure(
         longest = max(map(len, task.sources))
         served = CTranslate2Engine(task.model, task.tokenizer, max_source=longest, device=device)
     runs = contenders(task, marian, served, beam)
-    # A GPU is warm when all sizes were seen, a CPU after a few sentences.
+    # A GPU is warm after all batch sizes, a CPU after a few sentences.
     few = replace(task, sources=sorted(task.sources, key=len)[:16])
     for run in (runs if device == "cuda" else contenders(few, marian, served, beam)).values():
         run()
     taken: dict[str, list[float]] = {name: [] for name in runs}
-    said: dict[str, Sources] = {}
+    outputs: dict[str, Sources] = {}
     for _ in range(rounds):
         for name, run in runs.items():
             synchronize(device)
             began = clock()
-            said[name] = run()
+            outputs[name] = run()
             synchronize(device)
             taken[name].append(clock() - began)
-    texts, theirs = len(task.sources), said["transformers"]
-    alike = {n: sum(a == b for a, b in zip(s, theirs, strict=True)) for n, s in said.items()}
+    texts, reference = len(task.sources), outputs["transformers"]
+    alike = {n: sum(a == b for a, b in zip(s, reference, strict=True)) for n, s in outputs.items()}
     return {
         "model": task.name,
         "beam": beam,
         "same": alike["heed"] / texts,
         "same_as_transformers": {name: count / texts for name, count in alike.items()},
-        "sentences_a_second": {n: texts / statistics.median(t) for n, t in taken.items()},
+        "sentences_per_second": {n: texts / statistics.median(t) for n, t in taken.items()},
     }
 
 
-def rows_of(found: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A line for each who wrote: how fast, how many times as fast as `generate`, how alike."""
+def rows_of(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A row each: speed, speed relative to `generate`, share of the same output."""
     rows = []
-    for one in found:
-        speeds = one["sentences_a_second"]
+    for one in results:
+        speeds = one["sentences_per_second"]
         for name, speed in speeds.items():
             times, same = speed / speeds["transformers"], one["same_as_transformers"][name]
             label = f"{one['model']}, beam {one['beam']}, {name}"
@@ -325,56 +328,64 @@ def rows_of(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Measure, print the table, keep it."""
+    """Measure, print the table and save it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["set2"])
     parser.add_argument("--beams", nargs="+", type=int, default=[1, 4, 5])
     parser.add_argument("--run", type=Path, help="a trained run instead of random weights")
-    parser.add_argument("--source", type=Path, help="what the run is to translate")
+    parser.add_argument("--source", type=Path, help="the text to translate")
     parser.add_argument("--vocab", type=int, default=8000)
-    parser.add_argument("--texts", type=int, default=0, help="0: all, or what the device allows")
+    parser.add_argument("--texts", type=int, default=0, help="0: all, or a default for the device")
     parser.add_argument("--tokens", type=int, default=0, help="longest output")
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engines", action="store_true", help="CTranslate2 too, with --run")
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU")
-    parser.add_argument("--cpu-time", action="store_true", help="of all threads, on a busy machine")
+    parser.add_argument("--engines", action="store_true", help="also CTranslate2, with --run")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="measure processor time, on a busy machine"
+    )
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
-    parser.add_argument("--name", default="", help="of the results; decoding-DEVICE if not said")
-    told = parser.parse_args()
-    if told.threads:
-        torch.set_num_threads(told.threads)
-    cuda = told.device == "cuda"
-    size = told.batch_size or (256 if cuda else 64)
-    if told.tiny:
-        told.shapes, told.vocab, told.texts, told.tokens, told.rounds = ["tiny"], 60, 6, 8, 1
-    if told.run and told.source:
-        like: dict[str, Any] = {"device": told.device, "size": size, "texts": told.texts}
-        tasks = [task_of(told.run, told.source, tokens=told.tokens or 200, **like)]
+    parser.add_argument("--name", default="", help="name of the results; default: decoding-DEVICE")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    cuda = options.device == "cuda"
+    size = options.batch_size or (256 if cuda else 64)
+    if options.tiny:
+        options.shapes, options.vocab, options.texts, options.tokens, options.rounds = (
+            ["tiny"],
+            60,
+            6,
+            8,
+            1,
+        )
+    if options.run and options.source:
+        like: dict[str, Any] = {"device": options.device, "size": size, "texts": options.texts}
+        tasks = [task_of(options.run, options.source, tokens=options.tokens or 200, **like)]
     else:
         tasks = [
             random_task(
                 shape,
-                vocab=told.vocab,
-                texts=told.texts or (256 if cuda else 64),
-                tokens=told.tokens or 32,
-                device=told.device,
+                vocab=options.vocab,
+                texts=options.texts or (256 if cuda else 64),
+                tokens=options.tokens or 32,
+                device=options.device,
                 size=size,
             )
-            for shape in told.shapes
+            for shape in options.shapes
         ]
-    clock = time.process_time if told.cpu_time else time.perf_counter
-    found = [
-        measure(task, beam, told.rounds, told.device, engines=told.engines, clock=clock)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    results = [
+        measure(task, beam, options.rounds, options.device, engines=options.engines, clock=clock)
         for task in tasks
-        for beam in told.beams
+        for beam in options.beams
     ]
-    title = "Sentences a second" + (" of processor time" if told.cpu_time else "")
-    text = table(title, ["", "", "/ transformers", "same text"], rows_of(found))
-    name = told.name or f"decoding-{told.device}"
-    keep(name, text, found, device=told.device, folder=told.out)
+    title = "Sentences per second" + (" of processor time" if options.cpu_time else "")
+    text = table(title, ["", "", "/ transformers", "same output"], rows_of(results))
+    name = options.name or f"decoding-{options.device}"
+    keep(name, text, results, device=options.device, folder=options.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Kill training again and again, resume it each time, and compare with a run left alone.
+"""Kill a training run repeatedly, resume it each time, and compare it with an unbroken run.
 
     python benchmarks/kill_and_resume.py --kills 24
 
-Half of the kills come at random moments, half as soon as a checkpoint is being written. The end
-must be the same to the byte: `model.safetensors`, and `metrics.jsonl` but for its `time`.
+Half of the kills come at random moments, half while a checkpoint is being written. The results must
+be the same to the byte: `model.safetensors`, and `metrics.jsonl` except for its `time`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from heed.runs.run import Run
 
 
 def recipe() -> Recipe:
-    """Small, with everything that has a state: dropout, a random merge, a mean of the weights."""
+    """A small recipe with all kinds of state: dropout, a random merge, weight averaging (EMA)."""
     return Recipe.of(
         {
             "data": {"synthetic": 2000, "synthetic_test": 100, "max_length": 48},
@@ -46,7 +46,7 @@ def recipe() -> Recipe:
 
 
 def command(*arguments: str) -> subprocess.Popen[bytes]:
-    """The real command, from this checkout."""
+    """Start the real command from this checkout."""
     return subprocess.Popen(
         [sys.executable, "-m", "heed", *arguments, "--device", "cpu"],
         cwd=ROOT,
@@ -57,14 +57,17 @@ def command(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def outcome(folder: Path) -> tuple[bytes, list[dict[str, object]]]:
-    """What must not differ."""
+    """The bytes of the weights and the metrics without their times: what must not differ."""
     run = Run(folder)
     lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
     return run.weights_path.read_bytes(), lines
 
 
 def kill(process: subprocess.Popen[bytes], run: Run, *, writing: bool, after: float) -> bool:
-    """Kill it `after` seconds of training, or then once it writes; False if it ended before."""
+    """Kill the process after some seconds, or at the next checkpoint write; False if it has ended.
+
+    `after` counts from the first new line of metrics.
+    """
     lines = run.metrics_path.stat().st_size if run.metrics_path.exists() else 0
     while process.poll() is None and not (
         run.metrics_path.exists() and run.metrics_path.stat().st_size > lines
@@ -80,7 +83,7 @@ def kill(process: subprocess.Popen[bytes], run: Run, *, writing: bool, after: fl
 
 
 def main() -> None:
-    """Break a run, mend it, compare."""
+    """Kill and resume a run, and compare it with an unbroken one."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
@@ -104,14 +107,14 @@ def main() -> None:
             drafts = list(broken.checkpoints.glob(".draft-*"))
             inside += bool(killed and drafts)
             step = max((int(p.name[5:]) for p in broken.checkpoints.glob("step-*")), default=0)
-            rows.append([str(kills), "in a write" if drafts else "between", str(step)])
+            rows.append([str(kills), "during a write" if drafts else "between writes", str(step)])
             action = ("resume", str(broken.folder))
             if broken.finished:
                 break
         command("resume", str(broken.folder)).communicate()
         same = outcome(path / "whole") == outcome(broken.folder)
-    text = table("Where it was killed", ["kill", "when", "last checkpoint"], rows)
-    text += f"\n\n{kills} kills, {inside} of them inside a checkpoint's write: the end is "
+    text = table("Kills", ["kill", "when", "last checkpoint"], rows)
+    text += f"\n\n{kills} kills, {inside} of them during a checkpoint write: the result is "
     text += "identical to the byte." if same else "DIFFERENT."
     figures = {"kills": kills, "inside_a_write": inside, "identical": same}
     keep("kill-and-resume", text, figures, device="cpu")

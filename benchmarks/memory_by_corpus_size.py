@@ -1,10 +1,10 @@
-"""Does memory grow with the corpus? Whole trainings on few and on many generated pairs, compared.
+"""Does memory grow with the corpus? Training runs on few and on many synthetic pairs, compared.
 
     python benchmarks/memory_by_corpus_size.py            # 100,000 and 10 million pairs, about 1 GB
-    python benchmarks/memory_by_corpus_size.py --pairs 1000000  # a trial, not kept
+    python benchmarks/memory_by_corpus_size.py --pairs 1000000  # a trial, not saved
 
-Each trains for two updates with a tiny model, so that what is measured is the data: the doctor, the
-tokenizer, the store, the plan of an epoch. Memory is anonymous memory at its height (`watch.py`).
+Each run takes two steps with a tiny model, so that the data is measured: the doctor, the tokenizer,
+the token store, the batches of an epoch. Memory is peak anonymous memory (`process_monitor.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heed.data import synthetic
 
 FEW, MANY, HELD_OUT = 100_000, 10_000_000, 1000
 BAR = 16.0
-"""Bytes a pair that are too many."""
+"""The limit in bytes per pair."""
 BLOCK = 50_000
 TINY = {
     "model.layers": 1,
@@ -37,14 +37,14 @@ TINY = {
 
 
 def block(split: str, size: int, number: int) -> tuple[str, str]:
-    """So many pairs of a split, the text of each side: those from `number` · `size` on."""
+    """Both sides of `size` pairs of a split, starting at pair `number` · `size`."""
     pairs = list(synthetic.generate_sentences(split, size, start=number * size))
     sides = [p.english for p in pairs], [p.french for p in pairs]
     return "\n".join([*sides[0], ""]), "\n".join([*sides[1], ""])
 
 
 def write(folder: Path, split: str, pairs: int) -> list[Path]:
-    """A corpus of generated pairs, all different draws: the paths of its two sides."""
+    """Write a corpus of independently drawn synthetic pairs; returns the paths of its two sides."""
     size = min(BLOCK, pairs)
     paths = [folder / f"{split}-{pairs}.{side}" for side in ("en", "fr")]
     with (
@@ -59,7 +59,7 @@ def write(folder: Path, split: str, pairs: int) -> list[Path]:
 
 
 def measure(folder: Path, pairs: int, dev: list[Path]) -> dict[str, Part]:
-    """Train on so many pairs, from nothing."""
+    """Train on this many pairs, with an empty cache."""
     train = write(folder, "train", pairs)
     options = ["--task", "translate", "--device", "cpu"]
     for flag, paths in (("--train", train), ("--dev", dev)):
@@ -69,9 +69,9 @@ def measure(folder: Path, pairs: int, dev: list[Path]) -> dict[str, Part]:
 
 
 def main() -> None:
-    """Measure both, subtract, keep."""
+    """Measure both corpora and save the growth in memory."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--pairs", type=int, default=MANY, help="how many are many")
+    parser.add_argument("--pairs", type=int, default=MANY, help="size of the large corpus")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         dev = write(Path(name), "dev", HELD_OUT)
@@ -89,9 +89,9 @@ def main() -> None:
     ]
     sizes = [f"{pairs:,}" for pairs in (FEW, options.pairs)]
     columns = ["part", *(f"s, {size}" for size in sizes), *(f"MB, {size}" for size in sizes)]
-    text = table("Time and anonymous memory by part", [*columns, "bytes a pair"], rows)
-    text += f"\n\nAt its height {heights[0] / 1e6:.0f} and {heights[1] / 1e6:.0f} MB: "
-    text += f"{growth:.1f} bytes for each further pair, where {BAR:.0f} would be too many."
+    text = table("Time and anonymous memory by part", [*columns, "bytes per pair"], rows)
+    text += f"\n\nPeak memory {heights[0] / 1e6:.0f} and {heights[1] / 1e6:.0f} MB: "
+    text += f"{growth:.1f} bytes for each additional pair (limit {BAR:.0f})."
     figures = {
         "pairs": [FEW, options.pairs],
         "height": heights,

@@ -1,11 +1,11 @@
-"""Trains `lm/nano` with other positions and other merges, and makes the page of results.
+"""Train `lm/nano` with other positions and head merges, and write the results page.
 
     python benchmarks/nano.py train --data DIR --runs RUNS --jobs 14 --threads 1 --device cpu
     python benchmarks/nano.py report --runs RUNS
 
-The first goes by the real command, and does not train again what is there; DIR has
-tinyshakespeare.txt. The second writes `docs/results/nano.md` with its figure, and
-`benchmarks/results/nano.json`, which has figures only: the corpus stays where it is.
+The first uses the real command and skips finished runs; DIR has tinyshakespeare.txt. The second
+writes `docs/results/nano.md` with its figure, and `benchmarks/results/nano.json`, which has numbers
+only and no text of the corpus.
 """
 
 from __future__ import annotations
@@ -27,38 +27,40 @@ from heed.runs.run import Run
 
 
 def report(runs: Path, out: Path, results: Path) -> None:
-    """Read the runs, and write the figures, the picture and the page."""
+    """Read the runs, and write the numbers, the figure and the page."""
     publish("nano", gather(runs), lambda x, to: Page(x, draw_all(x, to)).text(), out, results)
 
 
 def options() -> argparse.Namespace:
     """The command line."""
-    told = command_line(__doc__, train="train and judge models", data="with tinyshakespeare.txt")
-    some_seeds(told.training, list(GROUPS))
-    told.training.add_argument("--threads", type=int, default=1, help="of each run")
-    judging = told.add("judge", help="judge one run; `train` does it")
+    parsers = command_line(__doc__, train="train and score models", data="with tinyshakespeare.txt")
+    some_seeds(parsers.training, list(GROUPS))
+    parsers.training.add_argument("--threads", type=int, default=1, help="CPU threads of each run")
+    judging = parsers.add("judge", help="score one run; `train` does this")
     judging.add_argument("run", type=Path)
     judging.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    return told.parser.parse_args()
+    return parsers.parser.parse_args()
 
 
-def learn(told: argparse.Namespace) -> bool:
-    """Train all that was asked for; whether all of it is there."""
+def learn(arguments: argparse.Namespace) -> bool:
+    """Train the selected systems; returns whether every run is finished."""
     # Set for every process begun from here: so many threads of torch and of the tokenizer.
-    os.environ |= {name: str(told.threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
-    plan = planned(told, Plan)
-    words = ["--threads", str(told.threads), "--seeds", str(told.seeds)]
-    note_machine(plan, "nano", words, threads=told.threads)
-    return train(plan, wanted(told.only, told.seeds), told.pack)
+    os.environ |= {
+        name: str(arguments.threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")
+    }
+    plan = planned(arguments, Plan)
+    words = ["--threads", str(arguments.threads), "--seeds", str(arguments.seeds)]
+    note_machine(plan, "nano", words, threads=arguments.threads)
+    return train(plan, wanted(arguments.only, arguments.seeds), arguments.pack)
 
 
 def main() -> None:
     """Train, judge or report."""
-    told = options()
-    if told.command == "judge":
-        note(Run(told.run), {JUDGED: judged(told.run, told.device)})
+    arguments = options()
+    if arguments.command == "judge":
+        note(Run(arguments.run), {JUDGED: judged(arguments.run, arguments.device)})
     else:
-        obey(told, learn, report)
+        obey(arguments, learn, report)
 
 
 if __name__ == "__main__":

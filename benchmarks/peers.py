@@ -1,6 +1,6 @@
-"""What someone would write without heed: on torch.nn.Transformer, and a plain GPT.
+"""Models to compare with: a translator on torch.nn.Transformer and a plain GPT.
 
-Shapes: b texts, n tokens, h heads, d head width, w model width.
+Shapes: b batch, n tokens, h heads, d head width, w model width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heed.data.tokenizers.special_tokens import PAD
 
 
 class TorchTranslator(nn.Module):
-    """torch.nn.Transformer with embeddings, sinusoids and an output map, as its tutorials do."""
+    """torch.nn.Transformer with embeddings, sinusoids and an output layer, as in its tutorials."""
 
     table: Tensor
 
@@ -42,17 +42,17 @@ class TorchTranslator(nn.Module):
 
     def forward(self, source_bn: Tensor, target_bn: Tensor) -> Tensor:
         """Logits [b, n, vocab] for the target so far."""
-        ahead = nn.Transformer.generate_square_subsequent_mask(
+        causal_mask = nn.Transformer.generate_square_subsequent_mask(
             target_bn.shape[1], device=target_bn.device
         )
-        blank = source_bn == PAD
+        padding = source_bn == PAD
         out = self.core(
             self._embedded(self.source, source_bn),
             self._embedded(self.target, target_bn),
-            tgt_mask=ahead,
+            tgt_mask=causal_mask,
             tgt_is_causal=True,
-            src_key_padding_mask=blank,
-            memory_key_padding_mask=blank,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
         )
         return self.head(out)
 
@@ -63,15 +63,18 @@ class TorchTranslator(nn.Module):
 
 def sinusoids(length: int, width: int) -> Tensor:
     """Sines and cosines by position [n, w] (Vaswani et al. 2017)."""
-    place = torch.arange(length)[:, None]
-    speed = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+    position = torch.arange(length)[:, None]
+    frequency = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
     table = torch.empty(length, width)
-    table[:, 0::2], table[:, 1::2] = torch.sin(place * speed), torch.cos(place * speed)
+    table[:, 0::2], table[:, 1::2] = (
+        torch.sin(position * frequency),
+        torch.cos(position * frequency),
+    )
     return table
 
 
 class PlainBlock(nn.Module):
-    """Pre-norm attention and feed-forward."""
+    """A pre-norm block: attention and a feed-forward layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ class PlainBlock(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x_bnw: Tensor) -> Tensor:
-        """The new vectors."""
+        """The vectors after this block."""
         q, k, v = self.qkv(self.norm(x_bnw)).chunk(3, dim=-1)
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         y_bhnd = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -90,20 +93,20 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """A decoder with learned positions and a tied output map."""
+    """A decoder with learned positions and a tied output layer."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.tokens = nn.Embedding(setting.vocab, setting.width)
-        self.places = nn.Embedding(setting.length, setting.width)
+        self.positions = nn.Embedding(setting.length, setting.width)
         blocks = (PlainBlock(setting.width, setting.heads) for _ in range(setting.layers))
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(setting.width)
 
     def forward(self, ids_bn: Tensor) -> Tensor:
         """Logits [b, n, vocab]."""
-        places = torch.arange(ids_bn.shape[1], device=ids_bn.device)
-        x_bnw = self.blocks(self.tokens(ids_bn) + self.places(places))
+        positions = torch.arange(ids_bn.shape[1], device=ids_bn.device)
+        x_bnw = self.blocks(self.tokens(ids_bn) + self.positions(positions))
         return F.linear(self.norm(x_bnw), self.tokens.weight)
 
 
@@ -119,7 +122,7 @@ def torch_translator_step(setting: Setting, device: torch.device) -> Update:
 
 
 def plain_gpt_step(setting: Setting, device: torch.device) -> Update:
-    """A full step of the plain GPT, kernel by kernel, with AdamW."""
+    """A full step of the plain GPT, eager, with AdamW."""
     model = PlainGPT(setting).to(device).train()
 
     def loss(batch: Batch) -> Tensor:

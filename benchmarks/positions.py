@@ -1,13 +1,13 @@
-"""What each position encoding costs beside `none`, and the plain path beside the fused one.
+"""The cost of each position encoding relative to `none`, and of plain attention relative to fused.
 
     python benchmarks/positions.py                   two lengths on this machine's CPU
     python benchmarks/positions.py --device cuda     GPT-2's 124M shape in bfloat16
 
-All is measured in one run on a causal language model at 128 and at 1,024 tokens, the encodings
-taking turns: a forward pass, a forward and backward pass, and a whole training step (forward,
-backward, clip, optimizer). On a GPU the step is also measured as training does it, captured as a
-graph with our own loss, which leaves out what Python takes to launch it; and the longer one with
-its blocks compiled.
+All is measured in one process on a causal language model at 128 and at 1,024 tokens, the encodings
+in alternation: a forward pass, a forward and backward pass, and a whole training step (forward,
+backward, clip, optimizer). On a GPU the step is also measured as in training: captured as a CUDA
+graph with heed's own loss, without Python's launch time. The longer one is also measured with
+compiled blocks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from heed.nn.stack import Stack
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw")
 BEFORE_BLOCKS = ("sinusoidal", "learned")
-"""These act before the first block: compiled or captured, their blocks are those of `none`."""
+"""They act before the first block: compiled or captured, their blocks equal those of `none`."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One setting to measure."""
+    """A model and batch shape to measure."""
 
     layers: int
     heads: int
@@ -71,15 +71,15 @@ def loss_of(logits_of: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 
 
 def forward(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], Tensor]:
-    """A forward pass by the plain or the fused path, the latter perhaps with compiled blocks."""
+    """A forward pass with plain or fused attention, or fused with compiled blocks."""
 
-    def plainly(ids: Tensor) -> Tensor:
+    def plain_logits(ids: Tensor) -> Tensor:
         return model.trace(ids).logits
 
     if path == "compiled":
         for block in cast(Stack, model.stack).blocks:
             block.compile(dynamic=False)
-    logits_of = plainly if path == "plain" else model
+    logits_of = plain_logits if path == "plain" else model
     return lambda: loss_of(logits_of, ids)
 
 
@@ -145,7 +145,7 @@ PLANS += [("step", path) for path in PATHS[1:]]
 def measure(
     models: dict[str, LanguageModel], ids: Tensor, plan: Plan, rounds: int
 ) -> dict[str, float]:
-    """Seconds by encoding, all in one run."""
+    """Seconds by encoding, measured in alternation."""
     what, path = plan
     make_run = captured if path == "captured" else WHAT[what]
     runs = {
@@ -162,7 +162,7 @@ def measure(
 
 
 def report(shape: Shape, seconds: dict[Plan, dict[str, float]]) -> str:
-    """One row an encoding: each plan relative to `none`, and the fused pass to the plain one."""
+    """A row per encoding: each plan relative to `none`, and the fused pass to the plain one."""
     compare = ("both", "plain") in seconds and ("both", "fused") in seconds
     rows = []
     for position in ENCODINGS:
@@ -185,12 +185,14 @@ def report(shape: Shape, seconds: dict[Plan, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Measure, print the tables, keep them."""
+    """Measure, print the tables and save them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=0, help="0: as many as the device allows")
-    parser.add_argument("--paths", nargs="+", choices=PATHS, help="all that the device has")
-    parser.add_argument("--long", action="store_true", help="only the longer texts")
+    parser.add_argument(
+        "--paths", nargs="+", choices=PATHS, help="default: all that the device supports"
+    )
+    parser.add_argument("--long", action="store_true", help="only the longer sequences")
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
     parser.add_argument("--out", type=Path, default=None, help="folder for results")
     options = parser.parse_args()
@@ -198,7 +200,7 @@ def main() -> None:
     rounds = options.rounds or (10 if cuda else 5)
     if cuda:
         torch.set_float32_matmul_precision("high")
-        # One compilation an encoding is the point here, and there are as many as there are.
+        # Every encoding needs its own compilation.
         torch._dynamo.config.recompile_limit = 8 * len(ENCODINGS)
         shapes = [Shape(12, 12, 768, 50304, 64, 128), Shape(12, 12, 768, 50304, 16, 1024)]
     else:
@@ -210,7 +212,7 @@ def main() -> None:
     results: Results = {}
     for path in options.paths or (PATHS if cuda else PATHS[:2]):
         for shape, plan in product(shapes, PLANS):
-            # Only the longest is worth a compilation; compiled blocks stay so, and come last.
+            # Only the longest is compiled, and last, because compiled blocks stay compiled.
             if plan[1] == path and (path != "compiled" or shape is shapes[-1]):
                 ids = torch.randint(shape.vocab, (shape.batch, shape.length), device=device)
                 results.setdefault(shape, {})[plan] = measure(models, ids, plan, rounds)

@@ -1,8 +1,8 @@
-"""Watching a real `heed train` from outside: how long each part takes, how much memory it holds.
+"""Monitor a real `heed train` from outside: time and memory of each part.
 
-A part is over when what it makes is there: the run's folder, a word on the console, a file. So
-nothing in heed knows that it is being watched. Memory is anonymous memory, what cannot be dropped
-and read again from a file, as Linux tells it (RssAnon), looked at fifty times a second.
+A part ends when its output exists: the run folder, a line on the console, a file. So heed itself
+contains no code for it. Memory is anonymous memory, which cannot be dropped and read again from a
+file, as Linux reports it (RssAnon), sampled fifty times a second.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from heed.runs.run import Run
 
 PAUSE = 0.02
 LEARNING = "Learning a "
-"""What training says when the doctor is done and there is no tokenizer yet."""
+"""The message of training after the doctor, while there is no tokenizer yet."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the way."""
+    """Time and memory of one part."""
 
     seconds: float
     anonymous: int
-    """The most bytes seen during it."""
+    """Peak anonymous memory in bytes."""
 
 
 def watch(options: Sequence[str], *, folder: Path, cache: Path, splits: int) -> dict[str, Part]:
-    """Train into `folder` with the real command and these options; the parts, in their order."""
+    """Run the real training command with these options; returns its parts in order."""
     log = folder.with_suffix(".log")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as output:
@@ -59,7 +59,7 @@ def watch(options: Sequence[str], *, folder: Path, cache: Path, splits: int) -> 
 
 
 def _ends(run: Run, cache: Path, log: Path, splits: int) -> dict[str, Callable[[], bool]]:
-    """How to see that each part is over."""
+    """For each part, a function that says whether it has ended."""
 
     def stores() -> bool:
         return len(list((cache / "store").glob("[!.]*/store.json"))) >= splits
@@ -82,7 +82,7 @@ def _ends(run: Run, cache: Path, log: Path, splits: int) -> dict[str, Callable[[
 def _anonymous(process: int) -> int:
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return 0
     kilobytes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")]
     return int(kilobytes[0]) * 1024 if kilobytes else 0

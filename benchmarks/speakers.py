@@ -1,12 +1,12 @@
-"""Why is one speaker harder to foresee than another: unknown words, rare ones, sentence length?
+"""Why is one speaker harder to predict than another: unknown words, rare words, sentence length?
 
     python benchmarks/speakers.py RUN
 
-RUN is a language model whose recipe names one set a speaker, as `speeches/generate-reported` does.
-Every token of every set is judged by the model and counted in its training text. Then each suspect
-is held to the same for all speakers: the perplexity a speaker would have if his words were as often
-unknown, as rare, or his sentences as long as those of all speakers taken together, his losses on
-each kind of word or sentence left as they are. What a suspect explains, is what goes away.
+RUN is a language model whose recipe names one set per speaker, as `speeches/generate-reported`
+does. The loss of every token and its count in the training text are computed. Then each possible
+cause is equalized across speakers (direct standardization): the perplexity of a speaker if his
+words were as often unknown, as rare, or his sentences as long as those of all speakers together,
+with his own losses on each kind of word or sentence. The difference that disappears is explained.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from heed.metrics.perplexity import token_losses
 
 COUNTS = (0, 1, 5, 50)
 RARITY = ("unknown", "never in train", "1 to 4 times", "5 to 49 times", "50 and more")
-"""How often a token stands in the training text; one the vocabulary lacks is unknown."""
+"""Groups by the count of a token in the training text; unknown: not in the vocabulary."""
 LENGTHS = (10, 20, 30)
 LENGTH = ("to 10 tokens", "11 to 20", "21 to 30", "longer")
 DRAWN = 2000
-"""Tokens by which vocabularies are compared: more text has more words."""
+"""Tokens in a sample for the size of a vocabulary, which grows with the text."""
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """Every token of one set: its loss, how rare it is, how long its sentence."""
+    """Every token of one set: its loss, its rarity group, the length group of its sentence."""
 
     name: str
     ids: NDArray[np.int64]
@@ -48,15 +48,15 @@ class Speaker:
     sentences: int
 
     def perplexity(self, some: NDArray[np.bool_] | None = None) -> float:
-        """Of all tokens, or some of them."""
+        """The perplexity of all tokens, or of some."""
         return math.exp(self.losses.mean() if some is None else self.losses[some].mean())
 
     def shares(self, groups: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-        """What share of the tokens is in each group."""
+        """The share of tokens in each group."""
         return np.bincount(groups, minlength=count) / len(groups)
 
     def as_if(self, groups: NDArray[np.int64], shares: NDArray[np.float64]) -> float:
-        """The perplexity with these shares of each group: direct standardisation."""
+        """The perplexity with these shares of each group: direct standardization."""
         means = [
             self.losses[groups == group].mean() if (groups == group).any() else self.losses.mean()
             for group in range(len(shares))
@@ -64,7 +64,7 @@ class Speaker:
         return math.exp(float(shares @ np.array(means)))
 
     def distinct(self, seed: int = 0) -> float:
-        """Different tokens among DRAWN in a row, the mean of a hundred draws."""
+        """Distinct tokens among DRAWN consecutive ones, the mean of a hundred samples."""
         random, size = np.random.default_rng(seed), min(DRAWN, len(self.ids))
         starts = random.integers(0, len(self.ids) - size + 1, 100)
         return float(np.mean([len(np.unique(self.ids[s : s + size])) for s in starts]))
@@ -77,15 +77,15 @@ def lines_of(files: Sequence[str]) -> list[str]:
 def speaker(
     model: LanguageModel, name: str, files: Sequence[str], seen: Counter[int], stride: int | None
 ) -> Speaker:
-    """One set, judged as its run was trained: line by line, or as one stream."""
+    """The tokens of one set, scored as the run was trained: line by line, or as one stream."""
     ids = model.tokenizer.encode_batch(lines_of(files))
     whole = [[token for line in ids for token in line]]
     stream = model.recipe.data.unit == "file"
     window = model.recipe.data.max_length
     texts = whole if stream else ids
-    judged = token_losses(model.model, texts, window=window, stride=stride)
-    # The marks are no words: neither a line's end mark nor, of a stream, its only one.
-    losses = np.concatenate([one.losses[:-1] for one in judged])
+    scored = token_losses(model.model, texts, window=window, stride=stride)
+    # The end tokens are no words: neither those of lines nor the single one of a stream.
+    losses = np.concatenate([one.losses[:-1] for one in scored])
     flat = np.array(whole[0])
     counts = np.array([seen[token] for token in whole[0]])
     unknown = model.tokenizer.specials.unk
@@ -96,7 +96,7 @@ def speaker(
 
 
 def unigram(own: Speaker, seen: Counter[int], vocab: int) -> float:
-    """Perplexity under the training text's word counts alone, one added to each."""
+    """Perplexity of a unigram model of the training text, with add-one smoothing."""
     total = seen.total() + vocab
     chances = np.array([(seen[token] + 1) / total for token in own.ids.tolist()])
     return math.exp(-float(np.log(chances).mean()))
@@ -105,49 +105,55 @@ def unigram(own: Speaker, seen: Counter[int], vocab: int) -> float:
 def pooled(
     speakers: Sequence[Speaker], groups: Sequence[NDArray[np.int64]], count: int
 ) -> NDArray[np.float64]:
-    """The shares of each group, every speaker counting alike."""
+    """The shares of each group, with equal weight for every speaker."""
     each = [one.shares(own, count) for one, own in zip(speakers, groups, strict=True)]
     mean: NDArray[np.float64] = np.mean(each, axis=0)
     return mean
 
 
 def report(speakers: Sequence[Speaker], seen: Counter[int], vocab: int) -> tuple[str, Any]:
-    """The tables, and the same figures for a program."""
+    """The tables, and the same values for JSON."""
     unknown = [np.minimum(one.rarity, 1) for one in speakers]
-    suspects: dict[str, list[Any]] = {
-        "perplexity as it is": [one.perplexity() for one in speakers],
-        "…of known words alone": [one.perplexity(one.rarity > 0) for one in speakers],
-        "…as often unknown as all": _as_if(speakers, unknown, 2),
-        "…as rare as all": _as_if(speakers, [one.rarity for one in speakers], len(RARITY)),
-        "…sentences as long as all": _as_if(speakers, [one.length for one in speakers], 4),
-        "by word counts alone (unigram)": [unigram(one, seen, vocab) for one in speakers],
+    causes: dict[str, list[Any]] = {
+        "perplexity": [one.perplexity() for one in speakers],
+        "…of known words only": [one.perplexity(one.rarity > 0) for one in speakers],
+        "…with equal shares of unknown words": _as_if(speakers, unknown, 2),
+        "…with equal word frequencies": _as_if(
+            speakers, [one.rarity for one in speakers], len(RARITY)
+        ),
+        "…with equal sentence lengths": _as_if(speakers, [one.length for one in speakers], 4),
+        "unigram perplexity": [unigram(one, seen, vocab) for one in speakers],
     }
-    facts: dict[str, list[Any]] = {
+    properties: dict[str, list[Any]] = {
         "tokens": [len(one.ids) for one in speakers],
         "sentences": [one.sentences for one in speakers],
-        "tokens a sentence": [len(one.ids) / one.sentences for one in speakers],
-        f"different tokens in {DRAWN:,}": [one.distinct() for one in speakers],
+        "tokens per sentence": [len(one.ids) / one.sentences for one in speakers],
+        f"distinct tokens in {DRAWN:,}": [one.distinct() for one in speakers],
         "unknown, share of tokens": [float((one.rarity == 0).mean()) for one in speakers],
-        "unknown, share of all loss": [
+        "unknown, share of the loss": [
             float(one.losses[one.rarity == 0].sum() / one.losses.sum()) for one in speakers
         ],
     }
     names = [one.name for one in speakers]
     head = ["", *names, "largest / smallest"]
     parts = [
-        table("How hard each is, and what would make them alike", head, _rows(suspects, "{:.1f}")),
-        table("What they say", head, _rows(facts, "{:,.4g}")),
+        table(
+            "Perplexity by speaker, and with each possible cause equalized",
+            head,
+            _rows(causes, "{:.1f}"),
+        ),
+        table("Texts", head, _rows(properties, "{:,.4g}")),
     ]
     for title, labels, key in (
-        ("By how often a word stands in train", RARITY, "rarity"),
-        ("By the length of the sentence", LENGTH, "length"),
+        ("By count in train", RARITY, "rarity"),
+        ("By sentence length", LENGTH, "length"),
     ):
         parts.append(
             table(
                 f"{title}: share of tokens, mean loss", ["", *names], _groups(speakers, labels, key)
             )
         )
-    return "\n\n".join(parts), {"suspects": suspects, "facts": facts, "speakers": names}
+    return "\n\n".join(parts), {"causes": causes, "properties": properties, "speakers": names}
 
 
 def _as_if(
@@ -178,18 +184,18 @@ def _groups(speakers: Sequence[Speaker], labels: Sequence[str], key: str) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--stride", type=int, help="tokens between windows; unset, half of one")
-    parser.add_argument("--name", default="speakers", help="what to call the results")
-    asked = parser.parse_args()
-    model = LanguageModel.load(asked.run, device="cpu")
+    parser.add_argument("--stride", type=int, help="tokens between windows; default: half a window")
+    parser.add_argument("--name", default="speakers", help="name of the results")
+    options = parser.parse_args()
+    model = LanguageModel.load(options.run, device="cpu")
     data = model.recipe.data
     learnt = model.tokenizer.encode_batch(lines_of(data.train))
     seen = Counter(token for line in learnt for token in line)
     speakers = [
-        speaker(model, name, files, seen, asked.stride) for name, files in data.sets.items()
+        speaker(model, name, files, seen, options.stride) for name, files in data.sets.items()
     ]
     text, figures = report(speakers, seen, model.tokenizer.vocab_size)
-    keep(asked.name, text, figures, device="cpu")
+    keep(options.name, text, figures, device="cpu")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Full training steps side by side with peers: forward, loss, backward, clip, optimizer.
+"""Full training steps compared with other libraries: forward, loss, backward, clip, optimizer.
 
     python benchmarks/training.py                    a small LM and a translator on this CPU
     python benchmarks/training.py --device cuda      GPT-2 124M, and four translators
     python benchmarks/training.py --tiny --only gpt2 sets few      seconds, to try the script
 
-Every contender of one work is built in the same process and trained on the same random tokens, none
-of them padding; they take turns, and the median of their turns counts. Each ratio stands beside the
-bar that it is meant to reach.
+All contenders of a comparison are built in the same process and trained on the same random tokens,
+none of them padding. They run in alternation, and the median of their turns counts. Each ratio
+stands beside its target.
 """
 
 from __future__ import annotations
@@ -43,60 +43,60 @@ from heed.train.execution.choose import find_obstacle
 
 WORKS = ("gpt2", "sets", "few", "small")
 NANOGPT = 521_000
-"""Tokens a second of nanoGPT, compiled, batch 64, measured before on an H200 with torch 2.11; it is
-quoted, not run. It counts attention in full: 58% of the matrix peak."""
+"""Tokens per second of nanoGPT, compiled, batch 64, measured before on an H200 with torch 2.11. It
+is quoted, not run. With attention counted in full it is 58% of the matrix peak."""
 VOCABULARIES = (21_178, 30_437)
-"""Of source and target beside nn.Transformer: words of a corpus, no table shared."""
+"""Source and target vocabularies of the comparison with nn.Transformer: words, not shared."""
 TURN = 0.2
-"""Seconds a turn takes at least."""
+"""The shortest turn in seconds."""
 
 
 @dataclass(frozen=True)
-class Bar:
-    """What a contender is meant to reach."""
+class Target:
+    """What a contender should reach."""
 
     least: float
     over: str | None = None
-    """Whose rate its own is divided by; None: `of` is held against the bar."""
+    """The contender whose speed it is divided by; None: `of` is compared with the target."""
     of: str = "ratio"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that trains, made when its turn comes."""
+    """A model that trains, built when its comparison begins."""
 
     name: str
     make: Callable[[Setting], Update]
     setting: Setting
-    bars: tuple[Bar, ...] = ()
+    targets: tuple[Target, ...] = ()
     tf32: bool = False
-    """Whether its peak is that of float32 products."""
+    """Whether its peak is that of float32 matrix products."""
 
 
 @dataclass
 class Row:
-    """What one contender reached."""
+    """The result of one contender."""
 
     work: str
     contender: str
     tokens_per_second: float = 0.0
     updates_per_second: float = 0.0
     peak: float = 0.0
-    """Operations a second of a large matrix product, measured in the same turns."""
+    """Operations per second of a large matrix product, measured in the same alternation."""
     of_peak: float = 0.0
-    """The share of it that was reached: what a causal mask hides is not counted,"""
+    """The share of the peak, without the operations that a causal mask hides,"""
     of_peak_in_full: float = 0.0
-    """or is, as nanoGPT counts."""
+    """and with them, as nanoGPT counts."""
     ready: float = 0.0
-    """Seconds to build it and make the first update: capture and compilation are part of it."""
+    """Seconds to build it and take the first step, capture and compilation included."""
     memory: int | None = None
-    """Bytes it added on the GPU, at its height."""
+    """Peak bytes that it added on the GPU."""
     verdicts: list[str] | None = None
     failed: str | None = None
 
 
 class Bench:
-    """One device and what is known of it."""
+    """A device and its matrix products."""
 
     def __init__(self, device: str, *, rounds: int) -> None:
         self.device, self.cuda, self.rounds = torch.device(device), device == "cuda", rounds
@@ -107,7 +107,7 @@ class Bench:
     def ours(
         self, speed: str, *, precision: str = "auto", activation: str | None = None
     ) -> Callable[[Setting], Update]:
-        """heed, launched in this way; with the setting's own activation unless another is named."""
+        """heed with this execution; the activation is the setting's unless another is named."""
 
         def make(setting: Setting) -> Update:
             changes = [f"train.execution={speed}", f"train.precision={precision}"]
@@ -121,7 +121,7 @@ class Bench:
         return make
 
     def theirs(self, *, compiled: bool = False) -> Callable[[Setting], Update]:
-        """The peer in transformers."""
+        """The model of the same shape in transformers."""
 
         def make(setting: Setting) -> Update:
             peer: Any = peer_of(setting.model(setting.recipe(), self.device), length=setting.length)
@@ -130,11 +130,11 @@ class Bench:
         return make
 
     def compiles(self) -> bool:
-        """Whether there is a compiler here."""
+        """Whether torch.compile works on this machine."""
         return find_obstacle(GPT2.recipe(), "compile", self.device) is None
 
     def run(self, work: str, contenders: list[Contender]) -> list[Row]:
-        """Build all, let them take turns, say what each reached."""
+        """Build all contenders, run them in alternation, and return a row for each."""
         rows, runs = {c.name: Row(work, c.name) for c in contenders}, {}
         for contender in contenders:
             try:
@@ -150,7 +150,7 @@ class Bench:
                 self._rate(contender, rows[contender.name], taken[contender.name], limit)
         for contender in contenders:
             row = rows[contender.name]
-            row.verdicts = [_verdict(bar, row, rows) for bar in contender.bars]
+            row.verdicts = [_verdict(target, row, rows) for target in contender.targets]
             print(_line(row), flush=True)
         runs.clear()
         self._clear()
@@ -174,7 +174,7 @@ class Bench:
         return torch.cuda.memory_allocated()
 
     def _clear(self) -> None:
-        """Nothing of one work is left for the next."""
+        """Free what one comparison used before the next."""
         gc.collect()
         torch.compiler.reset()
         if self.cuda:
@@ -189,34 +189,34 @@ class Bench:
         row.of_peak_in_full = work.in_full / taken / peak
 
     def _operations(self, setting: Setting) -> Operations:
-        """The peers' matrices are heed's, so its count is theirs."""
+        """The operations of a step; the other models have the same matrices, so the same count."""
         with torch.device("meta"):
             model = setting.model(setting.recipe(), torch.device("meta"))
         return operations(model, setting.shape)
 
 
-def _verdict(bar: Bar, row: Row, rows: dict[str, Row]) -> str:
-    if bar.over is not None:
-        over = rows[bar.over].tokens_per_second if bar.over in rows else float(NANOGPT)
+def _verdict(target: Target, row: Row, rows: dict[str, Row]) -> str:
+    if target.over is not None:
+        over = rows[target.over].tokens_per_second if target.over in rows else float(NANOGPT)
         value = row.tokens_per_second / over if over else 0.0
-        told = f"{value:.2f} times {bar.over} (bar {bar.least:g})"
+        line = f"{value:.2f} times {target.over} (target {target.least:g})"
     else:
-        value = getattr(row, bar.of)
-        shown = f"{value:.1%}" if bar.least <= 1 else f"{value:,.0f}"
-        least = f"{bar.least:.0%}" if bar.least <= 1 else f"{bar.least:,.0f}"
-        told = f"{bar.of.replace('_', ' ')} {shown} (bar {least})"
-    return f"{told}: {'reached' if value >= bar.least else 'MISSED'}"
+        value = getattr(row, target.of)
+        shown = f"{value:.1%}" if target.least <= 1 else f"{value:,.0f}"
+        least = f"{target.least:.0%}" if target.least <= 1 else f"{target.least:,.0f}"
+        line = f"{target.of.replace('_', ' ')} {shown} (target {least})"
+    return f"{line}: {'reached' if value >= target.least else 'MISSED'}"
 
 
 def gpt2(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
-    """GPT-2's 124M shape; its peer in transformers, which holds all logits, with fewer texts."""
+    """GPT-2's 124M shape; that of transformers holds all logits, so it has half the sequences."""
     setting = options.size(GPT2)
     half = for_peer(setting)
-    turned, double = replace(setting, position="rope"), replace(setting, texts=2 * setting.texts)
-    bars = (
-        Bar(560_000, of="tokens_per_second"),
-        Bar(0.6, of="of_peak_in_full"),
-        Bar(1.0, over="nanoGPT compiled (quoted)"),
+    rotary, double = replace(setting, position="rope"), replace(setting, texts=2 * setting.texts)
+    targets = (
+        Target(560_000, of="tokens_per_second"),
+        Target(0.6, of="of_peak_in_full"),
+        Target(1.0, over="nanoGPT compiled (quoted)"),
     )
     for speed, compiled in ((bench.fast, False), ("compile", True)):
         if compiled and not (options.compile and bench.compiles()):
@@ -225,32 +225,34 @@ def gpt2(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
         yield bench.run(
             "GPT-2 124M",
             [
-                Contender(f"heed {speed}", bench.ours(speed), setting, bars),
-                Contender(f"heed {speed}, {double.texts} texts", bench.ours(speed), double, bars),
-                Contender(f"heed {speed}, rope", bench.ours(speed), turned),
+                Contender(f"heed {speed}", bench.ours(speed), setting, targets),
+                Contender(
+                    f"heed {speed}, {double.texts} texts", bench.ours(speed), double, targets
+                ),
+                Contender(f"heed {speed}, rope", bench.ours(speed), rotary),
                 Contender(peer, bench.theirs(compiled=compiled), half),
             ],
         )
 
 
 def sets(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
-    """The four translators at 512 texts of 32 tokens, beside Marian."""
+    """The four translators at 512 sequences of 32 tokens, compared with Marian."""
     for number, whole in SETS.items():
         setting, least = options.size(whole), 2.0 if number < 3 else 1.8
-        bars = (Bar(least, over="Marian eager"),)
+        targets = (Target(least, over="Marian eager"),)
         contenders = [
             Contender("Marian eager", bench.theirs(), setting),
-            Contender(f"heed {bench.fast}", bench.ours(bench.fast), setting, bars),
+            Contender(f"heed {bench.fast}", bench.ours(bench.fast), setting, targets),
         ]
         if options.compile and number in options.compile_sets and bench.compiles():
-            contenders.append(Contender("heed compile", bench.ours("compile"), setting, bars))
+            contenders.append(Contender("heed compile", bench.ours("compile"), setting, targets))
         yield bench.run(f"set {number}, {setting.texts}x{setting.length}", contenders)
 
 
 def small_batches(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
-    """The four translators at 16 texts of 32 tokens, beside torch.nn.Transformer."""
+    """The four translators at 16 sequences of 32 tokens, compared with torch.nn.Transformer."""
     source, target = VOCABULARIES
-    bars = (Bar(4.0, over="nn.Transformer"),)
+    targets = (Target(4.0, over="nn.Transformer"),)
     for number, whole in SETS.items():
         apart = replace(few(whole), source_vocab=source, vocab=target)
         setting = options.size(apart)
@@ -263,7 +265,7 @@ def small_batches(bench: Bench, options: argparse.Namespace) -> Iterator[list[Ro
                     setting,
                     tf32=True,
                 ),
-                Contender(f"heed {bench.fast}", bench.ours(bench.fast), setting, bars),
+                Contender(f"heed {bench.fast}", bench.ours(bench.fast), setting, targets),
                 Contender(
                     f"heed {bench.fast}, float32",
                     bench.ours(bench.fast, precision="float32"),
@@ -275,29 +277,30 @@ def small_batches(bench: Bench, options: argparse.Namespace) -> Iterator[list[Ro
 
 
 def small(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
-    """What a CPU is asked for: a small language model, a small translator."""
+    """For a CPU: a small language model and a small translator."""
     compiles = options.compile and bench.compiles()
     lm, mt = options.size(SMALL_LM), options.size(SMALL_MT)
-    # The plain GPT's own: GPT-2's takes twice as long on a CPU, and both are to do the same work.
+    # The plain GPT's GELU: GPT-2's tanh form takes twice as long on a CPU, and both must do the
+    # same work.
     ours = partial(bench.ours, activation="gelu")
     exactly = "heed eager, float32"
     contenders = [
         Contender("plain eager", lambda setting: plain_gpt_step(setting, bench.device), lm),
-        Contender("heed eager", ours("eager"), lm, (Bar(1.0, over="plain eager"),)),
+        Contender("heed eager", ours("eager"), lm, (Target(1.0, over="plain eager"),)),
         Contender(exactly, ours("eager", precision="float32"), lm),
     ]
     if compiles:
-        fast = Contender("heed compile", ours("compile"), lm, (Bar(1.2, over="plain eager"),))
+        fast = Contender("heed compile", ours("compile"), lm, (Target(1.2, over="plain eager"),))
         contenders.append(fast)
     yield bench.run(f"small LM, {lm.texts}x{lm.length}", contenders)
-    bars = (Bar(1.0, over="Marian eager"), Bar(0.6, of="of_peak"))
+    targets = (Target(1.0, over="Marian eager"), Target(0.6, of="of_peak"))
     contenders = [
         Contender("Marian eager", bench.theirs(), mt),
-        Contender("heed eager", bench.ours("eager"), mt, bars),
-        Contender(exactly, bench.ours("eager", precision="float32"), mt, bars),
+        Contender("heed eager", bench.ours("eager"), mt, targets),
+        Contender(exactly, bench.ours("eager", precision="float32"), mt, targets),
     ]
     if compiles:
-        contenders.append(Contender("heed compile", bench.ours("compile"), mt, bars))
+        contenders.append(Contender("heed compile", bench.ours("compile"), mt, targets))
     yield bench.run(f"small translator, {mt.texts}x{mt.length}", contenders)
 
 
@@ -311,7 +314,7 @@ def _line(row: Row) -> str:
 
 
 def report(rows: list[Row]) -> str:
-    """The table, a line a contender, and below it every bar."""
+    """The table with a row per contender, and below it every target."""
     cells = []
     for row in rows:
         memory = "" if row.memory is None else f"{row.memory / 2**30:.1f}"
@@ -326,16 +329,16 @@ def report(rows: list[Row]) -> str:
         ]
         name = f"{row.work}: {row.contender}"
         cells.append([name, *(["failed"] + [""] * 6 if row.failed else numbers)])
-    columns = ["", "tokens/s", "updates/s", "peak", "of peak", "in full", "GiB", "ready, s"]
+    columns = ["", "tokens/s", "steps/s", "peak", "of peak", "in full", "GiB", "ready, s"]
     title = (
-        "Full training steps. Tokens are of both sides. Peak: TFLOP/s of a large matrix product "
-        "(bfloat16 on a GPU, tf32\nfor what is trained in float32 there; float32 on a CPU), in "
-        "turns with the others.\nOf peak: causal attention counted by half; in full: as nanoGPT "
+        "Full training steps. Tokens of both sides are counted. Peak: TFLOP/s of a large matrix "
+        "product (bfloat16 on a GPU,\ntf32 for models in float32 there; float32 on a CPU), in "
+        "alternation.\nOf peak: causal attention counted by half; in full: as nanoGPT "
         "counts.\n"
     )
-    told = [f"{row.work}: {row.contender}: {v}" for row in rows for v in row.verdicts or ()]
+    verdicts = [f"{row.work}: {row.contender}: {v}" for row in rows for v in row.verdicts or ()]
     failed = [_line(row) for row in rows if row.failed]
-    return "\n".join([table(title, columns, cells), "", *told, *failed])
+    return "\n".join([table(title, columns, cells), "", *verdicts, *failed])
 
 
 def _tiny(setting: Setting) -> Setting:
@@ -345,11 +348,11 @@ def _tiny(setting: Setting) -> Setting:
 
 
 def main() -> None:
-    """Measure, print the table, keep it."""
+    """Measure, print the table and save it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--only", nargs="+", choices=WORKS, help="all that the device is for")
-    parser.add_argument("--rounds", type=int, default=10, help="turns each contender takes")
+    parser.add_argument("--only", nargs="+", choices=WORKS, help="default: all for the device")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each contender")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--compile-sets", nargs="*", type=int, choices=list(SETS), default=[])
     parser.add_argument("--tiny", action="store_true", help="seconds, to try the script")
@@ -362,8 +365,8 @@ def main() -> None:
     bench = Bench(options.device, rounds=2 if options.tiny else options.rounds)
     rows: list[Row] = []
     for name in options.only or (WORKS[:3] if cuda else WORKS[3:]):
-        for found in MEASURES[name](bench, options):
-            rows += found
+        for measured in MEASURES[name](bench, options):
+            rows += measured
     figures = {
         "quoted": {"nanoGPT compiled": NANOGPT},
         "rows": [asdict(row) for row in rows],

@@ -1,13 +1,13 @@
-"""Trains every translation system the results tell of, and makes the page of results.
+"""Train every translation system of the results, and write the results page.
 
     python benchmarks/translation.py train --data DIR --runs RUNS --device cuda --pack RUNS.tar.xz
     python benchmarks/translation.py report [--runs RUNS]
 
-The first goes by the real commands, the most important systems first, and does not train again what
-is there. The pack holds all that the second reads, and no weights. The second makes a record of
-each run in `benchmarks/results/translation/` and, from all records there are, the page
-`docs/results/translation.md` with its pictures, and `benchmarks/results/translation.json`. Records
-have figures only: the corpus stays where it is.
+The first uses the real commands, most important systems first, and skips finished runs. The pack
+holds everything that the second reads, and no weights. The second makes a record of each run in
+`benchmarks/results/translation/` and, from all records, the page `docs/results/translation.md` with
+its figures, and `benchmarks/results/translation.json`. Records have numbers only and no text of the
+corpus.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME = "translation"
 
 
 def report(runs: Path | None, out: Path, results: Path) -> None:
-    """Keep records of the runs; write the figures, the pictures and the page of all records."""
+    """Save records of the runs; write the numbers, the figures and the page of all records."""
     for line in keep(runs, results / NAME) if runs else []:
         print(f"Not kept: {line}")
     figures = gather(results / NAME)
@@ -37,7 +37,7 @@ def report(runs: Path | None, out: Path, results: Path) -> None:
 
 def options() -> argparse.Namespace:
     """The command line."""
-    told = command_line(
+    parsers = command_line(
         __doc__,
         train="train and score systems",
         data="folder with the TED files",
@@ -45,13 +45,13 @@ def options() -> argparse.Namespace:
         records=True,
     )
     systems = [system.name for system in SYSTEMS]
-    some_seeds(told.training, list(dict.fromkeys([*GROUPS, *systems])))
-    return told.parser.parse_args()
+    some_seeds(parsers.training, list(dict.fromkeys([*GROUPS, *systems])))
+    return parsers.parser.parse_args()
 
 
-def learn(told: argparse.Namespace) -> bool:
-    """Train all that was asked for; whether all of it is there."""
-    return train(planned(told, Plan), wanted(told.only, told.seeds), told.pack)
+def learn(arguments: argparse.Namespace) -> bool:
+    """Train the selected systems; returns whether every run is finished."""
+    return train(planned(arguments, Plan), wanted(arguments.only, arguments.seeds), arguments.pack)
 
 
 if __name__ == "__main__":
