@@ -14,6 +14,7 @@ import pytest
 import typer
 from evaluating import train_small, write_text
 
+from heed import plugins
 from heed.cli import app
 from heed.config import Recipe
 
@@ -77,6 +78,29 @@ def test_every_python_block_runs(page: Path, workspace: Path) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_the_position_of_the_docs_is_a_plugin(workspace: Path) -> None:
+    """The class in core.md trains and translates as a file named by --plugin."""
+    (program,) = (b for b in blocks(ROOT / "docs" / "core.md", "python") if "class Kerple" in b)
+    (workspace / "my_position.py").write_text(program, encoding="utf-8")
+    plugin = ["--plugin", "my_position.py"]
+    train = ["--train", "train.en", "--train", "train.fr", "--run", "runs/kerple"]
+    small = ["model.position=kerple", "model.layers=1", "model.width=32", "train.steps=2"]
+    settings = [word for change in small for word in ("--set", change)]
+    for arguments in (
+        ["train", "--task", "translate", *train, *settings, "--device", "cpu", *plugin],
+        ["translate", "runs/kerple", "The cat sleeps.", "--device", "cpu", *plugin],
+    ):
+        answer = subprocess.run(
+            [sys.executable, "-m", "heed", *arguments],
+            cwd=workspace,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stderr
+
+
 # ------------------------------------------------------------------------------------------ shell
 
 
@@ -117,7 +141,10 @@ def parse(arguments: list[str]) -> dict[str, object]:
 
 
 @each_page
-def test_every_shell_block_is_parsed_by_the_real_command_line(page: Path) -> None:
+def test_every_shell_block_is_parsed_by_the_real_command_line(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "load_plugins", lambda files: [])  # the reader's own files
     for arguments in commands(page):
         if any(word.startswith("$") for word in arguments) or arguments in ([], ["--version"]):
             continue  # a variable of the reader's own shell
