@@ -34,9 +34,9 @@ def open_splits(recipe: Recipe) -> dict[str, Corpus]:
 
 
 def split_files(train: Corpus) -> dict[str, Corpus]:
-    """Where each file is one text, set aside its last lines for dev.
+    """Hold out the last lines of each file for dev, where each file is one text.
 
-    Other corpora are returned whole: whole sentences of them are set aside later.
+    Other corpora are returned whole: sentences of them are held out later (`held_out`).
     """
     if train.unit != "file" or train.layout is not None:
         return {"train": train}

@@ -60,9 +60,9 @@ class Side:
     def __getitem__(self, row: int) -> NDArray[np.unsignedinteger[Any]]:
         return self.ids[int(self.starts[row]) : int(self.starts[row + 1])]
 
-    def is_complete(self, texts: int) -> bool:
+    def is_complete(self, examples: int) -> bool:
         """Whether all ids of this many examples are present."""
-        return len(self) == texts and self.starts[-1:].tolist() == [len(self.ids)]
+        return len(self) == examples and self.starts[-1:].tolist() == [len(self.ids)]
 
     def lengths(self, rows: NDArray[Any]) -> NDArray[np.int64]:
         """Tokens of each of these rows."""
@@ -337,8 +337,7 @@ class _RowWriter:
         self.starts.write(np.zeros(1, np.uint64).tobytes())
 
     def add(self, ids: NDArray[Any], lengths: NDArray[Any], parts: NDArray[np.int64]) -> None:
-        """Append texts given as ids end to end; `parts` says how many make a row, with EOS
-        between."""
+        """Append texts as ids end to end; `parts` is the number of texts per row, joined by EOS."""
         last = np.cumsum(parts) - 1
         if len(parts) < len(lengths):
             inner = np.setdiff1d(np.arange(len(lengths)), last)

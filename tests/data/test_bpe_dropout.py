@@ -1,4 +1,4 @@
-"""BPE dropout cuts words otherwise, never changes the text, and drops as many merges as told."""
+"""BPE dropout changes segmentations, never the text, and drops the given share of merges."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_with_all_merges_dropped_every_byte_is_alone(texts: list[str]) -> None:
     ]
 
 
-def test_words_of_any_length_are_cut_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_any_length_are_segmented_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpe_dropout, "MAX_WORD_BYTES", 20)
     texts = ["captain" * 40, "雨が降る" * 30, "a b", "lighthouse" * 3 + " " + "1234" * 50]
     tokenizer = trained()
@@ -95,7 +95,7 @@ def test_words_of_any_length_are_cut_as_always(monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(SHARES, st.integers(0, 9), st.integers(0, 9))
-def test_draws_are_a_function_of_the_generator(share: float, seed: int, other: int) -> None:
+def test_segmentations_are_a_function_of_the_generator(share: float, seed: int, other: int) -> None:
     texts = [*LINES, "once  more", ""]
     one = drawn(cutter(share), texts, 4, seed)
     assert one == drawn(cutter(share), texts, 4, seed)
@@ -103,7 +103,7 @@ def test_draws_are_a_function_of_the_generator(share: float, seed: int, other: i
         assert one != drawn(cutter(share), texts, 4, other)
 
 
-def test_draws_differ_and_places_in_the_text_differ() -> None:
+def test_segmentations_differ_by_epoch_and_by_place() -> None:
     found = drawn(cutter(0.5), ["captain captain captain captain captain captain"], 8)
     assert len({tuple(draw[0]) for draw in found}) == 8
     words = {tuple(draw) for draw in drawn(cutter(0.5), ["captain"] * 60)[0]}
@@ -118,7 +118,7 @@ def test_blocks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
-def test_the_share_of_merges_dropped_is_as_told(share: float) -> None:
+def test_the_share_of_merges_dropped_is_as_given(share: float) -> None:
     """Of words that one merge makes whole, this share stays in two parts."""
     count = 40_000
     merges = MergeTable({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
@@ -194,7 +194,7 @@ TASKS = ["translate", "classify", "generate"]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_store_holds_every_text_in_every_draw(
+def test_a_store_holds_every_text_in_every_segmentation(
     corpora: dict[str, Corpus], task: str, tmp_path: Path
 ) -> None:
     store = store_of(corpora, task, tmp_path, dropout=0.3)
@@ -228,7 +228,7 @@ def test_a_store_hangs_on_dropout_and_seed(corpora: dict[str, Corpus], tmp_path:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("tokens", [60, 400, 5000])
-def test_epochs_read_one_draw_after_another(
+def test_epochs_read_one_segmentation_after_another(
     corpora: dict[str, Corpus], task: str, tokens: int, tmp_path: Path
 ) -> None:
     """Each epoch holds every text once, in as many batches of the same shapes as any other."""
@@ -251,7 +251,7 @@ def test_epochs_read_one_draw_after_another(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_in_order_texts_are_cut_as_always(
+def test_in_order_texts_have_no_dropout(
     corpora: dict[str, Corpus], task: str, tmp_path: Path
 ) -> None:
     store = store_of(corpora, task, tmp_path, dropout=0.3)
@@ -265,7 +265,7 @@ def test_in_order_texts_are_cut_as_always(
 
 
 @given(limit=st.integers(2, 60), epoch=st.integers(0, 20))
-def test_windows_ask_for_every_token_of_a_draw_once(
+def test_windows_hold_every_token_of_a_segmentation_once(
     corpora: dict[str, Corpus], tmp_path_factory: pytest.TempPathFactory, limit: int, epoch: int
 ) -> None:
     store = store_of(corpora, "generate", tmp_path_factory.getbasetemp(), dropout=0.3)

@@ -1,4 +1,5 @@
-"""Batches hold every text once, waste little, and depend on nothing but seed, epoch and number."""
+"""Batches hold every example once, with little padding, in an order set by seed, epoch and
+number."""
 
 from __future__ import annotations
 
@@ -226,7 +227,7 @@ def test_masked_windows_hold_every_token(folder: Path, limit: int) -> None:
         assert torch.equal(asked.any(dim=1), words.any(dim=1))
 
 
-def test_masked_tokens_are_the_ones_asked_for(folder: Path) -> None:
+def test_masked_tokens_are_the_ones_predicted(folder: Path) -> None:
     store = store_of(folder, "generate")
     batches = BucketedBatches(store, "generate", max_length=64, batch_size=200, mask_share=0.3)
     plan = batches.plan_in_order()

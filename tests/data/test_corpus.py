@@ -1,4 +1,4 @@
-"""Reading gives back what was written, whatever the format, and says where it cannot."""
+"""Reading gives back what was written, whatever the format, and reports where it cannot."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ def test_no_torch_for_reading() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_what_a_pattern_finds_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_records_that_match_a_pattern_are_dropped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.en").write_text("one\n<title>two</title>\nthree\nfour <b>\n")
     (tmp_path / "a.fr").write_text("un\n<title>deux</title>\ntrois\n<b> quatre\n")
     paths = [tmp_path / "a.en", tmp_path / "a.fr"]

@@ -1,4 +1,4 @@
-"""Texts to restore: chosen in turn, spoiled a little, and said as they are."""
+"""Pairs to denoise: chosen in turn, with bounded noise, the output unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
 @given(SIZES, st.integers(0, 99))
-def test_what_is_left_is_of_the_text_and_near_its_place(sizes: list[int], seed: int) -> None:
+def test_noisy_tokens_are_of_the_text_and_near_their_place(sizes: list[int], seed: int) -> None:
     batch = distinct(sizes, 34)
     found = read(add_noise(batch, generator(seed)))
     for size, row in zip(sizes, found, strict=True):
@@ -71,7 +71,7 @@ def test_what_is_left_is_of_the_text_and_near_its_place(sizes: list[int], seed: 
 
 
 @given(SIZES, st.integers(0, 99))
-def test_none_moves_far(sizes: list[int], seed: int) -> None:
+def test_no_token_moves_far(sizes: list[int], seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(denoising, "DROP_SHARE", 0.0)
         patch.setattr(denoising, "MASK_SHARE", 0.0)
@@ -83,7 +83,7 @@ def test_none_moves_far(sizes: list[int], seed: int) -> None:
         )
 
 
-def test_as_many_are_left_out_and_hidden_as_told() -> None:
+def test_shares_dropped_and_masked_are_as_given() -> None:
     found = read(add_noise(distinct([30] * 2000, 34), generator()))
     left = np.array([len(row) - 1 for row in found])
     masked = np.array([row.count(MASK) for row in found])
@@ -99,7 +99,7 @@ def test_as_many_are_left_out_and_hidden_as_told() -> None:
     both=st.booleans(),
     epoch=st.integers(0, 40),
 )
-def test_each_text_has_its_turn(texts: int, share: float, both: bool, epoch: int) -> None:
+def test_each_pair_has_its_turn(texts: int, share: float, both: bool, epoch: int) -> None:
     directions = Directions(texts, bidirectional=both, denoise=share)
     found: Counter[int] = Counter()
     epochs = -(-texts // directions.denoised)
@@ -152,7 +152,7 @@ def rows(
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_an_epoch_has_all_translations_and_some_to_restore(store: Store, both: bool) -> None:
+def test_an_epoch_has_all_translations_and_some_to_denoise(store: Store, both: bool) -> None:
     batches = batches_of(store, bidirectional=both)
     shapes = {(shape.length, shape.source_length) for shape in batches.shapes()}
     counts = set()
@@ -182,7 +182,7 @@ def test_noise_hangs_on_seed_epoch_and_number(store: Store) -> None:
     assert rows(batches_of(store, seed=1), 2) != rows(batches_of(store), 2)
 
 
-def test_in_order_nothing_is_to_be_restored(store: Store) -> None:
+def test_in_order_nothing_is_denoised(store: Store) -> None:
     batches, plain = batches_of(store, bidirectional=True), batches_of(store, denoise=0.0)
     assert len(batches.plan_in_order()) == len(plain.plan_in_order())
     for number in range(len(plain.plan_in_order())):

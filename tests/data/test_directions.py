@@ -1,4 +1,4 @@
-"""Pairs in both directions: every one twice an epoch, sides swapped, told by the first token."""
+"""Pairs in both directions: each twice per epoch, sides swapped, marked by the first token."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pairs(batch: Batch) -> list[tuple[int, int, list[int], list[int]]]:
 
 
 @given(tokens=st.integers(60, 4000), epoch=st.integers(0, 3))
-def test_an_epoch_has_every_pair_both_ways(store: Store, tokens: int, epoch: int) -> None:
+def test_an_epoch_has_every_pair_in_both_directions(store: Store, tokens: int, epoch: int) -> None:
     batches = BucketedBatches(
         store, "translate", max_length=64, batch_tokens=tokens, bidirectional=True
     )
@@ -76,7 +76,7 @@ def test_directions_are_mixed_in_a_batch(store: Store) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, np.array([3, 1, 77], np.uint32)])
-def test_in_order_is_one_way(
+def test_in_order_is_one_direction(
     store: Store, rows: np.ndarray[tuple[int], np.dtype[np.uint32]] | None
 ) -> None:
     one, both = (
@@ -92,7 +92,7 @@ def test_in_order_is_one_way(
     assert sorted(one.subset(np.array([5, 9])).plan_in_order().order) == [0, 1]
 
 
-def test_some_rows_come_both_ways_too(store: Store) -> None:
+def test_some_rows_come_in_both_directions_too(store: Store) -> None:
     rows = np.array([3, 1, 77], np.uint32)
     batches = BucketedBatches(
         store, "translate", max_length=64, batch_size=2, rows=rows, bidirectional=True
@@ -115,9 +115,11 @@ def test_one_mark_for_begin_and_end_cannot_tell_languages_apart() -> None:
     [
         ({"task": "generate"}, "bidirectional is for task 'translate'"),
         ({"task": "classify"}, "bidirectional is for task 'translate'"),
-        ({"model": {"tie_embeddings": False}}, "one table for both"),
+        ({"model": {"tie_embeddings": False}}, "share one embedding table"),
     ],
 )
-def test_both_is_for_one_translator_with_one_table(tables: dict[str, object], said: str) -> None:
+def test_bidirectional_is_for_translators_with_one_embedding_table(
+    tables: dict[str, object], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         validate_recipe(Recipe.of({"data": {"synthetic": 9, "bidirectional": True}, **tables}))

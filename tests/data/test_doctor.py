@@ -1,4 +1,4 @@
-"""The doctor finds what was planted, and never passes what reading then trips on."""
+"""The doctor finds planted problems, and passes nothing that reading then rejects."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ CLEAN = [(f"this is sentence {i} of ten", f"voici la phrase {i} sur dix") for i 
         ("duplicate", *CLEAN[0]),
     ],
 )
-def test_planted_trouble_is_found_at_its_line(
+def test_planted_problems_are_found_at_their_line(
     tmp_path: Path, code: str, source: str, target: str
 ) -> None:
     for line in (3, 10):

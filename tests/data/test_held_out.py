@@ -1,4 +1,4 @@
-"""What is set aside to choose by: drawn the same for every run, and unknown to the tokenizer."""
+"""The held-out dev set: the same for every run, and unseen by the tokenizer."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
 
 
-def test_words_set_aside_are_unknown_and_all_others_known(tmp_path: Path) -> None:
+def test_held_out_words_are_unknown_and_all_others_known(tmp_path: Path) -> None:
     parts = prepared(tmp_path, "run")
     apart = set(hold_out_dev(len(LINES), 0)[0].tolist())
     for i, line in enumerate(LINES):
         assert ("<unk>" in parts.tokenizer.tokenize(line)) == (i in apart)
 
 
-def test_a_run_with_another_seed_chooses_by_the_same_and_has_the_same_pieces(
+def test_another_seed_has_the_same_dev_set_and_tokenizer(
     tmp_path: Path,
 ) -> None:
     one, other = (prepared(tmp_path, f"run{seed}", seed=seed) for seed in (0, 7))

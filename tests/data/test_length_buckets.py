@@ -1,4 +1,4 @@
-"""Shapes are few, hold every text, and leave little of a batch to padding."""
+"""Buckets are few, hold every example, and leave little padding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def speech(seed: int, count: int) -> tuple[Array, Array]:
 
 
 @given(longest=st.integers(1, 100_000))
-def test_a_rung_is_close_to_the_next(longest: int) -> None:
+def test_bucket_lengths_are_close(longest: int) -> None:
     rungs = bucket_lengths(longest)
     assert rungs[-1] == longest
     assert all(rung % LENGTH_MULTIPLE == 0 for rung in rungs[:-1])
@@ -51,7 +51,7 @@ def test_a_rung_is_close_to_the_next(longest: int) -> None:
 
 
 @given(sources=LENGTHS, lengths=LENGTHS, tokens=st.integers(1, 3000), paired=st.booleans())
-def test_every_text_stands_once_in_a_shape_that_holds_it(
+def test_every_example_is_once_in_a_bucket_that_holds_it(
     sources: Array, lengths: Array, tokens: int, paired: bool
 ) -> None:
     count = min(len(sources), len(lengths))

@@ -1,4 +1,4 @@
-"""Source words are hidden in training alone, as many as told, others every epoch."""
+"""Source tokens are masked in training alone, at the given share, anew in every epoch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sources(batches: list[Batch]) -> torch.Tensor:
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_of_the_source_words_this_share_is_hidden_and_nothing_else(
+def test_this_share_of_source_tokens_is_masked_and_nothing_else(
     store: Store, share: float, both: bool
 ) -> None:
     shown, hidden = (made(store, s, 3, both=both) for s in (0.0, share))
@@ -72,7 +72,7 @@ def test_of_the_source_words_this_share_is_hidden_and_nothing_else(
     assert float(covered.float().mean()) == pytest.approx(share, abs=4 * spread)
 
 
-def test_what_is_hidden_hangs_on_seed_epoch_and_number(store: Store) -> None:
+def test_masking_depends_on_seed_epoch_and_number(store: Store) -> None:
     def where(epoch: int, seed: int) -> list[list[bool]]:
         """Of each text in the order of the store, which words are hidden."""
         found: dict[int, list[bool]] = {}

@@ -1,4 +1,4 @@
-"""Files as people have them: columns of one name, rows that lack a key, folders, brackets."""
+"""Unusual files: columns with the same name, rows without a key, folders, brackets."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_a_bad_header_is_a_fault_at_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "/"])
-def test_any_folder_is_told_to_be_one(name: str) -> None:
+def test_any_folder_is_reported_as_one(name: str) -> None:
     for task in (None, "translate", "classify", "generate"):
         [finding] = check([name], task=task).errors
         assert "folder" in finding.message
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
-def test_a_pipe_is_told_to_be_one(tmp_path: Path) -> None:
+def test_a_pipe_is_reported_as_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     [finding] = check([tmp_path / "pipe.txt"]).errors
     assert "pipe" in finding.message

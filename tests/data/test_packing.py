@@ -1,4 +1,4 @@
-"""Packed rows hold every token of every text once, in order, each told which text it is of."""
+"""Packed rows hold every token of every sequence once, in order, with its segment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store_of(folder: Path, lengths: list[int]) -> Store:
     batch=st.integers(1, 4),
     epoch=st.integers(0, 3),
 )
-def test_every_token_is_asked_for_once(
+def test_every_token_is_a_target_once(
     lengths: list[int], size: int, batch: int, epoch: int
 ) -> None:
     with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Tokenizers that were made elsewhere: the ids and the text that their own library gives."""
+"""Pretrained tokenizers give the ids and the text of their own library."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def wordpiece() -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         vocab_size=120, special_tokens=[*more, *names], show_progress=False
     )
     core.train_from_iterator(LINES * 3, trainer)
-    marks = [(name, core.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    specials = [(name, core.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     core.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=marks
+        single="[CLS] $A [SEP]", special_tokens=specials
     )
     keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return core, dict(zip(keys, names, strict=True))
@@ -125,7 +125,7 @@ def test_bytes_give_back_any_text(text: str, tmp_path_factory: pytest.TempPathFa
 
 @each_kind
 def test_special_tokens_have_their_own_ids(kind: str, tmp_path: Path) -> None:
-    core, marks = MADE[kind][0], loaded(tmp_path, kind).specials
+    core, specials = MADE[kind][0], loaded(tmp_path, kind).specials
 
     def number(name: str) -> int | None:
         return core.token_to_id(name)
@@ -135,7 +135,7 @@ def test_special_tokens_have_their_own_ids(kind: str, tmp_path: Path) -> None:
         "bytes": ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "none"),
         "unigram": ("<pad>", "<unk>", "<pad>", "</s>", "none"),
     }[kind]
-    found = (marks.pad, marks.unk, marks.bos, marks.eos, marks.mask)
+    found = (specials.pad, specials.unk, specials.bos, specials.eos, specials.mask)
     assert found == tuple(number(name) for name in expected)
 
 
@@ -167,7 +167,7 @@ def test_names_are_enough_where_no_file_tells(kind: str, tmp_path: Path) -> None
     assert (untold.bos, untold.eos, untold.pad) == (told.bos, told.eos, told.pad)
 
 
-def test_pieces_are_shown_as_a_person_reads_them(tmp_path: Path) -> None:
+def test_tokens_are_shown_readably(tmp_path: Path) -> None:
     for kind in KINDS:
         (tmp_path / kind).mkdir()
     shown = {kind: loaded(tmp_path / kind, kind).tokenize("the Été") for kind in KINDS}
@@ -205,12 +205,12 @@ def stretch(store: Store, side: int, more: int) -> TokenSpan:
 def test_batches_begin_and_end_with_their_marks(kind: str, tmp_path: Path) -> None:
     store = store_of(tmp_path, "generate", kind, LINES[:3])
     tokenizer = loaded(tmp_path, kind)
-    marks, ids = tokenizer.specials, tokenizer.encode_batch(LINES[:3])
+    specials, ids = tokenizer.specials, tokenizer.encode_batch(LINES[:3])
     batch = causal_lm_batch(stretch(store, 0, 1), 30)
     for i, own in enumerate(ids):
-        assert batch.ids[i][batch.mask[i]].tolist() == [marks.bos, *own]
-        assert batch.targets[i][batch.mask[i]].tolist() == [*own, marks.eos]
-        assert set(batch.ids[i][~batch.mask[i]].tolist()) <= {marks.pad}
+        assert batch.ids[i][batch.mask[i]].tolist() == [specials.bos, *own]
+        assert batch.targets[i][batch.mask[i]].tolist() == [*own, specials.eos]
+        assert set(batch.ids[i][~batch.mask[i]].tolist()) <= {specials.pad}
 
 
 def test_a_text_to_classify_stands_between_them(tmp_path: Path) -> None:
@@ -218,25 +218,25 @@ def test_a_text_to_classify_stands_between_them(tmp_path: Path) -> None:
     store = store_of(tmp_path, "classify", "wordpiece", lines)
     tokenizer = loaded(tmp_path, "wordpiece")
     batch = classification_batch(stretch(store, 0, 2), 12, store.labels)
-    marks = tokenizer.specials
+    specials = tokenizer.specials
     read = [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
     own = tokenizer.encode_batch(["The old cat", "A dog"])
-    assert read == [[marks.bos, *ids, marks.eos] for ids in own]
+    assert read == [[specials.bos, *ids, specials.eos] for ids in own]
 
 
 def test_a_source_ends_and_a_target_begins(tmp_path: Path) -> None:
     store = store_of(tmp_path, "translate", "unigram", ["the cat\tA dog", "you\tthe mat"])
     tokenizer = loaded(tmp_path, "unigram")
     batch = translation_batch(stretch(store, 0, 1), stretch(store, 1, 1), 16, 16)
-    marks = tokenizer.specials
+    specials = tokenizer.specials
     assert batch.source is not None
     assert batch.source_mask is not None
     source = batch.source[0][batch.source_mask[0]].tolist()
-    assert source == [*tokenizer.encode("the cat"), marks.eos]
-    assert batch.ids[0][batch.mask[0]].tolist() == [marks.bos, *tokenizer.encode("A dog")]
+    assert source == [*tokenizer.encode("the cat"), specials.eos]
+    assert batch.ids[0][batch.mask[0]].tolist() == [specials.bos, *tokenizer.encode("A dog")]
 
 
-def test_what_is_hidden_shows_their_mask(tmp_path: Path) -> None:
+def test_masked_tokens_show_their_mask_token(tmp_path: Path) -> None:
     store = store_of(tmp_path, "generate", "wordpiece", LINES)
     random = np.random.Generator(np.random.PCG64(0))
     batch = masked_lm_batch(stretch(store, 0, 0), 40, share=0.9, vocab=store.vocab, random=random)
@@ -248,15 +248,15 @@ def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> Non
     """Whoever tunes such a model is told what to leave out."""
     store = store_of(tmp_path, "translate", "unigram", [f"{line}\t{line}" for line in LINES])
     (sources, texts), random = (stretch(store, i, 0) for i in range(2)), np.random.default_rng(0)
-    marks = texts.specials
-    assert marks.mask is None
+    specials = texts.specials
+    assert specials.mask is None
     pairs = translation_batch(sources, texts, 40, 40)
     asking: dict[str, Callable[[], Batch]] = {
-        "train.source_token_dropout": lambda: mask_tokens(pairs, 0.5, random, marks),
+        "train.source_token_dropout": lambda: mask_tokens(pairs, 0.5, random, specials),
         "train.token_dropout": lambda: mask_tokens(
-            classification_batch(texts, 40, None), 0.5, random, marks
+            classification_batch(texts, 40, None), 0.5, random, specials
         ),
-        "data.denoise": lambda: add_noise(pairs, random, marks),
+        "data.denoise": lambda: add_noise(pairs, random, specials),
         "train.objective = 'masked'": lambda: masked_lm_batch(
             texts, 40, share=0.5, vocab=store.vocab, random=random
         ),

@@ -1,4 +1,4 @@
-"""Random blocks are stretches of one stream, the same for a seed and an epoch, all over it."""
+"""Random windows are spans of one stream, the same for a seed and an epoch, all over it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def same(a: Batch, b: Batch) -> bool:
     epoch=st.integers(0, 3),
     some=st.booleans(),
 )
-def test_blocks_are_stretches_of_the_stream(
+def test_windows_are_spans_of_the_stream(
     lengths: list[int], size: int, batch: int, epoch: int, some: bool
 ) -> None:
     with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What a bare list of files means, and what the files are for."""
+"""Splits and tasks inferred from a list of files."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ def naive_bayes(train: Sequence[Sentence], test: Sequence[Sentence]) -> float:
     return right / len(test)
 
 
-def test_speakers_can_be_told_apart_but_not_by_one_word(world: World) -> None:
+def test_speakers_can_be_classified_but_not_by_one_word(world: World) -> None:
     train, held_out = world["train"][:20_000], world["dev"] + world["test"]
     assert 0.7 < naive_bayes(train, held_out) < 0.99
     shares = Counter(line.speaker for line in train)

@@ -1,4 +1,4 @@
-"""A store gives back what the tokenizer made, is made once, and is whole or not there at all."""
+"""A store gives back what the tokenizer produced, is built once, and is complete or absent."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_store_that_is_cut_short_is_not_read(tmp_path: Path, name: str, left: 
         opened()
 
 
-def test_of_long_texts_few_are_held_at_once(
+def test_few_long_texts_are_in_memory_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = ["\n".join(LINES[:2] * 200)] * 8

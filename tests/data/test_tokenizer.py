@@ -1,4 +1,4 @@
-"""The tokenizer: what comes back, what stays apart, what is the same each time."""
+"""Tokenizers: round trips, special tokens, determinism."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_byte_alphabet_is_the_library_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=st.one_of(st.text(), st.sampled_from(LINES), st.sampled_from(TRICKY)))
 @settings(deadline=None, max_examples=60)
-def test_each_id_has_a_piece_and_a_word(kind: str, text: str) -> None:
+def test_each_id_has_a_token_and_a_word(kind: str, text: str) -> None:
     tokenizer = trained(kind)
     ids, words = tokenizer.encode(text), tokenizer.word_indices(text)
     assert len(tokenizer.tokenize(text)) == len(words) == len(ids)
@@ -158,7 +158,7 @@ def test_each_id_has_a_piece_and_a_word(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", LOSSLESS)
 @given(words=st.lists(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)))
 @settings(deadline=None, max_examples=60)
-def test_the_pieces_of_a_word_spell_that_word(kind: str, words: list[str]) -> None:
+def test_the_tokens_of_a_word_spell_that_word(kind: str, words: list[str]) -> None:
     tokenizer, text = trained(kind), " ".join(words)
     ids_of: list[list[int]] = [[] for _ in words]
     for piece, number in zip(tokenizer.encode(text), tokenizer.word_indices(text), strict=True):
@@ -166,7 +166,7 @@ def test_the_pieces_of_a_word_spell_that_word(kind: str, words: list[str]) -> No
     assert [tokenizer.decode(ids).lstrip(" ") for ids in ids_of] == words
 
 
-def test_pieces_are_readable() -> None:
+def test_tokens_are_readable() -> None:
     assert trained("byte").tokenize("a b\n") == ["a", "▁", "b", "↵"]
     assert trained("byte").tokenize("é") == ["\\xc3", "\\xa9"]
     assert trained("char").tokenize("é a") == ["é", "▁", "a"]
@@ -371,7 +371,7 @@ def test_files_that_are_no_tokenizer_are_refused_by_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_a_long_line_without_spaces_is_learnt_from_in_parts(kind: str) -> None:
+def test_a_long_line_without_spaces_is_broken_for_learning(kind: str) -> None:
     line = "the gene " + "acgtta" * 50_000
     assert max(map(len, break_long_words(line).split())) < len(line) / 10
     assert break_long_words(line).replace(" ", "") == line.replace(" ", "")

@@ -1,4 +1,4 @@
-"""Words by the rules of the Penn Treebank, as NLTK's `word_tokenize` has them; and text again."""
+"""Penn Treebank words, as NLTK's `word_tokenize` splits them, and their detokenization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoding word by word gives the very ids of encoding whole texts."""
+"""Encoding word by word gives the ids of encoding whole texts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_ids_are_those_of_whole_texts(
         assert encoder.encode_batch(texts) == tokenizer.encode_batch(texts)
 
 
-def test_few_words_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_words_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_cache, "MAX_WORDS", 10)
     encoder = WordCache(trained("bpe", False))
     for start in range(0, 300, 3):

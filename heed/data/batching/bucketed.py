@@ -92,13 +92,13 @@ class BucketedBatches:
         bidirectional: bool = False,
         denoise: float = 0.0,
     ) -> None:
-        """Measure all lengths and prepare the directions; `rows` are the examples to use, all by
-        default.
+        """Measure all lengths and prepare the directions.
 
-        `mask_share` is the share of tokens that a masked language model predicts; 0 means a causal
-        one. For a classifier, or a translator's source, it is the share masked in training;
-        evaluation masks nothing. With `bidirectional`, an epoch has every pair in both directions.
-        With `denoise`, this share of pairs is denoised as well.
+        `rows` are the examples to use, all by default. `mask_share` is the share of tokens that a
+        masked language model predicts; 0 means a causal one. For a classifier, or a translator's
+        source, it is the share masked in training; evaluation masks nothing. With `bidirectional`,
+        an epoch has every pair in both directions. With `denoise`, this share of pairs is denoised
+        as well.
         """
         self.store, self.task, self.max_length, self.seed = store, task, max_length, seed
         self.batch_tokens, self.batch_size, self.mask_share = batch_tokens, batch_size, mask_share

@@ -87,8 +87,7 @@ def sample_columns(head: Sequence[Row], file_format: str, where: str) -> ColumnS
 
 
 def _is_header(first: Sequence[str]) -> bool:
-    """Whether the first row of a TSV names the columns: a name that is rarely text, such as
-    label."""
+    """Whether the first row of a TSV has a column name, such as label, that is rarely text."""
     names = [name.strip().lower() for name in first]
     known = any(set(pair) <= set(names) for pair in SIDES + PAIRS)
     languages = len(names) > 1 and all(_is_language(name) for name in names)
@@ -100,8 +99,7 @@ def _is_language(name: str) -> bool:
 
 
 def guess_task(columns: ColumnSample) -> str:
-    """The task of a table: by its column names, else by whether one column has few distinct
-    values."""
+    """The task of a table, by its column names, else by whether a column has few values."""
     lowered = [name.lower() for name in columns.names]
     if any(name in LABELS for name in lowered):
         return "classify"
@@ -122,8 +120,10 @@ def guess_task(columns: ColumnSample) -> str:
 def choose_columns(
     columns: ColumnSample, task: str, requested: Sequence[Key] | None, *, where: str
 ) -> ColumnLayout:
-    """The column layout for a task. `requested`: the text columns in order, then the label
-    column."""
+    """Choose the column layout for a task.
+
+    `requested` are the text columns in order, then the label column.
+    """
     if requested is not None:
         keys = tuple(_find_requested(columns, key, where) for key in requested)
         texts, label = (keys[:-1], keys[-1]) if task == "classify" else (keys, None)

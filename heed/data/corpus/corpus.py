@@ -146,8 +146,7 @@ class Corpus:
         return self._hash
 
     def identity(self) -> list[str | None]:
-        """Everything that the records depend on; caches derived from them include it in their
-        names."""
+        """Everything that the records depend on, for the names of caches derived from them."""
         return [
             self.fingerprint(),
             self.task,

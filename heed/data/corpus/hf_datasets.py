@@ -76,8 +76,7 @@ def split_paths(path: str) -> dict[str, str]:
 
 
 def read_dataset(path: str) -> Iterator[Mapping[str, object]]:
-    """Each row as a mapping, with class numbers replaced by class names where the dataset has
-    them."""
+    """Each row as a mapping, with class numbers replaced by class names if there are any."""
     table = _load_split(path)
     names = {
         column: feature.names

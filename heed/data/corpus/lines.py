@@ -56,8 +56,7 @@ def unescape_tsv(cell: str) -> str:
 
 
 def first_invalid_byte(line: str) -> int | None:
-    """Offset, from 1, of the first byte of a decoded line that is not UTF-8; None for valid
-    text."""
+    """Offset, from 1, of the first byte of a line that is not UTF-8; None if all are."""
     if line.isascii():
         return None
     try:

@@ -33,8 +33,7 @@ class Record(NamedTuple):
 
 
 def read_parallel(source: str, target: str) -> Iterator[Record]:
-    """Records of two parallel files. If one has more lines, the last record is a fault with both
-    counts."""
+    """Records of two parallel files; if one is longer, the last record is a fault."""
     number = complete = 0
     for left, right in zip_longest(read_lines(source), read_lines(target)):
         number += 1

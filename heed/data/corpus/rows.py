@@ -55,8 +55,7 @@ def _tsv(path: str) -> Iterator[Row]:
 
 
 class _LineFeed:
-    """Line iterator for the csv module that records its line number and the first bad byte of a
-    row."""
+    """Lines for the csv module, with the line number and the first bad byte of a row."""
 
     def __init__(self, source: Iterator[str]) -> None:
         self.source, self.line = source, 0
@@ -71,8 +70,10 @@ class _LineFeed:
 
 
 def _csv(path: str) -> Iterator[Row]:
-    """Rows of the csv module in strict mode. The delimiter is the most frequent of `,` `;` and tab
-    in the first line that is not blank."""
+    """Rows of a CSV file, parsed strictly by the csv module.
+
+    The delimiter is the most frequent of `,` `;` and tab in the first line that is not blank.
+    """
     delimiter = max(",;\t", key=next(filter(str.strip, read_lines(path)), "").count)
     feed = _LineFeed(read_lines(path))
     reader = csv.reader(feed, delimiter=delimiter, strict=True)

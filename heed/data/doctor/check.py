@@ -59,8 +59,7 @@ def check(
     unit: str = "line",
     limits: Limits | None = None,
 ) -> Report:
-    """Examine files, assigned to splits by `infer_splits`. A file that cannot be opened is an error
-    finding."""
+    """Examine files, assigned to splits by `infer_splits`; an unreadable file is a finding."""
     if task is not None:
         check_task(task)
     corpora: dict[str, Corpus] = {}
@@ -289,8 +288,7 @@ def _misspelled_labels(scan: SplitScan) -> Iterator[Finding]:
 
 
 def _intended_label(label: str, words: Sequence[str], counts: Mapping[str, int]) -> str | None:
-    """A more frequent label that differs only in case, or a similar one that is far more
-    frequent."""
+    """A more frequent label that differs in case, or a far more frequent similar one."""
     for other in words:
         more = (counts[other], other) > (counts[label], label)
         if more and other.lower() == label.lower():

@@ -220,8 +220,11 @@ class ClauseGenerator:
     # Does what
 
     def _draw_adverb(self, draft: SentenceDraft, definite: bool) -> str:
-        """Draw not, never, often, always or nothing. An indefinite subject takes no negation (a man
-        does not sleep), and a sentence has one expression of time."""
+        """Draw not, never, often, always or nothing.
+
+        An indefinite subject takes no negation (a man does not sleep), and a sentence has one
+        expression of time.
+        """
         adverb = self.sampler.pick(self.style.adverbs)
         if not definite or (draft.timed and adverb != "not"):
             return ""

@@ -1,5 +1,4 @@
-"""Documents of the synthetic corpus: short stories by one speaker, with one topic and set of
-entities.
+"""Documents of the synthetic corpus: short stories of one speaker with recurring entities.
 
 The entities recur, so the order of the sentences carries information: a new person is a man, then
 the man, then he. A sentence that its split may not hold is drawn again.
@@ -111,8 +110,7 @@ class Document(ClauseGenerator):
     # Whole sentences
 
     def _draw_when(self, draft: SentenceDraft) -> None:
-        """A when-sentence, in the present only: in the future, English and French differ in
-        tense."""
+        """A when-sentence in the present; in the future, English and French differ in tense."""
         draft.phrases.append(WHEN)
         draft.related = True
         for ending in (COMMA, None):

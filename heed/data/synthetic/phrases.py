@@ -43,8 +43,10 @@ class Agreement(NamedTuple):
 
 
 class Determiner(NamedTuple):
-    """English singular and plural; French masculine and feminine, both again before a vowel, and
-    plural."""
+    """A determiner in English (singular, plural) and French.
+
+    French has masculine and feminine, both again before a vowel, and plural.
+    """
 
     english: tuple[str, str]
     french: tuple[str, ...]

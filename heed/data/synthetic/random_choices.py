@@ -136,14 +136,15 @@ class SentenceDraft:
         self.referents.append(about)
 
     def add_word(self, word: Word) -> None:
-        """Note a word that must not occur twice in a sentence: the bird that she likes likes this
-        hat."""
+        """Note a word, which must not occur twice: the bird that she likes likes this hat."""
         self.require(word not in self.mentioned)
         self.mentioned.append(word)
 
     def check_pronoun(self, about: Entity, *, besides: Entity | None = None) -> None:
-        """Reject an ambiguous it or they, unless all readings have the same French word. `besides`
-        is what the pronoun cannot mean."""
+        """Reject an ambiguous it or they, unless all readings have the same French word.
+
+        `besides` is what the pronoun cannot mean.
+        """
         for other in self.referents:
             rival = other.pronoun == about.pronoun and other is not besides
             self.require(not rival or other.agreement.feminine == about.agreement.feminine)

@@ -173,8 +173,7 @@ def _adjectives(speaker: int, *, colours: bool) -> dict[Noun, tuple[Adjective, .
 
 
 def _actions(speaker: int) -> dict[tuple[str, Noun], tuple[Verb, ...]]:
-    """Verbs that a person or an animal can apply to a noun. Give needs a third party and is not
-    here."""
+    """Verbs that a person or an animal can apply to a noun; not give, which needs a recipient."""
     kinds = {kind: next(n for n in NOUNS if n.kind == kind) for kind in ("person", "animal")}
     return {
         (kind, noun): tuple(
@@ -189,7 +188,7 @@ def _actions(speaker: int) -> dict[tuple[str, Noun], tuple[Verb, ...]]:
 
 
 def _doings(speaker: int) -> dict[Noun, tuple[Verb, ...]]:
-    """Verbs that a noun can do without an object. Go and come need a place and are not here."""
+    """Verbs that a noun can do without an object; not go and come, which need a place."""
     moves = (VERB["go"], VERB["come"])
     return {
         noun: tuple(

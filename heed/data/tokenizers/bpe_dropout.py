@@ -171,7 +171,7 @@ class BpeDropout:
     def _segment_words(
         self, words: list[str], segmentations_u: Ints, random: np.random.Generator
     ) -> tuple[Ints, Ints, Ints]:
-        """Segment each word as often as asked: all tokens, and start and length of each."""
+        """Segment each word as often as `segmentations_u` says: tokens, starts and lengths."""
         size_u = np.array([len(word) + 1 for word in words], np.int64)
         characters = "".join(f"{word}{BOUNDARY}" for word in words).encode("utf-32-le")
         cells = self._cell_of[np.frombuffer(characters, np.uint32)]
@@ -215,7 +215,7 @@ def apply_merges(
         done.append(tokens[tokens != merges.boundary])
         starts[word_s[~merges_s]], counts[word_s[~merges_s]] = end + np.cumsum(sizes) - sizes, sizes
         end += len(done[-1])
-        # The merged token takes the left cell, and its pairs with both neighbors are ranked anew.
+        # The merged token takes the left cell, and its pairs with both neighbors are ranked again.
         best = best_s[merges_s]
         cell, merged = best & ((1 << CELL_BITS) - 1), merges.merged_r[best >> CELL_BITS]
         ids_c[cell] = merged

@@ -86,8 +86,7 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def wrap_pretrained(core: tokenizers.Tokenizer, path: Path) -> PretrainedTokenizer | None:
-    """Wrap a loaded tokenizer with the config beside it; None where BOS, EOS or padding is
-    unknown."""
+    """Wrap a tokenizer with the config beside it; None without BOS, EOS and padding."""
     config = _read_config(path.parent)
     if not any(key in config for key in NAMES):
         known = core.get_vocab(with_added_tokens=True)

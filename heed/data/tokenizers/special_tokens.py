@@ -35,8 +35,10 @@ class SpecialTokens:
 
     @property
     def suppressed_ids(self) -> tuple[int, ...]:
-        """Ids that decoding never generates. Models trained here learn this; imported ones may not
-        have."""
+        """Ids that decoding never generates.
+
+        Models trained here learn this; imported ones may not have.
+        """
         return () if self == DEFAULT_SPECIALS or self.pad == self.eos else (self.pad,)
 
 

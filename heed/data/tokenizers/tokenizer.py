@@ -134,8 +134,10 @@ class Tokenizer:
         return self.ids_to_tokens(self.encode(text))
 
     def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Tokens of some ids in readable form: a space as ▁, part of a character as bytes,
-        \\xf0\\x9f."""
+        """Tokens of some ids in readable form.
+
+        A space is shown as ▁, part of a character as bytes, \\xf0\\x9f.
+        """
         self._check(ids)
         return [self._display(i) for i in ids]
 
@@ -154,8 +156,7 @@ class Tokenizer:
         return indices
 
     def save(self, path: Path) -> None:
-        """Write the JSON file atomically: a reader sees the old file or the new one, never a
-        part."""
+        """Write the JSON file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.core.to_str())
 

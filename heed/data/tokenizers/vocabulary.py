@@ -158,8 +158,7 @@ def _prune_unigram(counts: Counter[str], seeds: list[str], room: int) -> dict[st
 
 
 def _best_split(token: str, scores: Mapping[str, float]) -> float:
-    """Score of the best split of a subword into smaller ones (Viterbi); -inf for a byte, which has
-    none."""
+    """Score of the best split of a subword into smaller ones (Viterbi); -inf for a byte."""
     best = [0.0]
     for stop in range(1, len(token) + 1):
         starts = range(stop == len(token), stop)
