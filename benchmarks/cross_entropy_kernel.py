@@ -1,9 +1,9 @@
-"""The output map and its cross-entropy in one, beside F.linear and F.cross_entropy.
+"""linear_cross_entropy against F.linear and F.cross_entropy.
 
     python benchmarks/cross_entropy_kernel.py                small shapes on this machine's CPU
     python benchmarks/cross_entropy_kernel.py --device cuda  GPT-2's head and smaller, in bfloat16
 
-Both take turns in one run: a forward and backward pass of map and loss, with the right answers
+Both take turns in one run: a forward and backward pass of layer and loss, with the right answers
 counted, as training does it; and a forward pass alone, as evaluation does. On a GPU also the most
 memory each takes beyond its inputs.
 """
@@ -45,7 +45,7 @@ TINY = [Shape(64, 16, 100), Shape(64, 16, 100, 0.1)]
 
 
 def apart(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The map, then the loss, then the answers."""
+    """The linear layer, then the loss, then the predictions."""
     logits = F.linear(x, weight).float()
     total = F.cross_entropy(
         logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
@@ -56,7 +56,7 @@ def apart(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple
 
 
 def together(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """All in one."""
+    """All in one operator."""
     return linear_cross_entropy(x, weight, targets, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
@@ -64,7 +64,7 @@ HEADS: Heads = {"apart": apart, "together": together}
 
 
 def inputs(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors as a model hands them over, a float32 map, and targets, a tenth of them ignored."""
+    """Inputs as in a model, a float32 weight, and targets, a tenth of them ignored."""
     torch.manual_seed(0)
     x = torch.randn(shape.rows, shape.width, device=device)
     x = x.to(torch.bfloat16 if device == "cuda" else torch.float32).requires_grad_()
@@ -92,7 +92,7 @@ def runs(shape: Shape, device: str, *, learning: bool) -> dict[str, Callable[[],
 
 
 def peaks(contenders: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The most memory each takes beyond what is there before it, in GiB."""
+    """The peak memory each contender adds, in GiB."""
     found = {}
     for name, run in contenders.items():
         run()
@@ -107,7 +107,7 @@ def peaks(contenders: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds, and on a GPU GiB, by what is done and by whom."""
+    """Seconds, and on a GPU GiB, by measurement and contender."""
     found = {}
     for what, learning in (("both", True), ("forward", False)):
         contenders = runs(shape, device, learning=learning)
@@ -119,7 +119,7 @@ def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float
 
 
 def report(shape: Shape, figures: dict[str, dict[str, float]]) -> str:
-    """One row a measurement: apart, together, and the ratio."""
+    """One row per measurement: apart, together, and the ratio."""
     rows = []
     for what, by_name in figures.items():
         memory = what.endswith("GiB")
@@ -134,7 +134,7 @@ def report(shape: Shape, figures: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Measure, print the tables, keep them."""
+    """Measure, print and save the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=20)

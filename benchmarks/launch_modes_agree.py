@@ -1,4 +1,4 @@
-"""The same recipe launched in every way: the same losses, and in deterministic mode the same bits.
+"""One recipe in every launch mode: the same losses, and in deterministic mode the same bits.
 
     python benchmarks/launch_modes_agree.py               kernel by kernel, and compiled, on the CPU
     python benchmarks/launch_modes_agree.py --device cuda as captured graphs as well
@@ -33,7 +33,7 @@ from heed.train import run as train_run
 from heed.train.execution.choose import find_obstacle
 
 STRETCH = 20
-"""Updates whose losses are averaged where dropout draws differ."""
+"""Steps whose losses are averaged where dropout differs."""
 TOLERANCE = {"update": 0.02, "stretch": 0.05}
 """Largest difference of two losses, as a share of the loss, that counts as the same curve."""
 TASKS: dict[str, dict[str, Any]] = {
@@ -53,40 +53,40 @@ MODEL = {"layers": 2, "width": 128, "heads": 4, "position": "rope"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind, but for the clock."""
+    """The result of a run, without times."""
 
     losses: list[float]
-    """Of every update."""
+    """The loss of every step."""
     weights: bytes
     metrics: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to launch a recipe, beside the plain one and beside itself."""
+    """One launch mode of a recipe, compared with eager and with itself."""
 
     task: str
     dropout: float
     speed: str
     first: float
     last: float
-    """Losses of the first and the last update."""
+    """Losses of the first and the last step."""
     deviation: float
-    """The largest, as a share of the plain run's loss,"""
+    """The largest difference, as a share of the eager run's loss,"""
     over: str
-    """of one update, or of the mean over a stretch."""
+    """of one step, or of the mean over a stretch."""
     tolerance: float
     same_bits: bool | None
     """Whether two runs in deterministic mode left the same weights and metrics; None: not tried."""
 
     @property
     def holds(self) -> bool:
-        """Whether it is as it should be."""
+        """Whether the losses agree and the bits repeat."""
         return self.deviation <= self.tolerance and self.same_bits is not False
 
 
 def recipe(task: str, speed: str, *, dropout: float, steps: int, deterministic: bool) -> Recipe:
-    """A small recipe whose every loss is written down."""
+    """A small recipe that logs every loss."""
     tables = {"task": task, "model": {**MODEL, "dropout": dropout}, **TASKS[task]}
     settings = {
         "execution": speed,
@@ -100,7 +100,7 @@ def recipe(task: str, speed: str, *, dropout: float, steps: int, deterministic: 
 
 
 def outcome(recipe: Recipe, device: str) -> Outcome:
-    """Train by a recipe to the end."""
+    """Train a recipe to the end."""
     with tempfile.TemporaryDirectory() as folder:
         quiet = Console(file=io.StringIO())
         run = train_run.start(recipe, Path(folder) / "run", device=device, console=quiet)
@@ -126,14 +126,14 @@ def _means(losses: list[float], stretch: int) -> list[float]:
 
 
 def compare(task: str, dropout: float, speeds: list[str], steps: int, device: str) -> list[Row]:
-    """Every way to launch one recipe."""
+    """Every launch mode of one recipe."""
     rows, plain = list[Row](), list[float]()
     for speed in speeds:
         torch.compiler.reset()  # what other recipes compiled would count towards its limit
-        told = partial(recipe, task, speed, dropout=dropout, steps=steps)
-        found = outcome(told(deterministic=False), device)
+        build = partial(recipe, task, speed, dropout=dropout, steps=steps)
+        found = outcome(build(deterministic=False), device)
         # Dropout is what could differ from run to run: with it, the bits are worth comparing.
-        twice = [outcome(told(deterministic=True), device) for _ in range(2 if dropout else 0)]
+        twice = [outcome(build(deterministic=True), device) for _ in range(2 if dropout else 0)]
         plain = plain or found.losses
         over = "stretch" if speed == "compile" and dropout else "update"
         stretch = min(STRETCH, steps) if over == "stretch" else 1
@@ -154,7 +154,7 @@ def compare(task: str, dropout: float, speeds: list[str], steps: int, device: st
 
 
 def report(rows: list[Row], steps: int) -> str:
-    """A line for each way."""
+    """A line per launch mode."""
     cells = [
         [
             f"{row.task}, dropout {row.dropout:g}, {row.speed}",
@@ -177,7 +177,7 @@ def report(rows: list[Row], steps: int) -> str:
 
 
 def main() -> None:
-    """Train, compare, print the table, keep it."""
+    """Train, compare, print and save the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=200)

@@ -1,12 +1,12 @@
-"""Joining the residual stream, activations and biases: our kernels beside torch's own steps.
+"""Residual add and norm, activations and biases: heed's kernels against torch's own steps.
 
-    python benchmarks/residual_norm_kernel.py --device cuda  GPT-2's and translation widths
-    python benchmarks/residual_norm_kernel.py --tiny         seconds on a CPU, to try the script
+    python benchmarks/residual_norm_kernel.py --device cuda   GPT-2's and translation widths
+    python benchmarks/residual_norm_kernel.py --tiny          seconds on a CPU, to try the script
 
 Each figure is a forward and backward pass under autocast. The stream is float32, a branch and what
-a map reads bfloat16. On a GPU passes are captured and replayed, so that what Python takes to launch
-a kernel does not count. `maps` and `activations` include the matrix products, which are the same on
-both sides. GB/s is the least that must be moved (28 bytes a number) by the time it takes.
+linear layers read bfloat16. On a GPU passes are captured and replayed, so that what Python takes to
+launch a kernel does not count. `linear` and `activations` include the matrix products, which are the
+same on both sides. GB/s is the least that must be moved (28 bytes a number) by the time it takes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from heed.nn.kernels.linear import ACTIVATIONS, Linear, linear_activation
 from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 
 BYTES = 28
-"""Of the stream 4 and of the rest 2: forward x, branch, sum, norm; backward the sum, both gradients
-that come in, both that go out."""
+"""Bytes per number, 4 in the residual stream and else 2: forward x, branch, sum, norm; backward the
+sum, both incoming and both outgoing gradients."""
 PASSES = 10
-"""In one captured graph."""
+"""Passes in one captured graph."""
 Work = Callable[[], object]
 
 
@@ -47,7 +47,7 @@ TINY = [Shape(64, 32)]
 def passes(
     device: str, forward: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]
 ) -> Callable[[], object]:
-    """Several passes forward and back, with gradients of ones; on a GPU as a graph."""
+    """Several forward and backward passes, with gradients of ones; on a GPU as a graph."""
 
     def run() -> None:
         for _ in range(PASSES):
@@ -62,8 +62,8 @@ def half(device: str) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
-def joins(shape: Shape, device: str, norm: nn.Module, p: float) -> dict[str, Work]:
-    """x + dropout(branch) and its norm, as a map reads it."""
+def adds(shape: Shape, device: str, norm: nn.Module, p: float) -> dict[str, Work]:
+    """x + dropout(branch) and its norm, in the dtype a linear layer reads."""
     dropout = nn.Dropout(p)
     x = torch.randn(shape.rows, shape.width, device=device, requires_grad=True)
     branch = torch.randn_like(x, dtype=half(device), requires_grad=True)
@@ -101,8 +101,8 @@ def activations(shape: Shape, device: str, name: str) -> dict[str, Work]:
     return {"apart": passes(device, apart, inputs), "together": passes(device, together, inputs)}
 
 
-def maps(shape: Shape, device: str, times: int) -> dict[str, Work]:
-    """W x + b, so many times as wide as it reads."""
+def linears(shape: Shape, device: str, times: int) -> dict[str, Work]:
+    """W x + b, with an output so many times as wide as the input."""
     ours = Linear(shape.width, times * shape.width).to(device)
     x = torch.randn(shape.rows, shape.width, device=device).to(half(device)).requires_grad_()
     inputs = [x, *ours.parameters()]
@@ -113,16 +113,16 @@ def maps(shape: Shape, device: str, times: int) -> dict[str, Work]:
 
 
 def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds a pass, by what is done and by whom."""
+    """Seconds per pass, by measurement and contender."""
     layer, rms = (kind(shape.width, eps=1e-5).to(device) for kind in (nn.LayerNorm, nn.RMSNorm))
     works: dict[str, Callable[[], dict[str, Work]]] = {
-        "join, layer": lambda: joins(shape, device, layer, 0.0),
-        "join, layer, dropout 0.2": lambda: joins(shape, device, layer, 0.2),
-        "join, rms": lambda: joins(shape, device, rms, 0.0),
+        "add, layer": lambda: adds(shape, device, layer, 0.0),
+        "add, layer, dropout 0.2": lambda: adds(shape, device, layer, 0.2),
+        "add, rms": lambda: adds(shape, device, rms, 0.0),
         "activation, gelu": lambda: activations(shape, device, "gelu"),
         "activation, swiglu": lambda: activations(shape, device, "swiglu"),
-        "map": lambda: maps(shape, device, 1),
-        "map, 3x": lambda: maps(shape, device, 3),
+        "linear": lambda: linears(shape, device, 1),
+        "linear, 3x": lambda: linears(shape, device, 3),
     }
     found = {}
     for name, build in works.items():
@@ -134,20 +134,20 @@ def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float
 
 
 def report(shape: Shape, figures: dict[str, dict[str, float]]) -> str:
-    """One row a measurement: both in µs, the ratio, and for joins the memory's speed."""
+    """One row per measurement: both in µs, the ratio, and for adds the memory throughput."""
     rows = []
     for what, taken in figures.items():
         cells = [f"{taken[who] * 1e6:.1f}" for who in ("apart", "together")]
         ratio = taken["together"] / max(taken["apart"], 1e-12)
         moved = BYTES * shape.rows * shape.width / max(taken["together"], 1e-12) / 1e9
-        speed = f"{moved:,.0f}" if what.startswith("join") else ""
+        speed = f"{moved:,.0f}" if what.startswith("add") else ""
         rows.append([what, *cells, f"{ratio:.3f}x", speed])
     title = f"{shape.rows:,} rows, width {shape.width}"
     return table(title, ["", "apart, µs", "together, µs", "together / apart", "GB/s"], rows)
 
 
 def main() -> None:
-    """Measure, print the tables, keep them."""
+    """Measure, print and save the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=20)

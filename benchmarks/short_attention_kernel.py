@@ -1,13 +1,13 @@
-"""Attention over short texts: our own kernels beside SDPA, from the joint map to its gradient.
+"""Short attention against SDPA, from the qkv linear layer's output to its gradient.
 
     python benchmarks/short_attention_kernel.py --device cuda         in bfloat16, heads of 64
     python benchmarks/short_attention_kernel.py --device cuda --tune  also other tilings
     python benchmarks/short_attention_kernel.py --tiny                seconds, to try the script
 
-What is measured is all that lies between the joint map of queries, keys and values and the output
-map: splitting into heads, RoPE where there is any, attention, merging, and back. `SDPA` is as torch
-has it, with a split by heads whose gradient is a concatenation and a transposition; `packed` is the
-same with gradients put together in one pass; `short` is one kernel each way. On a GPU each is one
+Measured is everything between the linear layer of queries, keys and values and the output layer:
+splitting into heads, RoPE where there is any, attention, merging, and the backward pass. `SDPA` is
+torch's, with a split by heads whose gradient is a concatenation and a transposition; `packed` packs
+these gradients in one pass; `short` is one kernel for each pass. On a GPU each is one
 captured graph, which leaves out what Python takes to launch it. Without one there are no kernels,
 and only SDPA is measured.
 """
@@ -50,7 +50,7 @@ class Shape:
 
 
 SIZES = [(512, 32), (256, 64), (128, 128), (64, 256)]
-"""The last is too long to be short."""
+"""The last is too long for short attention."""
 SHAPES = [
     Shape(*size, mask=mask, rope=rope)
     for size in SIZES
@@ -61,13 +61,13 @@ WAYS = ("SDPA", "packed", "short")
 
 
 def split_by_heads(packed: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
-    """As most code has it."""
+    """The usual way to split heads."""
     return packed.unflatten(2, (-1, width)).transpose(1, 2).split(list(counts), dim=1)
 
 
 @contextmanager
 def by(way: str) -> Iterator[None]:
-    """Only what this way has."""
+    """Select the functions of one contender."""
     limit = dispatch.SHORT if way == "short" else 0
     split = split_by_heads if way == "SDPA" else dispatch.split_heads
     with mock.patch.multiple(dispatch, SHORT=limit, split_heads=split):
@@ -76,7 +76,7 @@ def by(way: str) -> Iterator[None]:
 
 @dataclass
 class Work:
-    """What one layer's attention reads, and a gradient that comes back to it."""
+    """The inputs of one layer's attention, and the gradient of its output."""
 
     packed: Tensor
     given: Tensor
@@ -85,7 +85,7 @@ class Work:
     shape: Shape
 
     def run(self, way: str, *, learning: bool) -> None:
-        """A forward pass, and a backward pass where there is something to learn."""
+        """A forward pass, and a backward pass when training."""
         self.packed.grad = None
         counts = (self.shape.heads,) * 3
         with by(way), torch.set_grad_enabled(learning):
@@ -97,7 +97,7 @@ class Work:
 
 
 def make(shape: Shape, device: str) -> Work:
-    """Inputs as a model hands them over; padded, texts are half as long to full."""
+    """Inputs as in a model; with padding, sequences have half to all of the length."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     b, n, inner = shape.batch, shape.length, shape.heads * shape.width
@@ -115,7 +115,7 @@ def make(shape: Shape, device: str) -> Work:
 
 
 def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds by what is done and by which way."""
+    """Seconds by measurement and contender."""
     work, cuda = make(shape, device), device == "cuda"
     ways = [way for way in WAYS if cuda or way == "SDPA"]
     if shape.length > dispatch.SHORT:
@@ -132,18 +132,18 @@ def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float
 
 
 def report(results: dict[Shape, dict[str, dict[str, float]]]) -> str:
-    """One row a shape: microseconds by way, for the forward pass and for both."""
+    """One row per shape: microseconds by contender, for the forward pass and for both passes."""
     columns = [f"{what}, {way}" for what in ("forward", "both") for way in WAYS]
     rows = []
     for shape, figures in results.items():
         name = f"{shape.batch}x{shape.length} {shape.mask}{', rope' if shape.rope else ''}"
         cells = [by_way.get(way) for by_way in figures.values() for way in WAYS]
         rows.append([name, *("" if x is None else f"{x * 1e6:.1f}" for x in cells)])
-    return table("From the joint map to its gradient, µs", ["texts", *columns], rows)
+    return table("From the qkv layer's output to its gradient, µs", ["sequences", *columns], rows)
 
 
 def tune(rounds: int) -> str:
-    """The kernels by tiling: rows a program, warps, and registers a thread, in µs."""
+    """Microseconds by tiling: rows per program, warps, and registers per thread."""
     from heed.nn.kernels.triton import short_attention
 
     rows = []
@@ -165,7 +165,7 @@ def tune(rounds: int) -> str:
 
 
 def tilings(length: int) -> list[Tiling]:
-    """Some that may be good."""
+    """Tilings that may be fast."""
     from heed.nn.kernels.triton.short_attention import Tiling
 
     return [
@@ -178,7 +178,7 @@ def tilings(length: int) -> list[Tiling]:
 
 
 def main() -> None:
-    """Measure, print the table, keep it."""
+    """Measure, print and save the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=20)

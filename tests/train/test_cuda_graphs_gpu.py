@@ -1,4 +1,4 @@
-"""On a GPU: captured updates are the updates they stand for, and a run's bits can be had again."""
+"""On a GPU: captured steps equal eager ones, and deterministic runs repeat their bits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Pairs of many lengths, the second side the first one backwards."""
+    """Pairs of many lengths; the target is the source reversed."""
     draw = random.Random(0)
     lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(2, 40))) for _ in range(600)]
     (tmp_path / "a.en").write_text("\n".join(lines))
@@ -48,21 +48,21 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def recipe(corpus: Path, *, model: dict[str, Any] | None = None, **train: Any) -> Recipe:
-    told = {"layers": 2, "width": 64, "heads": 4, "dropout": 0.0} | (model or {})
+    model_settings = {"layers": 2, "width": 64, "heads": 4, "dropout": 0.0} | (model or {})
     settings = {"steps": 30, "batch_tokens": 1024, "warmup": 4, "log_every": 5, "lr": 1e-3}
     return Recipe.of(
         {
             "task": "translate",
             "data": {"train": [str(corpus / "a.en"), str(corpus / "a.fr")]},
             "tokenizer": {"kind": "word"},
-            "model": told,
+            "model": model_settings,
             "train": settings | {"evaluate_every": 20, "checkpoint_every": 10} | train,
         }
     )
 
 
-def trained(told: Recipe, folder: Path) -> Run:
-    return train_run.start(told, folder, device="cuda", console=QUIET)
+def trained(settings: Recipe, folder: Path) -> Run:
+    return train_run.start(settings, folder, device="cuda", console=QUIET)
 
 
 def weights(run: Run) -> torch.Tensor:
@@ -71,11 +71,11 @@ def weights(run: Run) -> torch.Tensor:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "adagrad", "lion", "muon"])
 def test_captured_is_eager(corpus: Path, optimizer: str) -> None:
-    told: dict[str, Any] = {"optimizer": optimizer, "precision": "float32", "ema": 0.9}
-    told |= {"accumulate": 2, "lr": 1e-4 if optimizer == "lion" else 1e-3}
+    overrides: dict[str, Any] = {"optimizer": optimizer, "precision": "float32", "ema": 0.9}
+    overrides |= {"accumulate": 2, "lr": 1e-4 if optimizer == "lion" else 1e-3}
     runs = [
-        trained(recipe(corpus, execution=speed, **told), corpus / speed)
-        for speed in ("eager", "graphs")
+        trained(recipe(corpus, execution=mode, **overrides), corpus / mode)
+        for mode in ("eager", "graphs")
     ]
     a, b = map(weights, runs)
     assert (a - b).norm() / a.norm() < 1e-3
@@ -90,17 +90,17 @@ def test_captured_is_eager_for_positions(corpus: Path, position: str, bf16: bool
     precision = "bf16" if bf16 else "float32"
     model = {"position": position, "max_positions": 256}
     runs = [
-        trained(recipe(corpus, model=model, execution=speed, precision=precision), corpus / speed)
-        for speed in ("eager", "graphs")
+        trained(recipe(corpus, model=model, execution=mode, precision=precision), corpus / mode)
+        for mode in ("eager", "graphs")
     ]
     a, b = (run.metrics()[-1] for run in runs)
     assert abs(a["dev"]["loss"] - b["dev"]["loss"]) < (0.05 if bf16 else 2e-3)
 
 
-def test_capturing_changes_nothing(corpus: Path) -> None:
-    told = recipe(corpus, model={"dropout": 0.1}, execution="graphs", ema=0.5)
-    run = Run.create(corpus / "run", told)
-    parts = prepare(told, run, device=torch.device("cuda"), say=print)
+def test_capture_changes_no_state(corpus: Path) -> None:
+    config = recipe(corpus, model={"dropout": 0.1}, execution="graphs", ema=0.5)
+    run = Run.create(corpus / "run", config)
+    parts = prepare(config, run, device=torch.device("cuda"), say=print)
     before = {name: weight.clone() for name, weight in parts.model.state_dict().items()}
     random_before = torch.cuda.get_rng_state()
     loop = train_run.build_loop(parts, run, say=print)
@@ -115,9 +115,9 @@ def test_capturing_changes_nothing(corpus: Path) -> None:
 
 
 def test_every_batch_has_a_captured_shape(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = recipe(corpus, execution="graphs")
-    run = Run.create(corpus / "run", told)
-    parts = prepare(told, run, device=torch.device("cuda"), say=print)
+    config = recipe(corpus, execution="graphs")
+    run = Run.create(corpus / "run", config)
+    parts = prepare(config, run, device=torch.device("cuda"), say=print)
     loop = train_run.build_loop(parts, run, say=print)
 
     def refused(self: Objective, batch: Batch) -> None:
@@ -128,19 +128,19 @@ def test_every_batch_has_a_captured_shape(corpus: Path, monkeypatch: pytest.Monk
         loop.update(batches)
 
 
-@pytest.mark.parametrize("speed", ["eager", "graphs"])
+@pytest.mark.parametrize("mode", ["eager", "graphs"])
 def test_what_is_not_finite_is_skipped_on_the_device(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch, speed: str
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     true = Objective.forward
 
     def poisoned(self: Objective, batch: Batch) -> Any:
-        """Not finite where a batch of the longest shape has a certain length of rows."""
+        """A loss that is not finite for batches with rows of more than 32 tokens."""
         total, right = true(self, batch)
         return total * (torch.nan if batch.ids.shape[1] > 32 else 1.0), right
 
     monkeypatch.setattr(Objective, "forward", poisoned)
-    run = trained(recipe(corpus, execution=speed, max_skipped_steps=100), corpus / "run")
+    run = trained(recipe(corpus, execution=mode, max_skipped_steps=100), corpus / "run")
     lines = [line for line in run.metrics() if line["event"] == "train"]
     assert 0 < lines[-1]["skipped"] < 30
     assert weights(run).isfinite().all()
@@ -148,26 +148,26 @@ def test_what_is_not_finite_is_skipped_on_the_device(
         Objective, "forward", lambda self, b: (true(self, b)[0] / 0, true(self, b)[1])
     )
     with pytest.raises(HeedError, match="not finite in"):
-        trained(recipe(corpus, execution=speed, max_skipped_steps=3), corpus / "stopped")
+        trained(recipe(corpus, execution=mode, max_skipped_steps=3), corpus / "stopped")
 
 
-@pytest.mark.parametrize("speed", ["eager", "graphs"])
+@pytest.mark.parametrize("mode", ["eager", "graphs"])
 @pytest.mark.parametrize("bf16", [True, False])
-def test_deterministic_runs_are_the_same_broken_or_not(
-    corpus: Path, speed: str, bf16: bool
+def test_deterministic_runs_are_the_same_interrupted_or_not(
+    corpus: Path, mode: str, bf16: bool
 ) -> None:
-    told = recipe(
+    config = recipe(
         corpus,
         model={"dropout": 0.1},
-        execution=speed,
+        execution=mode,
         deterministic=True,
         ema=0.9,
         precision="bf16" if bf16 else "float32",
     )
-    whole = outcome(trained(told, corpus / "whole"))
-    assert outcome(trained(told, corpus / "again")) == whole
+    whole = outcome(trained(config, corpus / "whole"))
+    assert outcome(trained(config, corpus / "again")) == whole
     with dies_at(17):
-        trained(told, corpus / "broken")
+        trained(config, corpus / "broken")
     assert outcome(train_run.resume(corpus / "broken", device="cuda", console=QUIET)) == whole
 
 
@@ -183,7 +183,7 @@ def test_a_batch_that_does_not_fit_is_captured_in_parts(
 
     whole = trained(recipe(corpus, execution="graphs", precision="float32"), corpus / "whole")
     monkeypatch.setattr(Objective, "forward", small)
-    told = recipe(corpus, execution="graphs", precision="float32", split_on_oom=True)
-    parts = trained(told, corpus / "parts")
+    config = recipe(corpus, execution="graphs", precision="float32", split_on_oom=True)
+    parts = trained(config, corpus / "parts")
     assert (weights(whole) - weights(parts)).norm() / weights(whole).norm() < 1e-3
     shutil.rmtree(corpus / "parts")

@@ -1,8 +1,8 @@
-"""Attention of few queries, one program a key head, says what the plain formula says.
+"""Attention of a decoding step, one program per key head, equals the plain formula.
 
 These tests run on a GPU, or without one in Triton's interpreter: `TRITON_INTERPRET=1 pytest …`. The
-interpreter knows no bfloat16, so there the other 16 bits stand in for it; and from numpy 2.4 on it
-cannot count up to a number that a kernel has read.
+interpreter has no bfloat16; float16 takes its place there. With numpy 2.4 or later it has no loops
+up to a number that a kernel has read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ B, GROUPS = 3, 2
 
 @dataclass
 class Step:
-    """One step of decoding: queries, a board's keys and values, and who may see which."""
+    """One decoding step: queries, cached keys and values, and the mask."""
 
     q: Tensor
     k: Tensor
@@ -52,14 +52,14 @@ class Step:
     bias: Tensor | None
     written: int
 
-    def few(self) -> Tensor:
+    def fused(self) -> Tensor:
         """By the kernel."""
-        told = {"mask": self.mask, "bias": self.bias, "scale": 0.2}
+        kwargs = {"mask": self.mask, "bias": self.bias, "scale": 0.2}
         with torch.no_grad():
-            return attend_decode(self.q, self.k, self.v, **told)  # type: ignore[arg-type]
+            return attend_decode(self.q, self.k, self.v, **kwargs)  # type: ignore[arg-type]
 
     def exact(self) -> Tensor:
-        """By the plain formula in float64, over what is written."""
+        """The plain formula in float64, over the written cells."""
         k, v = (x[:, :, : self.written].double().nan_to_num() for x in (self.k, self.v))
         visible = self.mask.visible[:, None, :, : self.written]
         bias = None if self.bias is None else self.bias[..., : self.written].double()
@@ -78,8 +78,8 @@ def make_step(
     alike: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Step:
-    """With `written`, the rest of a board is NaN, and all may see it; with `ends`, the rest of a
-    text is. `alike`: one row for all."""
+    """With `written`, later cells are NaN and marked visible; with `ends`, cells beyond a
+    sequence's end are NaN. `alike`: all queries share one row of the mask."""
     draw = torch.Generator().manual_seed(n * 1000 + m)
 
     def random(*shape: int) -> Tensor:
@@ -108,15 +108,15 @@ def make_step(
 
 def same(step: Step) -> None:
     tolerance = TOLERANCE[torch.float32 if step.q.dtype == torch.float32 else torch.bfloat16]
-    found = step.few()
+    found = step.fused()
     assert found.dtype == step.q.dtype
     assert apart(found.double(), step.exact()) <= tolerance
 
 
 @pytest.mark.parametrize("m", [1, 31, 63, 64, 65, 150])
 @pytest.mark.parametrize("n", [1, 2, 5, 16])
-def test_few_is_plain(n: int, m: int) -> None:
-    """However many queries there are, and wherever the last tile of keys ends."""
+def test_fused_is_plain(n: int, m: int) -> None:
+    """For any number of queries, and wherever the last tile of keys ends."""
     same(make_step(n, m))
 
 
@@ -134,26 +134,26 @@ def test_any_width(width: int) -> None:
 
 @pytest.mark.parametrize("written", [5, 64, 65, 130])
 @pytest.mark.parametrize("n", [1, 5])
-def test_what_is_not_written_is_not_read(n: int, written: int) -> None:
-    """It is NaN here, and the table says that all of it may be seen."""
+def test_unwritten_cells_are_not_read(n: int, written: int) -> None:
+    """Those cells are NaN here, and the mask marks them as visible."""
     step = make_step(n, 130, written=written, biased=True)
-    assert bool(step.few().isfinite().all())
+    assert bool(step.fused().isfinite().all())
     same(step)
 
 
 @pytest.mark.parametrize("written", [None, 70])
 @pytest.mark.parametrize("n", [1, 5])
-def test_what_lies_beyond_a_text_is_not_read(n: int, written: int | None) -> None:
-    """It is NaN here; of a text that is not to be read at all, zeros come out."""
+def test_cells_beyond_the_end_are_not_read(n: int, written: int | None) -> None:
+    """Those cells are NaN here; a sequence of which nothing is read gives zeros."""
     step = make_step(n, 130, written=written, ends=[0, 64, 101])
-    found = step.few()
+    found = step.fused()
     assert bool((found[0] == 0).all())
     assert bool(found.isfinite().all())
     assert apart(found[1:].double(), step.exact()[1:]) <= TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("n", [1, 5])
-def test_a_source_is_seen_alike_by_all(n: int) -> None:
+def test_queries_may_share_one_row_of_the_mask(n: int) -> None:
     same(make_step(n, 45, alike=True))
 
 
@@ -161,14 +161,14 @@ def test_a_source_is_seen_alike_by_all(n: int) -> None:
 def test_a_query_that_sees_nothing_gets_zeros(n: int) -> None:
     step = make_step(n, 40)
     step.mask.visible[0] = False
-    assert bool((step.few()[0] == 0).all())
+    assert bool((step.fused()[0] == 0).all())
     same(step)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("width", [24, 64])
 def test_new_keys_go_to_their_cells(n: int, width: int) -> None:
-    """And all else stays as it was."""
+    """All other cells keep their values."""
     packed = torch.randn(B, n, 3 * GROUPS, width, device=DEVICE)
     _, k, v = (x.transpose(1, 2) for x in packed.split(GROUPS, dim=2))
     buffers = [torch.randn(B, GROUPS, 20, width, device=DEVICE) for _ in range(2)]
@@ -181,8 +181,8 @@ def test_new_keys_go_to_their_cells(n: int, width: int) -> None:
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("n", [1, 5, MAX_QUERIES + 1])
-def test_it_is_taken_where_it_fits_and_only_there(n: int, biased: bool) -> None:
-    """With gradients or with too many queries the answer is the same, from another kernel."""
+def test_the_kernel_serves_where_it_fits_and_only_there(n: int, biased: bool) -> None:
+    """With gradients or too many queries another kernel gives the same output."""
     step = make_step(n, 60, biased=biased)
     with torch.no_grad():
         assert fits_decode(step.q, step.k, step.v) == (n <= MAX_QUERIES)

@@ -1,4 +1,4 @@
-"""On a GPU, too, the fused kernels say what the plain formula says, whatever is padded or packed.
+"""On a GPU the fused kernels equal the plain formula, padded or packed.
 
 Lengths run from where a bias is held as a tensor to where our own kernels take over. What these
 tests compile takes minutes the first time; `-k` with an encoding's name runs a part of them.
@@ -46,7 +46,7 @@ RELATIVE = ["shaw", "t5", "alibi", "none"]
 
 @dataclass
 class Scene:
-    """Who sees whom, and who stands where."""
+    """A mask, and the positions of queries and keys."""
 
     mask: Mask
     q_positions: Tensor
@@ -59,23 +59,23 @@ def scene(kind: str, n: int, m: int | None = None) -> Scene:
     generator = torch.Generator().manual_seed(n)
     cuda = torch.device("cuda")
     if kind == "causal":
-        places = torch.arange(m, device=cuda)[None]
-        return Scene(Mask(n, m, cuda, causal=True), places[:, m - n :], places)
+        positions = torch.arange(m, device=cuda)[None]
+        return Scene(Mask(n, m, cuda, causal=True), positions[:, m - n :], positions)
     real = torch.arange(m)[None] < torch.tensor([[m - m // 3], [m]])
     if kind == "padded":
         real = real.to(cuda)
-        places = count_positions(real)
-        return Scene(Mask(n, m, cuda, real_bm=real), places[:, m - n :], places)
+        positions = count_positions(real)
+        return Scene(Mask(n, m, cuda, real_bm=real), positions[:, m - n :], positions)
     real = real.flip(1).to(cuda)
     segments = torch.randint(5, (B, m), generator=generator).sort(dim=1).values.to(cuda)
-    places = restart_positions(segments, real)
+    positions = restart_positions(segments, real)
     own = segments[:, m - n :]
     mask = Mask(n, m, cuda, causal=True, real_bm=real, q_segments_bn=own, k_segments_bm=segments)
-    return Scene(mask, places[:, m - n :], places)
+    return Scene(mask, positions[:, m - n :], positions)
 
 
 def heads(n: int, count: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """Vectors as a joint map hands them over: each token's heads side by side."""
+    """Heads as one linear layer returns them: each token's heads are adjacent in memory."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(B, n, count, WIDTH, generator=generator).to("cuda", dtype)
     return x.transpose(1, 2).requires_grad_()
@@ -90,7 +90,7 @@ def encoding(name: str, causal: bool) -> Position:
 
 
 def gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """How a random mix of `out` changes with each input; zeros where it does not."""
+    """Gradients of a random mix of `out`; zeros for inputs it does not depend on."""
     mix = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
     found = torch.autograd.grad(out, list(inputs), mix, allow_unused=True)
     pairs = zip(inputs, found, strict=True)
@@ -125,27 +125,27 @@ class EmulatedFlash(torch.autograd.Function):
         return d_scores @ k * SCALE, d_scores.mT @ q * SCALE, dv, d_bias, None, None
 
 
-def compare(position: Position, told: Scene, dtype: torch.dtype) -> None:
+def compare(position: Position, case: Scene, dtype: torch.dtype) -> None:
     """Fused in `dtype` against plain in float64: outputs, gradients of inputs and parameters.
 
     Where an emulated FlashAttention is less exact than the tolerance, it is the bar. Here T5's
     biases reach 50: in 16 bits a rounded bias moves its weight by some percent, and buckets'
     gradients are differences of much larger numbers.
     """
-    n, m = told.mask.queries, told.mask.keys
+    n, m = case.mask.queries, case.mask.keys
     inputs = [heads(n, HEADS, dtype, 0), heads(m, GROUPS, dtype, 1), heads(m, GROUPS, dtype, 2)]
-    places = told.q_positions, told.k_positions
+    positions = case.q_positions, case.k_positions
 
     def run(way: str) -> tuple[Tensor, list[Tensor]]:
         wide = {"exact": torch.float64, "emulated": torch.float32}.get(way, dtype)
         q, k, v = (x.to(wide) for x in inputs)
-        bias = PositionBias(position, *places, q_bhnd=q, scale=SCALE)
+        bias = PositionBias(position, *positions, q_bhnd=q, scale=SCALE)
         if way == "exact":
-            out, _ = attend(q, k, v, mask=told.mask.dense(), bias=bias.dense(), scale=SCALE)
+            out, _ = attend(q, k, v, mask=case.mask.dense(), bias=bias.dense(), scale=SCALE)
         elif way == "emulated":
             out = emulate(q, k, v, bias.dense())
         else:
-            out = dispatch.attention(q, k, v, mask=told.mask, bias=bias, scale=SCALE)
+            out = dispatch.attention(q, k, v, mask=case.mask, bias=bias, scale=SCALE)
         return out, gradients(out, [*inputs, *position.parameters()])
 
     def emulate(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,7 +154,7 @@ def compare(position: Position, told: Scene, dtype: torch.dtype) -> None:
         if min(n, m) < long:  # SDPA takes a bias in the dtype of queries.
             bias = bias.to(dtype).float()
         k, v = (x.repeat_interleave(HEADS // GROUPS, dim=1) for x in (k, v))
-        visible = told.mask.dense()
+        visible = case.mask.dense()
         visible = torch.ones(1, 1, n, m).bool().cuda() if visible is None else visible
         attend_flash: Any = EmulatedFlash.apply
         return attend_flash(q, k, v, bias, visible, dtype)
@@ -171,7 +171,7 @@ def compare(position: Position, told: Scene, dtype: torch.dtype) -> None:
     assert all(grad.isfinite().all() for grad in found)
     assert apart(out, expected) <= limits[0]
     assert all_apart(found, exact) <= limits[1]
-    visible = told.mask.dense()
+    visible = case.mask.dense()
     if visible is not None:
         blind = ~visible.any(dim=-1).expand(B, HEADS, n)
         assert (out[blind] == 0).all()
@@ -194,13 +194,13 @@ def test_lengths_that_fill_no_tile_and_queries_that_follow_a_cache(name: str) ->
 
 @pytest.mark.parametrize("name", ["shaw", "t5"])
 def test_any_positions_at_all(name: str) -> None:
-    """Positions a caller gives need not rise."""
-    told = scene("padded", 512)
+    """Positions given by a caller need not increase."""
+    case = scene("padded", 512)
     generator = torch.Generator().manual_seed(5)
     for side in ("q_positions", "k_positions"):
         drawn = torch.randint(600, (B, 512), generator=generator)
-        setattr(told, side, drawn.to("cuda"))
-    compare(encoding(name, False), told, torch.float32)
+        setattr(case, side, drawn.to("cuda"))
+    compare(encoding(name, False), case, torch.float32)
 
 
 @COMPILES
@@ -214,41 +214,41 @@ def test_an_encoding_that_knows_only_scores_goes_through_flex_attention(
             super().__init__()
             self.alibi = Alibi(tiny(head_width=WIDTH))
 
-        def bias(self, *told: Any) -> Tensor:
-            return self.alibi.bias(*told)
+        def bias(self, *args: Any) -> Tensor:
+            return self.alibi.bias(*args)
 
     class UnrulyForm(PositionForm):
-        def score_mod(self, position: Unruly, *told: Any) -> ScoreMod | None:
-            return form_of(position.alibi).score_mod(position.alibi, *told)
+        def score_mod(self, position: Unruly, *args: Any) -> ScoreMod | None:
+            return form_of(position.alibi).score_mod(position.alibi, *args)
 
     monkeypatch.setitem(FORMS, Unruly, UnrulyForm())
     compare(Unruly().to("cuda"), scene("causal-packed", 512), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_turning_on_a_gpu_is_turning(dtype: torch.dtype) -> None:
+def test_rotation_on_a_gpu_is_that_of_the_cpu(dtype: torch.dtype) -> None:
     rope, on_gpu = Rope(tiny(head_width=WIDTH)), Rope(tiny(head_width=WIDTH)).to("cuda")
     x = heads(200, HEADS, dtype, 0)
-    places = torch.randint(1000, (B, 200), generator=torch.Generator().manual_seed(1))
-    for told in (places, places[:1]):
-        turned, _ = rotate(on_gpu, x, x[:, :0], told.to("cuda"), told.to("cuda"))
+    positions = torch.randint(1000, (B, 200), generator=torch.Generator().manual_seed(1))
+    for at in (positions, positions[:1]):
+        rotated, _ = rotate(on_gpu, x, x[:, :0], at.to("cuda"), at.to("cuda"))
         cpu = x.detach().cpu().double().requires_grad_()
-        expected, _ = rope.rotate(cpu, cpu[:, :0], told, told)
-        # Angles are float32 on both sides: at place 1,000 they are right to about 1e-4.
+        expected, _ = rope.rotate(cpu, cpu[:, :0], at, at)
+        # Angles are float32 on both sides: at position 1,000 they are right to about 1e-4.
         tolerance = max(TOLERANCE[dtype], 1e-4)
-        assert apart(turned.cpu(), expected) <= tolerance
-        (found,), (exact,) = gradients(turned, [x]), gradients(expected, [cpu])
+        assert apart(rotated.cpu(), expected) <= tolerance
+        (found,), (exact,) = gradients(rotated, [x]), gradients(expected, [cpu])
         assert apart(found.cpu(), exact) <= tolerance
 
 
 @pytest.mark.parametrize("name", ["shaw", "t5"])
-def test_gradients_come_out_the_same_every_time(name: str) -> None:
-    position, told = encoding(name, True), scene("causal", 512)
+def test_gradients_are_deterministic(name: str) -> None:
+    position, case = encoding(name, True), scene("causal", 512)
     q, k, v = (heads(512, c, torch.bfloat16, s) for s, c in enumerate((HEADS, GROUPS, GROUPS)))
 
     def run() -> list[Tensor]:
-        bias = PositionBias(position, told.q_positions, told.k_positions, q_bhnd=q, scale=0.2)
-        out = dispatch.attention(q, k, v, mask=told.mask, bias=bias, scale=0.2)
+        bias = PositionBias(position, case.q_positions, case.k_positions, q_bhnd=q, scale=0.2)
+        out = dispatch.attention(q, k, v, mask=case.mask, bias=bias, scale=0.2)
         return list(torch.autograd.grad(out.square().sum(), [q, k, v, *position.parameters()]))
 
     first, second = run(), run()
@@ -257,16 +257,16 @@ def test_gradients_come_out_the_same_every_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", RELATIVE)
 def test_memory_is_linear_in_length(name: str) -> None:
-    """Twice as long takes little more than twice the memory, far below one number a cell."""
+    """Twice the length takes about twice the memory, far below one number per cell."""
     peaks = []
     for n in (4096, 8192):
-        position, told = encoding(name, True), scene("causal-packed", n)
-        told.mask.real_bm = None
+        position, case = encoding(name, True), scene("causal-packed", n)
+        case.mask.real_bm = None
         inputs = [heads(n, c, torch.bfloat16, s) for s, c in enumerate((HEADS, GROUPS, GROUPS))]
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        bias = PositionBias(position, *(told.q_positions, told.k_positions), q_bhnd=inputs[0])
-        dispatch.attention(*inputs, mask=told.mask, bias=bias).sum().backward()
+        bias = PositionBias(position, *(case.q_positions, case.k_positions), q_bhnd=inputs[0])
+        dispatch.attention(*inputs, mask=case.mask, bias=bias).sum().backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] <= 2.5 * peaks[0]
     assert peaks[1] < HEADS * 8192**2
@@ -282,7 +282,7 @@ def test_a_model_trains_as_the_plain_path_would(name: str) -> None:
 
 @COMPILES
 @pytest.mark.parametrize("name", ["shaw", "t5"])
-def test_a_compiled_block_does_the_same_without_a_break(name: str) -> None:
+def test_a_block_compiled_without_a_graph_break_is_the_same(name: str) -> None:
     model = language_model(name)
     ids, mask, segments = batch()
     tokens = Tokens.of(ids, mask=mask, segments=segments)
@@ -315,7 +315,7 @@ def plainly(model: Any, ids: Tensor, mask: Tensor, segments: Tensor) -> Tensor:
 
 
 def models_apart(model: Any, found: Tensor, expected: Tensor) -> float:
-    """How far apart two passes are, and the gradients of all parameters."""
+    """The largest relative difference of two outputs and of all parameters' gradients."""
     wanted = list(model.parameters())
     return max(
         apart(found, expected), all_apart(gradients(found, wanted), gradients(expected, wanted))

@@ -1,7 +1,7 @@
-"""On a GPU, too, a map's bias learns what it would, and an activation is what the formula says.
+"""On a GPU the gradient of a linear layer's bias and the fused activations equal the formulas.
 
-The reference is float64 of the very numbers the kernels are given. Without a GPU this runs where
-Triton is and interprets its kernels (TRITON_INTERPRET=1).
+The reference is float64 of the same inputs. Without a GPU these tests run in Triton's interpreter
+(TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
-    # A process that begins with a backward pass is told so.
+    # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda x: str(x).split(".")[1])
 each_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 SIZES = [(0, 8), (1, 1), (37, 5), (70, 130), (9, 512)] + [(5000, 768), (40_000, 2048)] * CUDA
-"""Rows and width: none, within a tile, of odd ends, of many parts."""
+"""Rows and width: none, within a tile, partial tiles, many parts."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def plainly(x: Tensor, up: nn.Linear, name: str | None = None) -> Tensor:
 
 
 def compare(out: Tensor, exact: Tensor, wanted: list[Tensor], tolerance: float) -> None:
-    """The values, and how a random mix of them changes with each input."""
+    """The values, and gradients of a random mix of them."""
     assert apart(out, exact) <= tolerance
     mix = rows(*out.shape, seed=5).detach()
     found = torch.autograd.grad(out, wanted, mix.to(out.dtype))
@@ -83,12 +83,12 @@ def test_columns_are_summed(dtype: torch.dtype) -> None:
         assert found.dtype == torch.float32
         assert apart(found, x.double().sum(dim=0)) <= 1e-5
         assert torch.equal(found, column_sums(x))
-    lies_apart = rows(3, 40, 7, dtype=dtype).detach().transpose(1, 2)
-    assert apart(column_sums(lies_apart), lies_apart.double().sum(dim=(0, 1))) <= 1e-5
+    strided = rows(3, 40, 7, dtype=dtype).detach().transpose(1, 2)
+    assert apart(column_sums(strided), strided.double().sum(dim=(0, 1))) <= 1e-5
 
 
 @each_dtype
-def test_a_map_is_a_map(dtype: torch.dtype) -> None:
+def test_a_linear_layer_is_its_formula(dtype: torch.dtype) -> None:
     up, x = linear(24, 40, dtype=dtype), rows(3, 11, 24, dtype=dtype)
     compare(up(x), plainly(x, up), [x, *up.parameters()], TOLERANCE[dtype])
     unbiased = linear(24, 40, dtype=dtype, bias=False)
@@ -97,7 +97,7 @@ def test_a_map_is_a_map(dtype: torch.dtype) -> None:
 
 @each_dtype
 @each_activation
-@pytest.mark.parametrize("biased", [True, False], ids=["biased", "map"])
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
 def test_an_activation_is_its_formula(name: str, dtype: torch.dtype, biased: bool) -> None:
     # A number near zero may be rounded across it, where relu has its corner.
     corner = 0.0 if name != "relu" else 1e-3 if dtype == torch.float32 else 0.05
@@ -113,8 +113,8 @@ def test_an_activation_is_its_formula(name: str, dtype: torch.dtype, biased: boo
 @each_activation
 @pytest.mark.filterwarnings(
     "default:overflow encountered"
-)  # An interpreter tells what a GPU won't.
-def test_far_from_zero_it_stays_a_number(name: str) -> None:
+)  # The interpreter warns, a GPU does not.
+def test_far_from_zero_activations_stay_finite(name: str) -> None:
     width = 7 * (2 if name in GATES else 1)
     up = linear(width, width, bias=False)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_under_autocast_weights_keep_their_dtype(name: str) -> None:
     compare(out, plainly(plainly(x, up, name), down), wanted, 0.05)
 
 
-def test_gradients_go_to_whoever_asks() -> None:
+def test_gradients_of_any_one_input() -> None:
     layer = FeedForward(tiny(activation="swiglu"))
     perturb(layer)
     layer.to(DEVICE)
@@ -152,7 +152,7 @@ def test_gradients_go_to_whoever_asks() -> None:
 
 
 @pytest.mark.parametrize("name", ["gelu", "swiglu"])
-def test_it_comes_out_the_same_every_time(name: str) -> None:
+def test_results_are_deterministic(name: str) -> None:
     layer = FeedForward(tiny(activation=name)).to(DEVICE)
     x = rows(5000 if CUDA else 50, 16)
 

@@ -1,4 +1,4 @@
-"""On a GPU, too, a branch joins the stream as the plain steps have it, and dropout plays fair.
+"""On a GPU residual add, dropout and norm in one kernel equal the plain steps.
 
 The reference is float64 of the very numbers the kernel is given. Without a GPU most of this runs,
 slowly, where Triton is and interprets its kernels (TRITON_INTERPRET=1).
@@ -17,7 +17,7 @@ from support import all_apart, apart, perturb, tiny
 from torch import Tensor, nn
 
 from heed.models import build
-from heed.nn.kernels import residual_norm as joining
+from heed.nn.kernels import residual_norm
 from heed.nn.kernels.availability import HAS_TRITON
 from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 
@@ -28,7 +28,7 @@ INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
-    # A process that begins with a backward pass is told so.
+    # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
 on_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
@@ -46,7 +46,7 @@ MANY = 3000 if CUDA else 40
 @pytest.fixture(autouse=True)
 def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA:
-        monkeypatch.setattr(joining, "on_gpu", lambda x: True)
+        monkeypatch.setattr(residual_norm, "on_gpu", lambda x: True)
 
 
 def build_norm(kind: str, w: int, dtype: torch.dtype = torch.float32) -> Norm:
@@ -61,7 +61,7 @@ def rows(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tenso
 
 
 def plainly(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """One step after the other, in float64."""
+    """The plain steps in float64."""
     total = x.double() if branch is None else x.double() + branch.double()
     shape, weight = x.shape[-1:], norm.weight.double()
     if isinstance(norm, nn.RMSNorm):
@@ -73,7 +73,7 @@ def plainly(x: Tensor, branch: Tensor | None, norm: Norm) -> tuple[Tensor, Tenso
 def gradients(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], used: tuple[bool, bool] = (True, True)
 ) -> list[Tensor]:
-    """How a random mix of the sum and of its norm changes with each input."""
+    """Gradients of a random mix of the sum and of its norm."""
     chosen = [x for x, wanted in zip(outputs, used, strict=True) if wanted]
     mixes = [rows(*x.shape, seed=5 + i).detach().to(x.dtype) for i, x in enumerate(outputs)]
     mixes = [x for x, wanted in zip(mixes, used, strict=True) if wanted]
@@ -85,7 +85,7 @@ def seed_of(number: int) -> Tensor:
 
 
 def mask_of(rows_: int, w: int, p: float, seed: Tensor) -> Tensor:
-    """What is kept of a branch of ones that joins zeros."""
+    """What dropout keeps of a branch of ones added to zeros."""
     zeros, ones = torch.zeros(rows_, w, device=DEVICE), torch.ones(rows_, w, device=DEVICE)
     return add_norm(zeros, ones, build_norm("layer", w), nn.Dropout(p), seed=seed)[0]
 
@@ -137,10 +137,10 @@ def test_without_a_branch_it_is_the_norm(kind: str) -> None:
 
 
 @each_norm
-def test_under_autocast_a_map_reads_what_it_would_make_of_it(
+def test_under_autocast_a_linear_layer_reads_its_own_dtype(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream stays float32, and what a map reads is rounded once: as on the plain path."""
+    """The residual stream stays float32; a linear layer's input is rounded once."""
     norm, map_ = build_norm(kind, 192), nn.Linear(192, 64).to(DEVICE)
     x, branch = rows(9, 192), rows(9, 192, dtype=torch.bfloat16, seed=1)
     wanted = [x, branch, *norm.parameters(), *map_.parameters()]
@@ -155,7 +155,7 @@ def test_under_autocast_a_map_reads_what_it_would_make_of_it(
     assert (joined.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert add_norm(x, branch, norm, NONE)[1].dtype == torch.float32
-    monkeypatch.setattr(joining, "on_gpu", lambda x: False)
+    monkeypatch.setattr(residual_norm, "on_gpu", lambda x: False)
     plain_joined, plain_normed, plain = run()
     assert torch.equal(joined, plain_joined)
     torch.testing.assert_close(normed, plain_normed.bfloat16(), rtol=2**-7, atol=1e-6)
@@ -163,7 +163,7 @@ def test_under_autocast_a_map_reads_what_it_would_make_of_it(
     assert max(apart(a, b) for a, b in zip(found, plain, strict=True)) <= TOLERANCE[torch.bfloat16]
 
 
-def test_gradients_go_to_whoever_asks() -> None:
+def test_gradients_of_any_one_input() -> None:
     norm, x, branch = build_norm("layer", 48), rows(6, 48), rows(6, 48, seed=1)
     wanted = [x, branch, *norm.parameters()]
     whole = gradients(add_norm(x, branch, norm, NONE), wanted)
@@ -176,7 +176,7 @@ def test_gradients_go_to_whoever_asks() -> None:
         assert not any(out.requires_grad for out in add_norm(x, branch, norm, NONE))
 
 
-def test_no_rows_are_no_trouble() -> None:
+def test_no_rows() -> None:
     norm, x, branch = build_norm("layer", 32), rows(0, 32), rows(0, 32, seed=1)
     joined, normed = add_norm(x, branch, norm, nn.Dropout(0.5), seed=seed_of(1))
     assert joined.shape == normed.shape == (0, 32)
@@ -184,16 +184,16 @@ def test_no_rows_are_no_trouble() -> None:
     assert all((grad == 0).all() for grad in grads)
 
 
-def test_it_takes_vectors_that_lie_apart() -> None:
+def test_inputs_need_not_be_contiguous() -> None:
     norm, x, branch = build_norm("rms", 24), rows(2, 24, 6), rows(6, 2, 24, seed=1)
-    turned = x.transpose(1, 2), branch.transpose(0, 1)
-    found, exact = add_norm(*turned, norm, NONE), plainly(*turned, norm)
+    strided = x.transpose(1, 2), branch.transpose(0, 1)
+    found, exact = add_norm(*strided, norm, NONE), plainly(*strided, norm)
     assert max(apart(a, b) for a, b in zip(found, exact, strict=True)) <= 1e-6
     grads, exact_grads = (gradients(out, [x, branch]) for out in (found, exact))
     assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= 1e-5
 
 
-def test_it_comes_out_the_same_every_time() -> None:
+def test_results_are_deterministic() -> None:
     norm, x, branch = build_norm("layer", 320), rows(MANY, 320), rows(MANY, 320, seed=1)
 
     def run() -> list[Tensor]:
@@ -218,8 +218,8 @@ def test_dropout_keeps_its_share_and_scales_it(p: float) -> None:
         assert (share.mean(dim=0) - (1 - p)).abs().max() <= 6 * spread / MANY**0.5 + 1 / MANY
 
 
-def test_neighbours_are_dropped_apart() -> None:
-    """Cells, rows and seeds that follow each other agree as often as chance has it."""
+def test_neighbours_are_dropped_independently() -> None:
+    """Consecutive cells, rows and seeds agree as often as by chance."""
     first, second = (mask_of(MANY, 256, 0.5, seed_of(number)) != 0 for number in (8, 9))
     pairs = [(first[:, :-1], first[:, 1:]), (first[:-1], first[1:]), (first, second)]
     pairs += [(first[:, :-4], first[:, 4:]), (first[:, :128], first[:, 128:])]
@@ -228,7 +228,7 @@ def test_neighbours_are_dropped_apart() -> None:
 
 
 def test_what_is_dropped_has_no_gradient() -> None:
-    """The backward pass hides the very cells that the forward pass hid."""
+    """The backward pass drops the cells that the forward pass dropped."""
     p, w = 0.3, 200
     norm, x, branch = build_norm("layer", w), rows(11, w), rows(11, w, dtype=torch.bfloat16)
     out = add_norm(x, branch, norm, nn.Dropout(p), seed=seed_of(3))
@@ -242,7 +242,7 @@ def test_what_is_dropped_has_no_gradient() -> None:
     assert apart(grads[0], exact_grads[0]) <= 1e-5
 
 
-def test_a_pass_draws_a_seed_a_join() -> None:
+def test_a_pass_draws_one_seed_per_residual_add() -> None:
     torch.manual_seed(0)
     x, dropout = rows(4, 64), nn.Dropout(0.5)
     seeds = draw_seeds(x, dropout, 5, 3)
@@ -289,13 +289,13 @@ def result(model: Any, ids_bn: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("place", ["pre", "post"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_stack_of_joins_is_a_stack_of_steps(
+def test_a_stack_of_fused_adds_is_a_stack_of_plain_steps(
     place: str, norm: str, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = language_model(norm_place=place, norm=norm, bias=biased)
     found, traced = result(model, ids()), model.trace(ids())
     assert apart(traced.logits, found[0]) <= 1e-5
-    monkeypatch.setattr(joining, "on_gpu", lambda x: False)
+    monkeypatch.setattr(residual_norm, "on_gpu", lambda x: False)
     plain, plainly_traced = result(model, ids()), model.trace(ids())
     assert apart(found[0], plain[0]) <= 1e-5
     assert all_apart(found[1:], plain[1:]) <= 1e-4
@@ -304,7 +304,7 @@ def test_a_stack_of_joins_is_a_stack_of_steps(
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
-def test_a_model_drops_as_its_generator_says(place: str) -> None:
+def test_dropout_depends_on_the_generator_alone(place: str) -> None:
     model = language_model(norm_place=place, dropout=0.3).train()
 
     def run(seed: int) -> list[Tensor]:
@@ -317,8 +317,8 @@ def test_a_model_drops_as_its_generator_says(place: str) -> None:
 
 
 @on_gpu
-def test_each_replay_of_a_graph_drops_anew() -> None:
-    """And what eager calls drop, given the same state of the generator."""
+def test_each_replay_of_a_graph_draws_new_dropout() -> None:
+    """It is the dropout of eager calls with the same state of the generator."""
     norm, x, branch = build_norm("layer", 320), rows(500, 320), rows(500, 320, seed=1)
     dropout, wanted = nn.Dropout(0.3), [x, branch, *norm.parameters()]
 
@@ -361,7 +361,7 @@ def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list
 @on_gpu
 @COMPILES
 @pytest.mark.parametrize("place", ["pre", "post"])
-def test_compiled_blocks_do_the_same_without_a_break(place: str) -> None:
+def test_blocks_compiled_without_a_graph_break_are_the_same(place: str) -> None:
     model = language_model(norm_place=place, dropout=0.3).eval()
     eager = result(model, ids())
     for block in model.stack.blocks:

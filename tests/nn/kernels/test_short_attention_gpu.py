@@ -46,7 +46,7 @@ B = 3
 
 @dataclass
 class Call:
-    """One call of attention, over views of the tensors that maps would have made."""
+    """One call of attention, on views of the outputs of linear layers."""
 
     packed: list[Tensor]
     """[b, n, (h + 2g) · d], or for cross-attention [b, n, h · d] and [b, m, 2g · d]."""
@@ -74,13 +74,15 @@ class Call:
         packed = [x.detach().double().requires_grad_() for x in self.packed]
         q, k, v = self.parts(packed)
         if self.rope is not None:
-            q, k = (turned(x, self.rope, at) for x, at in zip((q, k), self.places, strict=True))
+            q, k = (
+                plain_rotate(x, self.rope, at) for x, at in zip((q, k), self.places, strict=True)
+            )
         out, _ = attend(q, k, v, mask=self.mask.dense(), scale=0.2)
         return out, gradients(out, packed)
 
 
-def turned(x: Tensor, rope: Rope, places: Tensor) -> Tensor:
-    """RoPE as it is written."""
+def plain_rotate(x: Tensor, rope: Rope, places: Tensor) -> Tensor:
+    """RoPE's formula."""
     angles = (places[..., None].float() * rope.frequency_bits.view(torch.float32))[:, None]
     low, high = x.chunk(2, dim=-1)
     cos, sin = angles.cos().double(), angles.sin().double()
@@ -88,7 +90,7 @@ def turned(x: Tensor, rope: Rope, places: Tensor) -> Tensor:
 
 
 def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """How a random mix of `out` changes with each input."""
+    """Gradients of a random mix of `out`."""
     mix = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
     return list(torch.autograd.grad(out, inputs, mix, retain_graph=True))
 
@@ -101,7 +103,7 @@ def make_call(
     share: int = 1,
     width: int = 16,
     mask: str = "none",
-    turns: bool = False,
+    rotates: bool = False,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Call:
@@ -120,13 +122,13 @@ def make_call(
         counts,
         width,
         make_mask(mask, n, keys, generator),
-        Rope(tiny(head_width=width)).to(DEVICE) if turns else None,
+        Rope(tiny(head_width=width)).to(DEVICE) if rotates else None,
         (places[0], places[0] if m is None else places[1]),
     )
 
 
 def make_mask(kind: str, n: int, m: int, generator: torch.Generator) -> Mask:
-    """Random holes and segments: with them, some queries see nothing."""
+    """Random padding and segments: with them some queries see nothing."""
     mask = Mask(n, m, DEVICE, causal=kind in ("causal", "all"))
     if kind in ("padding", "all"):
         mask.real_bm = (torch.rand(B, m, generator=generator) < 0.6).to(DEVICE)
@@ -164,12 +166,12 @@ def compare(call: Call) -> None:
 # ------------------------------------------------------------------------------ the plain formula
 
 
-@pytest.mark.parametrize("turns", [False, True], ids=["still", "turning"])
+@pytest.mark.parametrize("rotates", [False, True], ids=["plain", "rotary"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["float32", "half"])
-def test_short_equals_plain(dtype: torch.dtype, mask: str, turns: bool) -> None:
+def test_short_equals_plain(dtype: torch.dtype, mask: str, rotates: bool) -> None:
     for n, m in ((32, None), (20, 45)):
-        compare(make_call(n, m, mask=mask, turns=turns, dtype=dtype))
+        compare(make_call(n, m, mask=mask, rotates=rotates, dtype=dtype))
 
 
 @pytest.mark.parametrize("seed", range(12 if CUDA else 4))
@@ -183,7 +185,7 @@ def test_any_lengths_widths_and_groups(seed: int) -> None:
             share=dice.randint(1, 3),
             width=dice.choice([6, 16, 24, 32, 64, 80, 128] if CUDA else [6, 16, 32]),
             mask=dice.choice(MASKS),
-            turns=dice.random() < 0.5,
+            rotates=dice.random() < 0.5,
             dtype=dice.choice([torch.float32, HALF]),
             seed=seed,
         )
@@ -193,9 +195,9 @@ def test_any_lengths_widths_and_groups(seed: int) -> None:
 @on_a_gpu
 @pytest.mark.parametrize("n", [16, 32, 64, 128])
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("turns", [False, True], ids=["still", "turning"])
-def test_short_is_as_exact_as_sdpa(n: int, width: int, turns: bool) -> None:
-    call = make_call(n, width=width, mask="causal", turns=turns, dtype=torch.bfloat16)
+@pytest.mark.parametrize("rotates", [False, True], ids=["plain", "rotary"])
+def test_short_is_as_exact_as_sdpa(n: int, width: int, rotates: bool) -> None:
+    call = make_call(n, width=width, mask="causal", rotates=rotates, dtype=torch.bfloat16)
     expected, exact = call.exact()
     q, k, v = call.parts(call.packed)
     if call.rope is not None:
@@ -232,9 +234,9 @@ def test_huge_scores_stay_finite() -> None:
 # ----------------------------------------------------------------------------------------- memory
 
 
-def test_gradients_lie_where_the_map_wants_them() -> None:
-    """One tensor for queries, keys and values of one map; heads side by side in the output."""
-    call = make_call(20, share=2, turns=True)
+def test_gradients_have_the_layout_of_the_linear_layer() -> None:
+    """One tensor for q, k and v of one layer; in the output a token's heads are adjacent."""
+    call = make_call(20, share=2, rotates=True)
     q, k, v = call.parts(call.packed)
     rotation = None if call.rope is None else PendingRotation(call.rope, *call.places)
     out = attend_short(q, k, v, mask=call.mask, rotation=rotation)
@@ -253,8 +255,8 @@ def test_gradients_lie_where_the_map_wants_them() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)])
-def test_heads_lie_in_any_order(order: tuple[int, ...]) -> None:
-    """Views of tensors whose axes lie in any order in memory, the last one not side by side."""
+def test_heads_of_any_strides(order: tuple[int, ...]) -> None:
+    """Views of tensors whose axes have any order in memory; the last need not be contiguous."""
     call = make_call(20, width=16, mask="all")
     back = sorted(range(4), key=order.__getitem__)
     parts = [
@@ -277,8 +279,8 @@ def test_what_needs_no_gradient_gets_none() -> None:
         assert not attend_short(q, k, v, mask=call.mask).requires_grad
 
 
-def test_nothing_depends_on_who_comes_first() -> None:
-    call = make_call(64, share=2, mask="all", turns=True, dtype=HALF)
+def test_gradients_are_deterministic() -> None:
+    call = make_call(64, share=2, mask="all", rotates=True, dtype=HALF)
     first, second = (gradients(call.short(), call.packed)[0] for _ in range(2))
     assert torch.equal(first, second)
 
@@ -288,7 +290,7 @@ def test_nothing_depends_on_who_comes_first() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 5, (3,), 8), (2, 70, (6, 2, 2), 16), (1, 3, (5, 5), 12)])
-def test_packing_puts_heads_side_by_side(shape: Any, dtype: torch.dtype) -> None:
+def test_packing_concatenates_heads(shape: Any, dtype: torch.dtype) -> None:
     b, n, counts, d = shape
     parts = [torch.randn(b, count, n, d).to(DEVICE, dtype) for count in counts]
     parts[0] = parts[0].transpose(1, 3).contiguous().transpose(1, 3)
@@ -301,7 +303,7 @@ def test_packing_puts_heads_side_by_side(shape: Any, dtype: torch.dtype) -> None
     assert torch.equal(again, expected)
 
 
-def test_parts_nobody_used_have_gradients_of_zero() -> None:
+def test_unused_parts_have_gradients_of_zero() -> None:
     packed = torch.randn(2, 20, 4 * 16, device=DEVICE, requires_grad=True)
     found, expected = (
         torch.autograd.grad(q.square().sum() + k.sum(), packed)
@@ -315,8 +317,8 @@ def test_parts_nobody_used_have_gradients_of_zero() -> None:
 
 @on_a_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_longer_texts_are_packed_too(dtype: torch.dtype) -> None:
-    """SDPA gives its heads side by side, and its gradients are put so."""
+def test_longer_sequences_are_packed_too(dtype: torch.dtype) -> None:
+    """SDPA returns adjacent heads, and its gradients are packed."""
     packed = torch.randn(2, 256, 6 * 64, device=DEVICE, dtype=dtype, requires_grad=True)
     mask = Mask(256, 256, DEVICE, causal=True)
     outs = [
@@ -334,14 +336,14 @@ def test_longer_texts_are_packed_too(dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels on, interpreted if need be; what was called is noted."""
+    """Names of the kernels that were called, interpreted where there is no GPU."""
     called: list[str] = []
 
-    def noting(*told: Any, **options: Any) -> Tensor:
+    def record(*args: Any, **kwargs: Any) -> Tensor:
         called.append("short")
-        return attend_short(*told, **options)
+        return attend_short(*args, **kwargs)
 
-    monkeypatch.setattr(dispatch, "attend_short", noting)
+    monkeypatch.setattr(dispatch, "attend_short", record)
     if not CUDA:
         monkeypatch.setattr(dispatch, "on_gpu", lambda x: x.is_floating_point())
     return called
@@ -357,7 +359,7 @@ def translator(**changes: Any) -> Any:
 
 @cache
 def pairs() -> list[Tensor]:
-    """Sources and targets, and where they are real; made once, for a capture may copy nothing."""
+    """Sources, targets and their masks; made once, because a capture may not copy from the host."""
     generator = torch.Generator().manual_seed(0)
     source, target = (torch.randint(50, (B, n), generator=generator) for n in (30, 20))
     real = torch.arange(30)[None] < torch.tensor([[30], [17], [1]])
@@ -367,11 +369,11 @@ def pairs() -> list[Tensor]:
 
 def run(model: Any, *, plainly: bool) -> Tensor:
     source, target, real, wanted = pairs()
-    told = {"mask": real, "target_mask": wanted}
+    kwargs = {"mask": real, "target_mask": wanted}
     if plainly:
-        logits: Tensor = model.trace(source, target, **told).logits
+        logits: Tensor = model.trace(source, target, **kwargs).logits
         return logits
-    return model(source, target, **told)
+    return model(source, target, **kwargs)
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -386,18 +388,18 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_a_translator_trains_as_the_plain_path_would(name: str, fast: list[str]) -> None:
     model = translator(**MODELS[name])
     assert models_apart(model, run(model, plainly=False), run(model, plainly=True)) <= 1e-4
-    assert len(fast) == 6  # Two layers: the encoder's, the decoder's, and what crosses.
+    assert len(fast) == 6  # Two layers, each: encoder, decoder, cross-attention.
 
 
 @pytest.mark.parametrize("name", ["t5", "alibi", "shaw"])
-def test_a_bias_goes_another_way(name: str, fast: list[str]) -> None:
+def test_a_bias_is_served_by_another_kernel(name: str, fast: list[str]) -> None:
     model = translator(position=name)
     assert models_apart(model, run(model, plainly=False), run(model, plainly=True)) <= 1e-4
     assert not fast
 
 
 def models_apart(model: Any, found: Tensor, expected: Tensor) -> float:
-    """How far apart two passes are, and the gradients of all parameters."""
+    """The largest relative difference of two outputs and of all parameters' gradients."""
     wanted = list(model.parameters())
     return max(
         apart(found, expected), all_apart(gradients(found, wanted), gradients(expected, wanted))
@@ -442,7 +444,7 @@ def test_a_captured_step_is_the_eager_one() -> None:
 @on_a_gpu
 @COMPILES
 @pytest.mark.parametrize("name", ["rope", "sinusoidal"])
-def test_compiled_blocks_do_the_same_without_a_break(name: str) -> None:
+def test_blocks_compiled_without_a_graph_break_are_the_same(name: str) -> None:
     model = translator(**MODELS[name])
     eager = run(model, plainly=False)
     for stack in (model.encoder, model.decoder):
