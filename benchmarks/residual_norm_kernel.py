@@ -5,7 +5,7 @@
 
 Each figure is a forward and backward pass under autocast. The stream is float32, a branch and what
 linear layers read bfloat16. On a GPU passes are captured and replayed, so that what Python takes to
-launch a kernel does not count. `linear` and `activations` include the matrix products, which are the
+launch a kernel does not count. `linear` and `activations` include matrix products, which are the
 same on both sides. GB/s is the least that must be moved (28 bytes a number) by the time it takes.
 """
 
