@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.bench.peers import Update, full_step
+from heed.bench.peers import Update, plain_step
 from heed.bench.standard_shapes import Setting
 from heed.data.batching.batch import Batch
 from heed.data.tokenizers.special_tokens import PAD
@@ -118,7 +118,7 @@ def torch_translator_step(setting: Setting, device: torch.device) -> Update:
         logits = model(batch.source, batch.ids)
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
-    return full_step(model, loss, bf16=False, rule=torch.optim.Adam)
+    return plain_step(model, loss, bf16=False, optimizer_class=torch.optim.Adam)
 
 
 def plain_gpt_step(setting: Setting, device: torch.device) -> Update:
@@ -128,4 +128,4 @@ def plain_gpt_step(setting: Setting, device: torch.device) -> Update:
     def loss(batch: Batch) -> Tensor:
         return F.cross_entropy(model(batch.ids).flatten(0, 1), batch.targets.flatten())
 
-    return full_step(model, loss, bf16=False)
+    return plain_step(model, loss, bf16=False)

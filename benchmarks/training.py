@@ -24,7 +24,7 @@ import torch
 from common import keep, table
 from peers import plain_gpt_step, torch_translator_step
 
-from heed.bench.flops import Operations, operations
+from heed.bench.flops import Operations, count_operations
 from heed.bench.peers import Update, peer_of, peer_step
 from heed.bench.standard_shapes import (
     GPT2,
@@ -32,9 +32,9 @@ from heed.bench.standard_shapes import (
     SMALL_LM,
     SMALL_MT,
     Setting,
-    few,
-    for_peer,
     trainee,
+    with_peer_batch,
+    with_small_batch,
 )
 from heed.bench.timing import Product, side_by_side
 from heed.device import wants_bf16
@@ -192,7 +192,7 @@ class Bench:
         """The operations of a step; the other models have the same matrices, so the same count."""
         with torch.device("meta"):
             model = setting.model(setting.recipe(), torch.device("meta"))
-        return operations(model, setting.shape)
+        return count_operations(model, setting.shape)
 
 
 def _verdict(target: Target, row: Row, rows: dict[str, Row]) -> str:
@@ -211,7 +211,7 @@ def _verdict(target: Target, row: Row, rows: dict[str, Row]) -> str:
 def gpt2(bench: Bench, options: argparse.Namespace) -> Iterator[list[Row]]:
     """GPT-2's 124M shape; that of transformers holds all logits, so it has half the sequences."""
     setting = options.size(GPT2)
-    half = for_peer(setting)
+    half = with_peer_batch(setting)
     rotary, double = replace(setting, position="rope"), replace(setting, texts=2 * setting.texts)
     targets = (
         Target(560_000, of="tokens_per_second"),
@@ -254,7 +254,7 @@ def small_batches(bench: Bench, options: argparse.Namespace) -> Iterator[list[Ro
     source, target = VOCABULARIES
     targets = (Target(4.0, over="nn.Transformer"),)
     for number, whole in SETS.items():
-        apart = replace(few(whole), source_vocab=source, vocab=target)
+        apart = replace(with_small_batch(whole), source_vocab=source, vocab=target)
         setting = options.size(apart)
         yield bench.run(
             f"set {number}, {setting.texts}x{setting.length}",

@@ -19,17 +19,17 @@ from test_cli import heed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from heed.bench import command
-from heed.bench.flops import operations
+from heed.bench.flops import count_operations
 from heed.bench.peers import arguments, peer_of
+from heed.bench.run_bench import run_bench
 from heed.bench.standard_shapes import (
     SMALL_LM,
     SMALL_MT,
     Setting,
-    few,
     measure,
     settings_for,
     trainee,
+    with_small_batch,
 )
 from heed.bench.startup import STAGES, Startup
 from heed.bench.throughput import full
@@ -79,7 +79,7 @@ def test_the_count_is_torch_s_own(
     shape = BatchShape(texts, length, source_length if task == "translate" else None)
     with FlopCounterMode(display=False) as counter:
         plain_pass(model, shape)
-    found = operations(model, shape)
+    found = count_operations(model, shape)
     assert found.in_full == pytest.approx(counter.get_total_flops(), rel=0.02)
     assert found.needed == found.in_full - found.causal / 2
     assert (found.causal == 0) == (task == "classify")
@@ -88,7 +88,7 @@ def test_the_count_is_torch_s_own(
 def test_a_recurrent_model_is_counted_by_its_weights() -> None:
     model, shape = fresh("generate", family="lstm"), BatchShape(2, 5)
     weights = sum(p.numel() for p in model.parameters() if p.ndim == 2)  # the table is the map, too
-    assert operations(model, shape).needed == 6 * weights * 2 * 5
+    assert count_operations(model, shape).needed == 6 * weights * 2 * 5
 
 
 # ------------------------------------------------------------------------------------ timing
@@ -145,7 +145,7 @@ def test_a_full_batch_keeps_its_tokens_and_has_no_padding() -> None:
     assert ((whole.ids >= 0) & (whole.ids < VOCAB)).all()
 
 
-@pytest.mark.parametrize("setting", [*settings_for(CPU), few(SMALL_MT), SPEEDY])
+@pytest.mark.parametrize("setting", [*settings_for(CPU), with_small_batch(SMALL_MT), SPEEDY])
 def test_a_standard_batch_is_real_through_and_through(setting: Setting) -> None:
     batch = setting.batch(CPU)
     assert batch.tokens == setting.tokens
@@ -202,18 +202,16 @@ def test_what_has_no_peer_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
         peer_of(fresh("classify"), length=8)
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     with pytest.raises(HeedError, match=r"heed\[hf\]"):
-        run_bench(None, against="transformers")
+        measure_here(None, against="transformers")
 
 
 # ------------------------------------------------------------------------------------ the command
 
 
-def run_bench(name: str | None, *changes: str, **options: Any) -> tuple[dict[str, Any], str]:
+def measure_here(name: str | None, *changes: str, **options: Any) -> tuple[dict[str, Any], str]:
     """The command's figures, and its tables as a terminal of 80 columns shows them."""
     named = (name, None, None, None, list(changes), None)
-    facts, report = command.bench(
-        named, device="cpu", console=Console(file=io.StringIO()), **options
-    )
+    facts, report = run_bench(named, device="cpu", console=Console(file=io.StringIO()), **options)
     shown = Console(file=io.StringIO(), width=80)
     shown.print(report)
     assert isinstance(shown.file, io.StringIO)
@@ -223,7 +221,7 @@ def run_bench(name: str | None, *changes: str, **options: Any) -> tuple[dict[str
 @pytest.mark.parametrize("name", ["demo-translate", "demo-generate", "demo-classify"])
 def test_a_recipe_s_figures_hang_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LARGE, "cpu", 256)
-    found, shown = run_bench(name, *TINY, "train.execution=eager", updates=4)
+    found, shown = measure_here(name, *TINY, "train.execution=eager", updates=4)
     for pace in (found["real"], found["fixed"]):
         assert pace["updates"] == 4
         assert pace["real_tokens_per_second"] <= pace["padded_tokens_per_second"]
@@ -262,11 +260,11 @@ def test_the_command_speaks_to_programs() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"against": "fairseq"}, "it is transformers"),
+        ({"against": "fairseq"}, "use transformers"),
         ({"updates": 0}, "use 1 or more"),
         ({"threads": 0}, "use 1 or more"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        run_bench("demo-translate", **options)
+        measure_here("demo-translate", **options)

@@ -1,1 +1,1 @@
-"""How fast training is on this machine: tokens a second, share of its peak, start-up, memory."""
+"""Benchmarks of training on this machine: tokens/s, share of peak FLOP/s, start-up, memory."""

@@ -1,10 +1,10 @@
-"""Operations that a training step of a model needs, counted from its shape.
+"""Floating-point operations of a training step, counted from the model's shape.
 
-A matrix of p weights takes 2p operations for each vector it meets on the way forward, and twice
-that on the way back: 6p. The scores and the mix of attention take 4 n m w for n queries, m keys and
-heads of w together, 12 n m w with the way back; under a causal mask half of it is needed. What a
-kernel computes again to save memory is not counted, nor are norms, activations and positions: they
-are no matrix products, and little.
+A matrix of p weights takes 2p operations per vector in the forward pass and twice that in the
+backward pass: 6p. Attention scores and weighted sums take 4 n m w for n queries, m keys and total
+head width w, 12 n m w with the backward pass; under a causal mask half of that is needed.
+Recomputation inside kernels is not counted. Norms, activations and positions are not counted
+either: they are no matrix products, and small.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from heed.nn.attention import MultiHeadAttention
 from heed.nn.lstm import LSTMStack
 
 MATRIX, ATTENTION = 6, 12
-"""Operations forward and back: of a weight by vector, of a query by key by unit of width."""
+"""Operations of forward and backward pass: per weight and vector; per query, key and width."""
 
 
 @dataclass(frozen=True)
 class Operations:
-    """Of one forward and backward pass over a batch."""
+    """The operations of one forward and backward pass over a batch."""
 
     matrices: int
     attention: int
-    """Of queries that see every key,"""
+    """Attention without a causal mask."""
     causal: int
-    """and of those that see the keys before them, as if they saw all."""
+    """Causal attention, counted as if every key were visible."""
 
     @property
     def needed(self) -> float:
-        """What must be computed: half of what a causal mask spans."""
+        """The operations that are needed: half of causal attention."""
         return self.matrices + self.attention + self.causal / 2
 
     @property
     def in_full(self) -> int:
-        """With causal attention as if nothing were hidden: how nanoGPT and PaLM count."""
+        """Causal attention counted in full, as nanoGPT and PaLM count."""
         return self.matrices + self.attention + self.causal
 
 
-def operations(model: Model, shape: BatchShape) -> Operations:
-    """What a step of this model needs for a batch of this shape, padding as any other token."""
+def count_operations(model: Model, shape: BatchShape) -> Operations:
+    """The operations of a training step on a batch of this shape; padding counts as tokens."""
     n, m, texts = shape.length, shape.source_length or 0, shape.batch_size
     meets = {"target": n, "source": m, "text": 1}
-    matrices = sum(weights * meets[side] for side, weights in _matrices(model))
+    matrices = sum(weights * meets[side] for side, weights in _weight_matrices(model))
     attention = {True: 0, False: 0}
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
-            causal = not module.crosses and _causal(model, name)
-            queries, keys = _lengths(name, n, m)
+            causal = not module.crosses and _is_causal(model, name)
+            queries, keys = _query_and_key_lengths(name, n, m)
             attention[causal] += queries * keys * module.heads * module.head_width
         elif isinstance(module, LSTMStack) and hasattr(module, "query"):
             attention[False] += n * m * module.width
@@ -64,20 +64,20 @@ def operations(model: Model, shape: BatchShape) -> Operations:
     )
 
 
-def _matrices(model: Model) -> Iterator[tuple[str, int]]:
-    """Every matrix that vectors are multiplied by: whose vectors, and how many weights."""
+def _weight_matrices(model: Model) -> Iterator[tuple[str, int]]:
+    """Every weight matrix: the sequence whose vectors it multiplies, and its number of weights."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            yield _side(model, name), module.weight.numel()
+            yield _sequence_of(model, name), module.weight.numel()
         elif isinstance(module, nn.LSTM):
             sizes = (p.numel() for n, p in module.named_parameters() if n.startswith("weight"))
-            yield _side(model, name), sum(sizes)
+            yield _sequence_of(model, name), sum(sizes)
     if not isinstance(model, Classifier) and model.head.own is None:
         yield "target", model.head.weight.numel()
 
 
-def _side(model: Model, name: str) -> str:
-    """Whether a matrix meets the source's vectors, the target's, or one a text."""
+def _sequence_of(model: Model, name: str) -> str:
+    """The sequence whose vectors a matrix multiplies: source, target, or one vector per text."""
     if ".starts." in name or (isinstance(model, Classifier) and name.startswith("head")):
         return "text"
     if name.startswith("encoder.") or name.endswith(".cross.kv"):
@@ -85,13 +85,13 @@ def _side(model: Model, name: str) -> str:
     return "target"
 
 
-def _lengths(name: str, n: int, m: int) -> tuple[int, int]:
-    """How many queries and keys an attention has."""
+def _query_and_key_lengths(name: str, n: int, m: int) -> tuple[int, int]:
+    """The numbers of queries and keys of an attention module."""
     if name.startswith("encoder."):
         return m, m
     return (n, m) if name.endswith(".cross") else (n, n)
 
 
-def _causal(model: Model, name: str) -> bool:
+def _is_causal(model: Model, name: str) -> bool:
     stack = model.get_submodule(name.split(".")[0])
     return bool(getattr(stack, "causal", False))

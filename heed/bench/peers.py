@@ -1,7 +1,7 @@
-"""The peer in `transformers` of a model here: the same shape, trained the way its users train it.
+"""Peers in `transformers`: models of the same shape with the usual training step, to compare with.
 
-A translator stands beside MarianMTModel, a causal language model beside GPT2LMHeadModel. Their step
-is a full one: forward with labels, backward, clip, fused AdamW, in bfloat16 where heed is.
+A translator is compared with MarianMTModel, a causal language model with GPT2LMHeadModel. The
+peer's step is complete: forward with labels, backward, clipping, fused AdamW, in heed's precision.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Loss = Callable[[Batch], Tensor]
 
 
 def peer_of(model: Model, *, length: int) -> nn.Module:
-    """The peer of a model, for texts of up to `length` tokens, on the same device."""
+    """The peer of a model for sequences of up to `length` tokens, on the same device."""
     require_transformers()
     _refuse_what_has_none(model)
     config, table = model.config, model.embedding.table
@@ -35,10 +35,10 @@ def peer_of(model: Model, *, length: int) -> nn.Module:
 
 
 def require_transformers() -> None:
-    """A sentence where the peer is not installed."""
+    """Raise an error if transformers is not installed."""
     if find_spec("transformers") is None:
         raise HeedError(
-            "transformers is not installed, so there is nothing to measure against.",
+            "transformers is not installed, so there is no peer to compare with.",
             todo="Install it with: pip install 'heed[hf]'",
         )
 
@@ -97,7 +97,7 @@ def _gpt2(config: ModelConfig, vocab: int, length: int) -> nn.Module:
 
 
 def arguments(batch: Batch) -> dict[str, Tensor | None]:
-    """A batch as the peer takes it."""
+    """A batch as keyword arguments of the peer's forward."""
     if batch.source is not None:
         return {
             "input_ids": batch.source,
@@ -105,21 +105,21 @@ def arguments(batch: Batch) -> dict[str, Tensor | None]:
             "decoder_input_ids": batch.ids,
             "labels": batch.targets,
         }
-    # GPT-2 shifts its labels itself: the token after each must stand one place to the right.
+    # GPT-2 shifts its labels itself, so they are moved one position to the right.
     labels = torch.cat([batch.ids[:, :1], batch.targets[:, :-1]], dim=1)
-    # Padding is on the right, where a causal model does not look: no mask, the fastest kernel.
+    # Padding is on the right, invisible to a causal model: no mask allows the fastest kernel.
     return {"input_ids": batch.ids, "labels": labels}
 
 
-def full_step(
+def plain_step(
     model: nn.Module,
     loss: Loss,
     *,
     bf16: bool,
-    rule: type[torch.optim.Adam] = torch.optim.AdamW,
+    optimizer_class: type[torch.optim.Adam] = torch.optim.AdamW,
 ) -> Update:
-    """The training step that a plain loop makes of a model: loss, backward, clip, optimizer."""
-    optimizer = rule(model.parameters(), lr=1e-4, fused=True)
+    """The training step of a plain loop: loss, backward, clipping, optimizer step."""
+    optimizer = optimizer_class(model.parameters(), lr=1e-4, fused=True)
 
     def update(batches: list[Batch]) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -135,4 +135,4 @@ def full_step(
 
 def peer_step(peer: Any, *, bf16: bool) -> Update:
     """The peer's full training step."""
-    return full_step(peer, lambda batch: peer(**arguments(batch)).loss, bf16=bf16)
+    return plain_step(peer, lambda batch: peer(**arguments(batch)).loss, bf16=bf16)

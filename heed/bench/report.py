@@ -1,4 +1,4 @@
-"""What was measured, as tables for a person."""
+"""The figures of a benchmark as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heed.terminal import build_table
 
 
 def recipe_report(figures: RecipeFigures) -> RenderableType:
-    """A recipe's figures: training, start-up, and what else was measured."""
+    """The tables of a recipe: training speed, start-up, memory, decoding and peer."""
     began = Text("From the start of the command to the end of its first update:")
     notes = [
         f"Share of peak: of {figures.peak_tflops:.3g} TFLOP/s, one matrix product in "
@@ -58,18 +58,18 @@ def _rest(figures: RecipeFigures) -> Table:
     table = build_table("quantity", "value", show_header=False)
     table.add_row("parameters", f"{figures.parameters:,}")
     table.add_row("vocabulary", f"{figures.vocabulary:,}")
-    table.add_row("memory at its height", _bytes(figures.memory))
+    table.add_row("peak memory", _bytes(figures.memory))
     for method, rate in figures.decoding.items():
         table.add_row(f"{method} decoding", f"{rate:,.1f} sentences/s")
     peer = figures.against
     if peer is not None:
-        told = f"{peer.theirs:,.0f} real tokens/s, heed {peer.ours:,.0f}"
-        table.add_row(peer.name, f"{told}: [bold]{peer.ratio:.2f} times[/]")
+        rates = f"{peer.theirs:,.0f} real tokens/s, heed {peer.ours:,.0f}"
+        table.add_row(peer.name, f"{rates}: [bold]{peer.ratio:.2f} times[/]")
     return table
 
 
 def standard_report(figures: list[StandardFigures]) -> RenderableType:
-    """The standard shapes, a row each, and how each was launched."""
+    """The table of the standard shapes, and how the steps of each were executed."""
     beside = any(row.ratio is not None for row in figures)
     on_gpu = any(row.memory is not None for row in figures)
     columns = ["tokens/s", "updates/s", "of peak"] + ["memory"] * on_gpu

@@ -1,4 +1,4 @@
-"""The standard shapes: models and batches of one size, to compare machines and peers by."""
+"""Standard shapes: fixed models and batches, to compare machines and peers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from heed.bench.flops import operations
+from heed.bench.flops import count_operations
 from heed.bench.peers import peer_of, peer_step
 from heed.bench.timing import Product, Work, side_by_side
 from heed.config import Recipe, apply_overrides
@@ -24,16 +24,16 @@ from heed.train.state import State
 
 Say = Callable[[str], None]
 MANY = 10_000
-"""Updates that a run of a standard shape is taken to have before it."""
+"""Steps that a run of a standard shape is assumed to have, for the choice of execution."""
 MOST_LOGITS = 2**31
-"""That a peer is given to hold; in float32, with their gradients, they are its largest tensors."""
+"""Maximum logits in a peer's batch: in float32, with gradients, they are its largest tensors."""
 TURN = 0.2
-"""Seconds that one of several contenders works before it is another's turn."""
+"""Seconds of a turn when several contenders alternate."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model and a batch without padding; a translation's two sides are of one length."""
+    """A model and a batch without padding; source and target have the same length."""
 
     name: str
     task: str
@@ -47,21 +47,21 @@ class Setting:
     position: str = "rope"
     bias: bool = True
     source_vocab: int | None = None
-    """Of a translator with tables of its own for either side; else one table serves all."""
+    """Source vocabulary of a translator with separate embeddings; None: one shared table."""
 
     @property
     def shape(self) -> BatchShape:
-        """What its batch measures."""
+        """The shape of its batch."""
         source = self.length if self.task == "translate" else None
         return BatchShape(self.texts, self.length, source)
 
     @property
     def tokens(self) -> int:
-        """Tokens in a batch, of both sides."""
+        """Tokens in a batch, source and target."""
         return self.texts * self.length * (2 if self.task == "translate" else 1)
 
     def recipe(self, changes: Sequence[str] = ()) -> Recipe:
-        """How it is trained; AdamW, clipped at 1, unless changed."""
+        """The recipe: AdamW, clipped at 1, unless overridden."""
         model = {
             "layers": self.layers,
             "heads": self.heads,
@@ -78,13 +78,13 @@ class Setting:
         return Recipe.of(apply_overrides(tables, changes))
 
     def model(self, recipe: Recipe, device: torch.device) -> Model:
-        """Its model, freshly drawn."""
+        """Its model with random weights."""
         torch.manual_seed(recipe.seed)
         model = build(self.task, recipe.model, vocab=self.vocab, source_vocab=self.source_vocab)
         return model.to(device).train()
 
     def batch(self, device: torch.device) -> Batch:
-        """A batch of random tokens, every one of them real."""
+        """A batch of random tokens without padding."""
         size = (self.texts, self.length)
 
         def random(vocab: int) -> torch.Tensor:
@@ -122,43 +122,43 @@ SETS = {
         (4, (6, 12, 768), 0.1),
     )
 }
-"""The translators of the report that heed begins from: layers, heads, width."""
+"""The translators of the report that heed reproduces: layers, heads, width."""
 SMALL_LM = Setting("small LM", "generate", 4, 4, 128, 65, 12, 64, position="learned")
 SMALL_MT = Setting("small translator", "translate", 4, 8, 512, 8000, 32, 32, dropout=0.1)
 
 
-def few(setting: Setting) -> Setting:
-    """The same with sixteen texts a batch: launching kernels is most of the work."""
+def with_small_batch(setting: Setting) -> Setting:
+    """A setting with batches of 16 sequences, where kernel launches are most of the time."""
     return replace(setting, name=f"{setting.name}, 16 texts", texts=16)
 
 
-def for_peer(setting: Setting) -> Setting:
-    """The same for a peer, which holds all logits: with half the texts where these are too many."""
+def with_peer_batch(setting: Setting) -> Setting:
+    """A setting for a peer, which stores all logits: half the batch where these are too many."""
     logits = setting.texts * setting.length * setting.vocab
     return replace(setting, texts=setting.texts // 2) if logits > MOST_LOGITS else setting
 
 
 def settings_for(device: torch.device) -> list[Setting]:
-    """What `heed bench` measures on such a device."""
+    """The settings that `heed bench` measures on a device."""
     if device.type == "cpu":
         return [SMALL_LM, SMALL_MT]
-    return [GPT2, *SETS.values(), *map(few, SETS.values())]
+    return [GPT2, *SETS.values(), *map(with_small_batch, SETS.values())]
 
 
 @dataclass
 class Trainee:
-    """A model with the step that trains it, as a run would."""
+    """A model with its training step, as in a run."""
 
     model: Model
     update: Callable[[list[Batch]], None]
     said: list[str]
-    """Which speed was chosen, and why."""
+    """Messages about the chosen execution, and why."""
 
 
 def trainee(
     setting: Setting, recipe: Recipe, batch: Batch, *, device: torch.device, bf16: bool
 ) -> Trainee:
-    """What a run of this recipe would train with, at this one shape."""
+    """The model and step of a run of this recipe, for one batch shape."""
     model, train = setting.model(recipe, device), recipe.train
     rule = OptimizerSettings(name=train.optimizer, lr=train.lr, weight_decay=train.weight_decay)
     captures = device.type == "cuda" and train.optimizer in CAPTURABLE
@@ -178,20 +178,20 @@ def trainee(
 
 @dataclass(frozen=True)
 class StandardFigures:
-    """One standard shape measured, alone or beside its peer. Rates are a second."""
+    """The figures of one standard shape, alone or with its peer."""
 
     name: str
     speed: str
     updates_per_second: float
     tokens_per_second: float
-    """Of both sides; there is no padding."""
+    """Source and target; there is no padding."""
     target_tokens_per_second: float
     tflops: float
     peak_tflops: float
-    """Of a large matrix product, measured in turns with the steps."""
+    """Of a large matrix product, timed alternating with the steps."""
     share_of_peak: float
     memory: int | None
-    """Bytes that this one added, at its height; None on a CPU, where it cannot be told apart."""
+    """Peak bytes that this model added; None on a CPU, where it cannot be separated."""
     peer: str | None = None
     peer_tokens_per_second: float | None = None
     ratio: float | None = None
@@ -205,7 +205,7 @@ def measure(
     rounds: int | None = None,
     against: bool = False,
 ) -> StandardFigures:
-    """Full training steps of a setting; the median of so many rounds."""
+    """Time complete training steps of a setting; the median over rounds."""
     recipe = setting.recipe(changes)
     bf16 = wants_bf16(recipe.train.precision, device)
     batch = setting.batch(device)
@@ -216,7 +216,7 @@ def measure(
     product = Product.on(device, torch.bfloat16 if bf16 else torch.float32)
     contenders: dict[str, Work] = {"heed": lambda: ours.update([batch]), "peak": product.run}
     peer = peer_of(ours.model, length=setting.length) if against else None
-    beside = for_peer(setting)
+    beside = with_peer_batch(setting)
     if peer is not None:
         update, smaller = peer_step(peer, bf16=bf16), beside.batch(device)
         contenders["peer"] = lambda: update([smaller])
@@ -226,7 +226,7 @@ def measure(
     rate = 1 / taken["heed"]
     theirs = beside.tokens / taken["peer"] if peer is not None else None
     peak = product.operations / taken["peak"]
-    flops = operations(ours.model, setting.shape).needed * rate
+    flops = count_operations(ours.model, setting.shape).needed * rate
     return StandardFigures(
         setting.name,
         launched(ours.said, recipe),
@@ -252,7 +252,7 @@ def launched(said: Sequence[str], recipe: Recipe) -> str:
 
 
 def _held(device: torch.device) -> int | None:
-    """Forget what came before; bytes in use on a GPU, from where its next height is measured."""
+    """Free memory of earlier measurements, reset the peak; the bytes still in use on a GPU."""
     gc.collect()
     torch.compiler.reset()  # what other shapes compiled would count towards its limit
     if device.type != "cuda":

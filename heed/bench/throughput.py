@@ -1,4 +1,4 @@
-"""How fast a run's updates are: on its own text, and on one full shape."""
+"""Throughput of training steps: on a recipe's own data, and on one batch shape without padding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heed.bench.flops import operations
+from heed.bench.flops import count_operations
 from heed.bench.timing import seconds, synchronize
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.data.batching.length_buckets import BatchShape
@@ -19,56 +19,56 @@ from heed.data.tokenizers.special_tokens import MASK
 from heed.train.loop import Loop
 
 WARM, SHORTEST, LONGEST = 5.0, 3.0, 20.0
-"""Seconds: to warm up at most, to time at least, and at most where an epoch takes longer."""
+"""Seconds: at most of warm-up; at least and at most of timing, where an epoch takes longer."""
 FEWEST = 3
-"""Updates to warm up with and to time, however long they take."""
+"""Minimum steps of warm-up and of timing, however long they take."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast some updates were. Rates are a second; tokens are of both sides."""
+    """The throughput of some steps. Tokens count both source and target."""
 
     updates: int
     seconds: float
     updates_per_second: float
     padded_tokens_per_second: float
-    """Every cell of a batch counts."""
+    """Tokens and padding."""
     real_tokens_per_second: float
     target_tokens_per_second: float
-    """Tokens, or texts of a classifier, that the model was asked for."""
+    """Target tokens, or labels of a classifier, that the loss counts."""
     padding: float
-    """The share of cells that hold no token."""
+    """The fraction of padding in the batches."""
     tflops: float
-    """Arithmetic over all cells, causal attention counted by half."""
+    """TFLOP/s, padding included, causal attention counted by half."""
 
 
 @dataclass
 class Counts:
-    """What some updates were made of."""
+    """The batches and tokens of some steps."""
 
     updates: int = 0
     seconds: float = 0.0
     shapes: Counter[BatchShape] = field(default_factory=Counter)
-    """Batches of each shape, as the device meets them."""
+    """Number of batches of each shape."""
     real: int = 0
     targets: int = 0
 
     @property
     def padded(self) -> int:
-        """Cells of all batches."""
+        """Tokens and padding of all batches."""
         return sum(cells(shape) * number for shape, number in self.shapes.items())
 
     def take(self, batches: list[Batch]) -> None:
-        """Count the tokens of batches, wherever they lie."""
+        """Count the tokens of batches, on any device."""
         for batch in batches:
             self.real += int(batch.mask.sum())
             self.real += 0 if batch.source_mask is None else int(batch.source_mask.sum())
             self.targets += batch.count
 
     def pace(self, loop: Loop) -> Pace:
-        """These counts by the second."""
+        """These counts per second."""
         model, taken = loop.parts.model, self.seconds
-        work = sum(operations(model, shape).needed * k for shape, k in self.shapes.items())
+        work = sum(count_operations(model, shape).needed * k for shape, k in self.shapes.items())
         return Pace(
             updates=self.updates,
             seconds=taken,
@@ -82,7 +82,7 @@ class Counts:
 
 
 def shape_of(batch: Batch) -> BatchShape:
-    """What a batch measures."""
+    """The shape of a batch."""
     source = None if batch.source is None else batch.source.shape[1]
     texts, length = batch.ids.shape
     return BatchShape(texts, length, source)
@@ -94,7 +94,7 @@ def cells(shape: BatchShape) -> int:
 
 
 def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[BatchShape, Batch]:
-    """Update until every shape was met, or for a while; of each that was, the fullest batch."""
+    """Train until every batch shape occurred, or for a while; the fullest batch of each shape."""
     missing, met = len(loop.parts.train.shapes()), dict[BatchShape, Batch]()
     began = time.perf_counter()
     for done, batches in enumerate(walk, start=1):
@@ -110,9 +110,9 @@ def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[BatchShape, Batch]:
 
 
 def real_pace(loop: Loop, walk: Iterator[list[Batch]], updates: int | None) -> Counts:
-    """Time the next updates: so many, or whole epochs as long as these are short.
+    """Time the next steps: `updates` of them, or whole epochs while these are short.
 
-    The device is waited for as often as training asks it for its loss.
+    The device is synchronized as often as training reads the loss.
     """
     first, device = loop.state.step, loop.state.device
     epoch, counts = loop.feed.steps_per_epoch, Counts()
@@ -129,13 +129,13 @@ def real_pace(loop: Loop, walk: Iterator[list[Batch]], updates: int | None) -> C
             break
     synchronize(device)
     counts.seconds = time.perf_counter() - began
-    for step in range(first, first + counts.updates):  # the very same ones, made again
+    for step in range(first, first + counts.updates):  # the same batches, built again
         counts.take(loop.feed.micro_batches(step))
     return counts
 
 
 def fixed_pace(loop: Loop, batch: Batch, updates: int | None) -> Counts:
-    """Time updates on one full batch, which is on the device already."""
+    """Time steps on one full batch that is already on the device."""
     batches = [batch] * loop.settings.accumulate
 
     def update() -> None:
@@ -152,8 +152,8 @@ def fixed_pace(loop: Loop, batch: Batch, updates: int | None) -> Counts:
 
 
 def full(batch: Batch, vocab: int) -> Batch:
-    """The batch with random tokens in place of its padding: every cell is real, and asked for."""
-    if batch.segments is not None:  # packed: there is next to no padding
+    """A batch with random tokens in place of its padding, all of them counted by the loss."""
+    if batch.segments is not None:  # packed: almost no padding
         return batch
 
     def random(ids: Tensor) -> Tensor:
@@ -168,7 +168,9 @@ def full(batch: Batch, vocab: int) -> Batch:
         tensors["source_mask"] = torch.ones_like(batch.source_mask)
     count = batch.count
     if batch.targets.shape == batch.mask.shape:
-        asked = (batch.targets != IGNORE_INDEX) | batch.mask  # a masked model's blanks stay unasked
+        asked = (
+            batch.targets != IGNORE_INDEX
+        ) | batch.mask  # a masked LM predicts masked tokens only
         tensors["targets"] = torch.where(asked, batch.targets, random(batch.targets))
         count = int((tensors["targets"] != IGNORE_INDEX).sum())
     return batch.with_tensors(tensors, count=count)

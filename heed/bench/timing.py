@@ -1,4 +1,4 @@
-"""Honest timing: of one piece of work, of several that take turns, of the machine's own limit."""
+"""Timing of functions, alone or alternating, and of the machine's peak matrix product."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 
 Work = Callable[[], object]
 LARGE = {"cuda": 8192, "cpu": 2048}
-"""Rows and columns of the matrices whose product is the machine's limit."""
+"""Rows and columns of the matrices whose product measures peak FLOP/s."""
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -31,10 +31,10 @@ def side_by_side(
     warmup: int = 2,
     turn: float = 0.0,
 ) -> dict[str, float]:
-    """Median seconds a call, the contenders taking turns so that noise falls on all alike.
+    """Median seconds per call of several functions, alternating so that noise affects all alike.
 
-    A turn is one call, or as many as take `turn` seconds: a device is waited for at its end only,
-    as in training.
+    A turn is one call, or as many as take `turn` seconds. The device is synchronized only at the
+    end of a turn, as in training.
     """
     calls = {}
     for name, run in contenders.items():
@@ -50,7 +50,7 @@ def side_by_side(
 
 
 def seconds(run: Work, device: torch.device | str, *, calls: int = 1) -> float:
-    """What one call takes, the mean of so many in a row."""
+    """Mean seconds per call over `calls` calls in a row."""
     synchronize(device)
     began = time.perf_counter()
     for _ in range(calls):
@@ -61,14 +61,14 @@ def seconds(run: Work, device: torch.device | str, *, calls: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Product:
-    """A large matrix product, the most arithmetic that a machine does: to be timed in turns."""
+    """A large matrix product, whose speed is the machine's practical peak."""
 
     run: Work
     operations: float
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype, *, size: int | None = None) -> Product:
-        """Float32 is multiplied as `torch.set_float32_matmul_precision` says, as in training."""
+        """Float32 follows `torch.set_float32_matmul_precision`, as in training."""
         n = size or LARGE[device.type]
         a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
         out = torch.empty_like(a)
@@ -76,7 +76,7 @@ class Product:
 
 
 def matrix_peak(device: torch.device, dtype: torch.dtype, *, size: int | None = None) -> float:
-    """Operations a second of one large matrix product here: what a step is held against."""
+    """FLOP/s of one large matrix product on this device: the peak that steps are compared with."""
     product = Product.on(device, dtype, size=size)
     rounds = 30 if device.type == "cuda" else 5
     taken = side_by_side(
@@ -86,7 +86,7 @@ def matrix_peak(device: torch.device, dtype: torch.dtype, *, size: int | None = 
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes held: of a GPU's memory by torch, else by this process; None if unknown."""
+    """Peak memory in bytes: of the GPU by torch, else of this process; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
@@ -98,9 +98,9 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def process_age() -> float:
-    """Seconds since this process was started, the interpreter's own start included.
+    """Seconds since this process started, including the interpreter's start.
 
-    Where the system does not tell, the processor time spent: to import is to compute.
+    Without /proc it is the processor time: imports are computation, so the two are close.
     """
     stat = Path("/proc/self/stat")
     if not stat.exists():

@@ -52,9 +52,9 @@ def bench(
 
     if recipe or train:
         precompile.start_early(device)
-    from heed.bench import command
+    from heed.bench.run_bench import run_bench
 
-    figures, report = command.bench(
+    figures, report = run_bench(
         (recipe, task, train, dev, change, precision),
         device=device,
         threads=threads,

@@ -1,4 +1,4 @@
-"""The `bench` command: a recipe, or the standard shapes of the device."""
+"""`heed bench`: measure a recipe, or the standard shapes of the device."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from heed.runs.environment import describe_environment
 from heed.train import resolve as training
 
 Say = Callable[[str], None]
-Told = tuple[dict[str, Any], RenderableType]
-"""What was measured, for a program and for a person."""
+Measured = tuple[dict[str, Any], RenderableType]
+"""The figures as JSON, and as tables for the terminal."""
 Named = tuple[
     str | None, str | None, list[str] | None, list[str] | None, list[str] | None, str | None
 ]
-"""How `heed train` is told of a recipe: its name, task, train and dev files, changes, precision."""
+"""A recipe as on the command line: name, task, train and dev files, overrides, precision."""
 
 
-def bench(
+def run_bench(
     named: Named,
     *,
     device: str,
@@ -35,15 +35,15 @@ def bench(
     against: str | None = None,
     updates: int | None = None,
     console: Console,
-) -> Told:
-    """Measure a recipe; where neither it nor files are named, the standard shapes."""
+) -> Measured:
+    """Measure a recipe; without a recipe and files, the standard shapes."""
     startup = Startup()
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False)
 
     if against not in (None, "transformers"):
-        raise ConfigError([f"--against cannot be {against!r}: it is transformers."])
+        raise ConfigError([f"--against cannot be {against!r}: use transformers."])
     if updates is not None and updates < 1:
         raise ConfigError([f"--updates cannot be {updates}: use 1 or more."])
     if against:
@@ -54,15 +54,15 @@ def bench(
         extra = [f"train.precision={precision}"] if precision else []
         return _standard(device, updates, bool(against), [*(changes or ()), *extra], say)
     recipe, _ = training.recipe(*named)
-    found = by_recipe.measure(
+    figures = by_recipe.measure(
         recipe, device=device, updates=updates, against=bool(against), startup=startup, say=say
     )
-    return {"environment": describe_environment(), **asdict(found)}, recipe_report(found)
+    return {"environment": describe_environment(), **asdict(figures)}, recipe_report(figures)
 
 
 def _standard(
     device: str, updates: int | None, against: bool, changes: Sequence[str], say: Say
-) -> Told:
+) -> Measured:
     chosen = choose_device(device)
     settings = standard_shapes.settings_for(chosen)
     rows = []
@@ -73,9 +73,9 @@ def _standard(
                 setting, changes, device=chosen, rounds=updates, against=against
             )
         )
-    facts = {
+    figures = {
         "environment": describe_environment(),
         "device": str(chosen),
         "standard": [asdict(row) for row in rows],
     }
-    return facts, standard_report(rows)
+    return figures, standard_report(rows)
