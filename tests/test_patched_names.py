@@ -1,13 +1,15 @@
 """Names that GPU tests patch exist: checked here, because those tests run only on a GPU.
 
 The tests are parsed, not imported, so Triton is not needed. Checked are calls of
-`monkeypatch.setattr(owner, "name", …)`, `patch.object(owner, "name")` and `patch("module.name")`
-where `owner` is a module or something a module of heed defines.
+`monkeypatch.setattr(owner, "name", …)`, `patch.object(owner, "name")` and `patch("module.name")`,
+and assignments `owner.name = …`, where `owner` is a module or something a module of heed defines;
+also in the programs that tests run, which are strings.
 """
 
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +39,12 @@ def patched_names(tree: ast.Module) -> list[tuple[str, str | None, str]]:
     names = imported_names(tree)
     patched: list[tuple[str, str | None, str]] = []
     for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            first, _, rest = ast.unparse(node.targets[0].value).partition(".")
+            module, attribute = names.get(first, ("", None))
+            if module.startswith("heed"):
+                path = ".".join(filter(None, (attribute, rest)))
+                patched.append((module, path or None, node.targets[0].attr))
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
             continue
         called = ast.unparse(node.func)
@@ -70,14 +78,35 @@ def resolve(module: str, attribute: str | None) -> object:
     return owner
 
 
+def programs(tree: ast.Module) -> list[ast.Module]:
+    """The programs among a module's strings that use heed."""
+    constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    strings = [x for x in constants if isinstance(x, str) and "from heed" in x and "\n" in x]
+    found = []
+    for text in strings:
+        with suppress(SyntaxError):
+            found.append(ast.parse(text))
+    return found
+
+
 @pytest.mark.parametrize("path", GPU_TESTS, ids=lambda path: path.name)
 def test_patched_names_exist(path: Path) -> None:
-    for module, attribute, name in patched_names(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for module, attribute, name in [n for t in (tree, *programs(tree)) for n in patched_names(t)]:
         full = ".".join(filter(None, (module, attribute)))
-        if NEEDS_TRITON and (full.startswith("triton") or ".triton" in full):
+        if NEEDS_TRITON and ("triton" in full or "dry_launch" in full):
             continue
         owner = resolve(module, attribute)
         assert hasattr(owner, name), f"{path.name} patches {full}.{name}, which does not exist"
+
+
+def test_a_missing_name_in_a_program_is_found() -> None:
+    source = """PROGRAM = '''
+from heed.cli import train
+train._gone = print
+'''"""
+    (program,) = programs(ast.parse(source))
+    assert patched_names(program) == [("heed.cli", "train", "_gone")]
 
 
 def test_a_missing_name_is_found() -> None:

@@ -447,15 +447,16 @@ def listen(*, src, cache_hit, **rest):
     if not cache_hit:
         compiled.append(src.name)
 knobs.compilation.listener = listen
-from heed.cli import app, train
+from heed.cli import app
+from heed.evaluate import after_training
 from heed.train.precompile import start
 
-score = train._score_test
-def when_all_is_compiled(*args):
+evaluate_test = after_training.evaluate_test
+def when_all_is_compiled(*args, **options):
     while start._process is not None and not start._process.has_ended:
         time.sleep(0.05)
-    score(*args)
-train._score_test = when_all_is_compiled
+    evaluate_test(*args, **options)
+after_training.evaluate_test = when_all_is_compiled
 try:
     app(sys.argv[1:])
 finally:

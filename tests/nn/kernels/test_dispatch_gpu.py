@@ -23,7 +23,7 @@ from heed.nn.kernels.heads import rotate
 from heed.nn.kernels.position_bias import PositionBias
 from heed.nn.kernels.position_forms import FORMS, PositionForm, form_of
 from heed.nn.masks import Mask, count_positions, restart_positions
-from heed.nn.positions import Alibi, Position, Rope, build_position
+from heed.nn.positions import T5, Alibi, Position, Rope, build_position
 from heed.nn.tokens import Tokens
 
 pytestmark = [
@@ -125,6 +125,18 @@ class EmulatedFlash(torch.autograd.Function):
         return d_scores @ k * SCALE, d_scores.mT @ q * SCALE, dv, d_bias, None, None
 
 
+def balance_farthest(table_kh: Tensor, position: T5) -> Tensor:
+    """The gradient of T5's table as the kernel has it: the farthest bucket balances the others.
+
+    The gradients of a row's scores sum to zero, so the kernel need not visit far tiles. In 16 bits
+    the rounding errors of all other buckets add up in that one.
+    """
+    farthest = int(position.bucket(torch.tensor([-position.distance])))
+    balanced_kh = table_kh.clone()
+    balanced_kh[farthest] -= table_kh.sum(dim=0)
+    return balanced_kh
+
+
 def compare(position: Position, case: Scene, dtype: torch.dtype) -> None:
     """Fused in `dtype` against plain in float64: outputs, gradients of inputs and parameters.
 
@@ -164,6 +176,8 @@ def compare(position: Position, case: Scene, dtype: torch.dtype) -> None:
     limits = [TOLERANCE[dtype]] * 2
     if dtype != torch.float32:
         emulated, emulated_grads = run("emulated")
+        if isinstance(position, T5) and min(n, m) >= dispatch.LONG:
+            emulated_grads[-1] = balance_farthest(emulated_grads[-1], position)
         errors = apart(emulated, expected), all_apart(emulated_grads, exact)
         limits = [max(TOLERANCE[dtype], MARGIN * error) for error in errors]
     assert out.dtype == dtype
