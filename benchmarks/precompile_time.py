@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 BARS = {"cold": 20.0, "warm": 12.0}
 """Seconds allowed."""
@@ -48,7 +48,7 @@ def once(data: Path | None, changes: list[str]) -> dict[str, Any]:
     from heed.train import resolve
 
     name, task, train, dev = recipe_options(data)
-    recipe, _ = resolve.recipe(name, task, train, dev, changes, None)
+    recipe, _ = resolve.resolve_recipe(name, task, train, dev, changes, None)
     precompile.start_early("cuda", recipe)
     with tempfile.TemporaryDirectory() as folder:
         return first_update(recipe, Path(folder) / "run", startup)
@@ -58,43 +58,41 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
     """Prepare as training does, take one step, validate a little; the seconds of each part."""
     import torch
 
-    from heed.bench.startup import STAGES
     from heed.bench.timing import process_age, synchronize
     from heed.device import choose_device
     from heed.runs.run import Run
     from heed.train.precompile.start import CompileProcess, stamp_path
-    from heed.train.prepare import setup
-    from heed.train.prepare.setup import validate_recipe
+    from heed.train.prepare.setup import prepare, validate_recipe
     from heed.train.run import build_loop
-    from heed.train.validate import evaluate
+    from heed.train.validate import validate
 
     born, said = time.time() - process_age(), list[str]()
     with startup.part("device"):
         device = choose_device("cuda")
         torch.zeros(1, device=device)
     stamp = stamp_path(recipe)
-    stages: dict[str, list[tuple[Any, str]]] = {
-        **STAGES,
-        "tokenizer": [(setup, "tokenizer_for")],
-        "waiting": [(CompileProcess, "wait")],
-    }
-    with ExitStack() as stack:
-        for stage, places in stages.items():
-            for place, name in places:
-                stack.enter_context(startup._wrapped(place, name, stage))
+    wait = CompileProcess.wait
+
+    def timed_wait(process: CompileProcess) -> None:
+        with startup.part("waiting"):
+            wait(process)
+
+    with startup.part("read and check"):
         validate_recipe(recipe)
-        run = Run.create(folder, recipe)
-        parts = setup.prepare(recipe, run, device=device, say=said.append)
-        compiled = _listen()
-        loop = build_loop(parts, run, say=said.append)
+    run = Run.create(folder, recipe)
+    with patch.object(CompileProcess, "wait", timed_wait):
+        setup = prepare(recipe, run, device=device, say=said.append, stage=startup.part)
+    compiled = _listen()
+    loop = build_loop(setup, run, say=said.append, stage=startup.part)
     with startup.part("first update"):
-        loop.update(next(iter(loop.feed.walk(0, 1))))
+        loop.update(next(iter(loop.loader.iterate(0, 1))))
         synchronize(device)
     seconds = startup.finished()
     seconds["waiting"] = startup.parts.get("waiting", 0.0)
     seconds["other"] -= seconds["waiting"]
     while_training = list(compiled)
-    evaluate(parts.model, parts.sets["dev"], device=device, bf16=parts.bf16, at_most=EVALUATED)
+    dev = setup.sets["dev"]
+    validate(setup.model, dev, device=device, bf16=setup.bf16, max_batches=EVALUATED)
     return {
         "seconds": seconds,
         "compiled before the first update": while_training,

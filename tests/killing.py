@@ -12,7 +12,7 @@ import pytest
 
 from heed.data.batching.batch import Batch
 from heed.runs.run import Run
-from heed.train.loader import Feed
+from heed.train.loader import Loader
 
 TESTS = Path(__file__).resolve().parent
 FOUND = os.pathsep.join([str(TESTS.parent), str(TESTS)])
@@ -29,16 +29,16 @@ def dies_at(step: int) -> Iterator[None]:
 
     After the block training lives again, so that the run can be resumed.
     """
-    walk = Feed.walk
+    walk = Loader.iterate
 
-    def dying(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+    def dying(self: Loader, start: int, stop: int) -> Iterator[list[Batch]]:
         for number, batches in enumerate(walk(self, start, stop), start):
             if number == step:
                 raise Killed
             yield batches
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Feed, "walk", dying)
+        patch.setattr(Loader, "iterate", dying)
         with pytest.raises(Killed):
             yield
 
@@ -46,16 +46,16 @@ def dies_at(step: int) -> Iterator[None]:
 @contextmanager
 def asked_at(step: int, number: int) -> Iterator[None]:
     """Training in this block is sent a signal when it asks for this update's batches."""
-    walk = Feed.walk
+    walk = Loader.iterate
 
-    def asking(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+    def asking(self: Loader, start: int, stop: int) -> Iterator[list[Batch]]:
         for at, batches in enumerate(walk(self, start, stop), start):
             if at == step:
                 os.kill(os.getpid(), number)
             yield batches
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Feed, "walk", asking)
+        patch.setattr(Loader, "iterate", asking)
         yield
 
 

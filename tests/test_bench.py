@@ -6,7 +6,10 @@ import io
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,13 +34,17 @@ from heed.bench.standard_shapes import (
     trainee,
     with_small_batch,
 )
-from heed.bench.startup import STAGES, Startup
+from heed.bench.startup import STAGES
 from heed.bench.throughput import full
 from heed.bench.timing import LARGE, matrix_peak, peak_memory, process_age, seconds, side_by_side
+from heed.config import Recipe, apply_overrides
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.data.batching.length_buckets import BatchShape
 from heed.errors import ConfigError, HeedError
 from heed.models import Model, Translator
+from heed.runs.run import Run
+from heed.train.prepare.setup import prepare
+from heed.train.run import build_loop
 
 CPU = torch.device("cpu")
 TINY = ["data.synthetic=300", "data.synthetic_test=20", "train.batch_tokens=512", "model.width=32"]
@@ -120,13 +127,20 @@ def test_the_machine_is_measured() -> None:
     assert process_age() >= before >= 0
 
 
-def test_training_is_as_it_was_after_it_was_watched() -> None:
-    places = [place for stage in STAGES.values() for place in stage]
-    before = [getattr(module, name) for module, name in places]
-    with Startup().watching():
-        during = [getattr(module, name) for module, name in places]
-    assert all(now is not then for now, then in zip(during, before, strict=True))
-    assert [getattr(module, name) for module, name in places] == before
+def test_training_marks_every_stage_that_is_measured(tmp_path: Path) -> None:
+    """In their order; the loader is a part of the store."""
+    recipe, marked = Recipe.of(apply_overrides({}, TINY)), list[str]()
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        marked.append(name)
+        yield
+
+    run = Run.create(tmp_path / "run", recipe)
+    setup = prepare(recipe, run, device=CPU, say=print, stage=stage)
+    build_loop(setup, run, say=print, stage=stage)
+    assert [*dict.fromkeys(marked)] == [*STAGES]
+    assert marked.count("store") == 2
 
 
 # ------------------------------------------------------------------------------------ batches

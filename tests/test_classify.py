@@ -278,7 +278,7 @@ def test_class_weights_weigh_the_losses_of_training_alone(place: Path) -> None:
         count = [(batch.targets == i).sum() for i in range(2)]
         assert float(own[0] * count[0] + own[1] * count[1]) > 0
         assert not torch.equal(plain.total, weighed.total)
-        assert torch.equal(plain.right, weighed.right)
+        assert torch.equal(plain.correct, weighed.correct)
         return parts.class_weights
 
     assert weights("balanced") == pytest.approx((40 / 60, 40 / 20))

@@ -78,7 +78,7 @@ def test_it_says_which_version_it_is() -> None:
         (["train", "demo-translate", "--set", "model.heads=3"], "does not divide by heads 3"),
         (["train", "demo-translate", "--device", "gpu"], "There is no device 'gpu'"),
         (["train", "demo-translate", "--device", "mps"], "There is no device 'mps'"),
-        (["train"], "There is no text to learn from"),
+        (["train"], "There is no training text"),
         (["resume", "nowhere"], "there is no run here"),
         (["translate", "nowhere", "Hello."], "there is no run here"),
         (["recipes", "nothing"], "There is no recipe 'nothing'"),

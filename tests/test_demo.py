@@ -134,7 +134,7 @@ def test_a_demo_that_finds_no_room_names_no_run_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, tensors: dict[str, Tensor]) -> None:
-        raise checkpoint.disk_trouble(OSError(errno.ENOSPC, "No space left"), path)
+        raise checkpoint.disk_error(OSError(errno.ENOSPC, "No space left"), path)
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
     with pytest.raises(RunError, match="the disk is full") as told:

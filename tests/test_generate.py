@@ -34,7 +34,7 @@ from heed.pipelines import line_io
 from heed.pipelines.generate import GenerationLines
 from heed.runs.run import Run
 from heed.train import run as train_run
-from heed.train.resolve import recipe as resolved
+from heed.train.resolve import resolve_recipe as resolved
 
 SMALL: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "dropout": 0.0}
 CPU = ("--device", "cpu")

@@ -126,12 +126,12 @@ def test_both_ways_are_one_model_with_one_tokenizer(job: Callable[[float], Job])
     more = f"tokenizer.text={json.dumps([str(told.data / 'train.tsv')])}"
     files = [str(told.text)], [str(told.data / "dev.tsv")]
     changes = [*SHAPE, *READING, *TINY, *few, more]
-    recipe, _ = resolve.recipe(PRETRAIN, None, *files, changes, None)
+    recipe, _ = resolve.resolve_recipe(PRETRAIN, None, *files, changes, None)
     origin = train_run.start(recipe, told.runs / PRETRAINED, device="cpu", console=quiet)
     made: dict[str, Run] = {}
     for way in WAYS:
         changes = [*begins(told, way), *few, *TRIALS[0].changes]
-        recipe, _ = resolve.recipe(TUNE, None, None, None, changes, None, told.data)
+        recipe, _ = resolve.resolve_recipe(TUNE, None, None, None, changes, None, told.data)
         made[way] = train_run.start(recipe, told.runs / way, device="cpu", console=quiet)
     pieces = {run.tokenizer_path.read_bytes() for run in (origin, *made.values())}
     assert len(pieces) == 1

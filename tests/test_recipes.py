@@ -58,7 +58,7 @@ def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("ted-en-fr/")])
 def test_a_translation_recipe_trains(name: str, pairs: Path) -> None:
-    recipe, _ = resolve.recipe(name, None, None, None, SMALL, None, pairs)
+    recipe, _ = resolve.resolve_recipe(name, None, None, None, SMALL, None, pairs)
     assert recipe.data.train == [str(pairs / "train.en"), str(pairs / "train.fr")]
     run = train_run.start(recipe, pairs / "run", device="cpu", console=Console(quiet=True))
     assert run.finished
@@ -72,7 +72,7 @@ def test_files_of_ones_own_leave_no_file_of_the_recipe(name: str, pairs: Path) -
     """Wherever it is started, a run names no text that its user did not."""
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
     told = ["train.evaluate_test=false"]
-    recipe, _ = resolve.recipe(name, None, own, None, told, None)
+    recipe, _ = resolve.resolve_recipe(name, None, own, None, told, None)
     data = recipe.data
     assert (data.train, data.dev, data.test, data.sets) == (own, [], [], {})
     assert data.synthetic is None
@@ -81,9 +81,9 @@ def test_files_of_ones_own_leave_no_file_of_the_recipe(name: str, pairs: Path) -
 
 def test_files_that_a_folder_placed_stay(pairs: Path) -> None:
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
-    recipe, _ = resolve.recipe("ted-en-fr/minute", None, own, None, None, None, pairs)
+    recipe, _ = resolve.resolve_recipe("ted-en-fr/minute", None, own, None, None, None, pairs)
     assert recipe.data.test == [str(pairs / "test.en"), str(pairs / "test.fr")]
-    recipe, _ = resolve.recipe("speeches/generate", None, own[:1], None, None, None, pairs)
+    recipe, _ = resolve.resolve_recipe("speeches/generate", None, own[:1], None, None, None, pairs)
     assert recipe.data.sets["obama"] == [str(pairs / "test_LM_obama.txt")]
 
 
@@ -92,16 +92,16 @@ def test_files_of_ones_own_replace_a_generated_world(name: str, pairs: Path) -> 
     own, dev = (
         [str(pairs / f"{split}.{side}") for side in ("en", "fr")] for split in ("train", "dev")
     )
-    recipe, _ = resolve.recipe(name, None, own, dev, None, None)
+    recipe, _ = resolve.resolve_recipe(name, None, own, dev, None, None)
     assert (recipe.data.train, recipe.data.dev, recipe.data.synthetic) == (own, dev, None)
     for train in (own, None):
         with pytest.raises(ConfigError, match=r"--data is for .* makes its own text"):
-            resolve.recipe(name, None, train, None, None, None, pairs)
+            resolve.resolve_recipe(name, None, train, None, None, None, pairs)
 
 
 def test_a_folder_is_of_no_use_without_a_recipe(pairs: Path) -> None:
     with pytest.raises(ConfigError, match="leave --data out"):
-        resolve.recipe(None, None, [str(pairs / "train.en")], None, None, None, pairs)
+        resolve.resolve_recipe(None, None, [str(pairs / "train.en")], None, None, None, pairs)
 
 
 @pytest.mark.parametrize("name", [name for name in names() if not name.startswith("demo-")])
@@ -110,10 +110,10 @@ def test_a_recipe_whose_files_are_elsewhere_says_how_to_name_their_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="name the folder with --data DIR"):
-        resolve.recipe(name, None, None, None, None, None)
+        resolve.resolve_recipe(name, None, None, None, None, None)
     for file in Recipe.read(find(name)).data.train:
         (tmp_path / file).touch()
-    resolve.recipe(name, None, None, None, None, None)
+    resolve.resolve_recipe(name, None, None, None, None, None)
 
 
 def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
@@ -121,11 +121,15 @@ def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
     test = [str(pairs / f"test.{side}") for side in ("en", "fr")]
     with pytest.raises(ConfigError, match="evaluate_test"):
-        resolve.recipe("ted-en-fr/minute", None, own, None, None, None)
-    recipe, _ = resolve.recipe("ted-en-fr/minute", None, own, None, [f"data.test={test}"], None)
+        resolve.resolve_recipe("ted-en-fr/minute", None, own, None, None, None)
+    recipe, _ = resolve.resolve_recipe(
+        "ted-en-fr/minute", None, own, None, [f"data.test={test}"], None
+    )
     assert recipe.data.test == test
     asked = ["train.evaluate_test=true"]
-    assert resolve.recipe("demo-translate", None, None, None, asked, None)[0].train.evaluate_test
+    assert resolve.resolve_recipe("demo-translate", None, None, None, asked, None)[
+        0
+    ].train.evaluate_test
 
 
 @pytest.mark.parametrize("name", [None, "ted-en-fr/minute", "ted-en-fr/lstm"])
@@ -136,6 +140,6 @@ def test_a_batch_is_as_large_as_the_command_line_says(
     """However the recipe says it, or what is sensible for a small text."""
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
     changes = [f"train.{key}=24", "train.evaluate_test=false"]
-    found, _ = resolve.recipe(name, None, own, None, changes, precision=None)
+    found, _ = resolve.resolve_recipe(name, None, own, None, changes, precision=None)
     sizes = {"batch_size": found.train.batch_size, "batch_tokens": found.train.batch_tokens}
     assert sizes == dict.fromkeys(sizes) | {key: 24}

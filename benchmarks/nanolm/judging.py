@@ -35,8 +35,8 @@ from heed.models.inference import evaluating
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.merges import Merge, build_merge
 from heed.runs.run import Run
-from heed.train.prepare.setup import batches_of
-from heed.train.validate import evaluate
+from heed.train.prepare.setup import build_batches
+from heed.train.validate import validate
 from nanolm.systems import SENTENCES
 
 Ids = list[list[int]]
@@ -109,10 +109,10 @@ def _alone(lm: LanguageModel, ids: Ids) -> list[TokenLosses]:
 def _batched(lm: LanguageModel, dev: HeldOutSet, how: str | None = None) -> float:
     """Mean loss on dev as training finds it, the heads merged so."""
     store = open_store(dev.corpus, lm.tokenizer)
-    batches = batches_of(lm.recipe, store, dev.rows)
+    batches = build_batches(lm.recipe, store, dev.rows)
     device = next(lm.model.parameters()).device
     with read_as(lm.model, how):
-        return evaluate(lm.model, batches, device=device)["loss"]
+        return validate(lm.model, batches, device=device)["loss"]
 
 
 def _ways(lm: LanguageModel) -> tuple[str, ...]:

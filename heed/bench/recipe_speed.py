@@ -38,9 +38,9 @@ from heed.models import Translator
 from heed.runs.run import Run
 from heed.train import precompile
 from heed.train.loop import Loop
-from heed.train.prepare.init_from import settled
+from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import TrainingSetup, prepare, validate_recipe
-from heed.train.run import build_loop, memory_guard
+from heed.train.run import build_loop, oom_guard
 
 Say = Callable[[str], None]
 FOREVER = 1 << 30
@@ -112,20 +112,27 @@ def measure(
     with startup.part("device"):
         chosen = choose_device(device)
         torch.zeros(1, device=chosen)
-    with tempfile.TemporaryDirectory() as folder, memory_guard(recipe):
-        with startup.watching():
-            recipe, origin = settled(recipe)
-            validate_recipe(recipe, origin)
-            run = Run.create(Path(folder) / "bench", recipe)
-            parts = prepare(recipe, run, device=chosen, say=listen, origin=origin)
-            precompile.stop_compiling()
-            loop = build_loop(parts, run, say=listen)
+    with tempfile.TemporaryDirectory() as folder, oom_guard(recipe):
+        recipe, pretrained = resolve_init(recipe)
+        with startup.part("read and check"):
+            validate_recipe(recipe, pretrained)
+        run = Run.create(Path(folder) / "bench", recipe)
+        setup = prepare(
+            recipe,
+            run,
+            device=chosen,
+            say=listen,
+            pretrained=pretrained,
+            stage=startup.part,
+        )
+        precompile.stop_compiling()
+        loop = build_loop(setup, run, say=listen, stage=startup.part)
         speed = launched(said, recipe)
-        return _figures(parts, loop, startup, speed, updates, against=against)
+        return _figures(setup, loop, startup, speed, updates, against=against)
 
 
 def _figures(
-    parts: TrainingSetup,
+    setup: TrainingSetup,
     loop: Loop,
     startup: Startup,
     speed: str,
@@ -134,7 +141,7 @@ def _figures(
     against: bool,
 ) -> RecipeFigures:
     """Time everything, in an order that lets nothing warm up what should be cold."""
-    device, dtype = parts.device, torch.bfloat16 if parts.bf16 else torch.float32
+    device, dtype = setup.device, torch.bfloat16 if setup.bf16 else torch.float32
     with closing(_forever(loop)) as walk:
         with startup.part("first update"):
             loop.update(next(walk))
@@ -144,20 +151,20 @@ def _figures(
         real = real_pace(loop, walk, updates)
     memory = peak_memory(device)
     largest = max(met, key=lambda shape: cells(shape) * real.shapes[shape])
-    fixed = fixed_pace(loop, full(met[largest], parts.tokenizer.vocab_size), updates)
+    fixed = fixed_pace(loop, full(met[largest], setup.tokenizer.vocab_size), updates)
     peak = matrix_peak(device, dtype)
-    peer = _beside_peer(parts, loop, min(COMPARED, updates or COMPARED)) if against else None
+    peer = _beside_peer(setup, loop, min(COMPARED, updates or COMPARED)) if against else None
     ours, best = real.pace(loop), fixed.pace(loop)
     return RecipeFigures(
-        task=parts.recipe.task,
+        task=setup.recipe.task,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        parameters=sum(p.numel() for p in parts.model.parameters()),
-        vocabulary=parts.tokenizer.vocab_size,
+        parameters=sum(p.numel() for p in setup.model.parameters()),
+        vocabulary=setup.tokenizer.vocab_size,
         peak_tflops=peak / 1e12,
         speed=speed,
         startup=began,
-        shapes=len(parts.train.shapes()),
+        shapes=len(setup.train.shapes()),
         real=ours,
         share_of_peak=ours.tflops * 1e12 / peak,
         fixed_shape=vars(largest),
@@ -165,25 +172,25 @@ def _figures(
         fixed_share_of_peak=best.tflops * 1e12 / peak,
         real_over_fixed=ours.padded_tokens_per_second / best.padded_tokens_per_second,
         memory=memory,
-        decoding=_decoding(parts),
+        decoding=_decoding(setup),
         against=peer,
     )
 
 
 def _forever(loop: Loop) -> Generator[list[Batch], None, None]:
     """The batches of one update after another, past the recipe's last."""
-    yield from loop.feed.walk(0, FOREVER)
+    yield from loop.loader.iterate(0, FOREVER)
 
 
-def _decoding(parts: TrainingSetup) -> dict[str, float]:
+def _decoding(setup: TrainingSetup) -> dict[str, float]:
     """Sentences a second, of the dev set, from text to text.
 
     A model that has hardly learnt does not know when to stop, so an output may be as long as its
     source and no longer.
     """
-    if not isinstance(parts.model, Translator):
+    if not isinstance(setup.model, Translator):
         return {}
-    dev, ids = parts.sets["dev"], list[list[int]]()
+    dev, ids = setup.sets["dev"], list[list[int]]()
     plan = dev.plan_in_order()
     for number in range(len(plan)):
         batch = dev.batch(plan, number)
@@ -191,28 +198,28 @@ def _decoding(parts: TrainingSetup) -> dict[str, float]:
             raise TypeError("a translator's batch has a source")
         rows = zip(batch.source, batch.source_mask, strict=True)
         ids += [[token for token in row[real].tolist() if token != EOS] for row, real in rows]
-        if len(ids) >= DECODED[parts.device.type]:
+        if len(ids) >= DECODED[setup.device.type]:
             break
-    texts = parts.tokenizer.decode_batch(ids[: DECODED[parts.device.type]])
-    api, rates = Api(parts.model.eval(), parts.tokenizer, parts.recipe), {}
+    texts = setup.tokenizer.decode_batch(ids[: DECODED[setup.device.type]])
+    api, rates = Api(setup.model.eval(), setup.tokenizer, setup.recipe), {}
     for name, width in METHODS.items():
         write = partial(
             api.translations, texts, beam=width, sample=False, max_ratio=1.0, max_extra=0
         )
-        if parts.device.type == "cuda":
+        if setup.device.type == "cuda":
             write()  # cold kernels are the first sentence's, not every one's
-        rates[name] = len(texts) / seconds(write, parts.device)
+        rates[name] = len(texts) / seconds(write, setup.device)
     return rates
 
 
-def _beside_peer(parts: TrainingSetup, loop: Loop, updates: int) -> Peer:
+def _beside_peer(setup: TrainingSetup, loop: Loop, updates: int) -> Peer:
     """heed and its peer in `transformers` on the same real batches, taking turns."""
-    staged, counts = list(loop.feed.walk(0, updates)), Counts()
+    staged, counts = list(loop.loader.iterate(0, updates)), Counts()
     for batches in staged:
         counts.take(batches)
     longest = max(max(b.ids.shape[1], _source_length(b)) for some in staged for b in some)
-    peer = peer_of(parts.model, length=longest)
-    update = peer_step(peer, bf16=parts.bf16)
+    peer = peer_of(setup.model, length=longest)
+    update = peer_step(peer, bf16=setup.bf16)
 
     def ours() -> None:
         for batches in staged:
@@ -223,7 +230,7 @@ def _beside_peer(parts: TrainingSetup, loop: Loop, updates: int) -> Peer:
             update(batches)
 
     taken = side_by_side(
-        {"ours": ours, "theirs": theirs}, device=parts.device, rounds=FEWEST, warmup=1
+        {"ours": ours, "theirs": theirs}, device=setup.device, rounds=FEWEST, warmup=1
     )
     rates = {name: counts.real / spent for name, spent in taken.items()}
     name = f"transformers {type(peer).__name__}"

@@ -48,12 +48,12 @@ def run_bench(
         raise ConfigError([f"--updates cannot be {updates}: use 1 or more."])
     if against:
         require_transformers()
-    training.use_threads(threads)
+    training.set_threads(threads)
     name, task, train, _, changes, precision = named
     if not (name or task or train):
         extra = [f"train.precision={precision}"] if precision else []
         return _standard(device, updates, bool(against), [*(changes or ()), *extra], say)
-    recipe, _ = training.recipe(*named)
+    recipe, _ = training.resolve_recipe(*named)
     figures = by_recipe.measure(
         recipe, device=device, updates=updates, against=bool(against), startup=startup, say=say
     )

@@ -1,75 +1,36 @@
-"""Where the time goes before the first update, part by part.
-
-Training has no clock in it. To measure its parts as they are, and not a copy of them, the functions
-that make them are wrapped for the while.
-"""
+"""Start-up time of training: seconds from the start of the process to the first step, by stage."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from heed.bench.timing import process_age
-from heed.train import run
-from heed.train.prepare import setup
 
-STAGES: dict[str, list[tuple[ModuleType, str]]] = {
-    "read and check": [(setup, "open_corpora"), (setup, "_see_the_doctor")],
-    "tokenizer": [(setup, "tokenizer_for")],
-    "store": [(setup, "_batches"), (run, "Feed")],
-    "model": [(setup, "build_model")],
-    # torch loads its compiler, of which optimizers use a part, when first asked for either.
-    "optimizer": [(run, "build_optimizer")],
-    "capture": [(run, "build_step")],
-}
-"""Which functions make which part."""
+STAGES = ("read and check", "tokenizer", "store", "model", "optimizer", "capture")
+"""The stages that `prepare` and `build_loop` mark, in their order."""
 
 
 class Startup:
-    """Seconds from the start of the process, by part; what no part claims is `other`."""
+    """Seconds of each stage; time outside of all stages is `other`."""
 
     def __init__(self) -> None:
-        """What came before this moment are imports, torch's for the most part."""
+        """Time before this moment is spent on imports, most of it on torch's."""
         self.parts: dict[str, float] = {"imports": process_age()}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is done within counts for this part."""
+        """Add the time spent in this context to a stage."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            taken = time.perf_counter() - began
-            self.parts[name] = self.parts.get(name, 0.0) + taken
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count every part of training's own beginning."""
-        with ExitStack() as stack:
-            for stage, places in STAGES.items():
-                for module, name in places:
-                    stack.enter_context(self._wrapped(module, name, stage))
-            yield
-
-    @contextmanager
-    def _wrapped(self, module: ModuleType, name: str, stage: str) -> Iterator[None]:
-        whole: Callable[..., Any] = getattr(module, name)
-
-        def counted(*arguments: Any, **named: Any) -> Any:
-            with self.part(stage):
-                return whole(*arguments, **named)
-
-        setattr(module, name, counted)
-        try:
-            yield
-        finally:
-            setattr(module, name, whole)
+            seconds = time.perf_counter() - began
+            self.parts[name] = self.parts.get(name, 0.0) + seconds
 
     def finished(self) -> dict[str, float]:
-        """All parts in their order, and the total until now."""
+        """All stages in order, and the total so far."""
         total = process_age()
         order = ["imports", "device", *STAGES, "first update"]
         parts = {name: self.parts.get(name, 0.0) for name in order}

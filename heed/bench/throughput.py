@@ -67,7 +67,7 @@ class Counts:
 
     def pace(self, loop: Loop) -> Pace:
         """These counts per second."""
-        model, taken = loop.parts.model, self.seconds
+        model, taken = loop.setup.model, self.seconds
         work = sum(count_operations(model, shape).needed * k for shape, k in self.shapes.items())
         return Pace(
             updates=self.updates,
@@ -95,7 +95,7 @@ def cells(shape: BatchShape) -> int:
 
 def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[BatchShape, Batch]:
     """Train until every batch shape occurred, or for a while; the fullest batch of each shape."""
-    missing, met = len(loop.parts.train.shapes()), dict[BatchShape, Batch]()
+    missing, met = len(loop.setup.train.shapes()), dict[BatchShape, Batch]()
     began = time.perf_counter()
     for done, batches in enumerate(walk, start=1):
         loop.update(batches)
@@ -115,7 +115,7 @@ def real_pace(loop: Loop, walk: Iterator[list[Batch]], updates: int | None) -> C
     The device is synchronized as often as training reads the loss.
     """
     first, device = loop.state.step, loop.state.device
-    epoch, counts = loop.feed.steps_per_epoch, Counts()
+    epoch, counts = loop.loader.steps_per_epoch, Counts()
     began = time.perf_counter()
     for batches in walk:
         loop.update(batches)
@@ -130,7 +130,7 @@ def real_pace(loop: Loop, walk: Iterator[list[Batch]], updates: int | None) -> C
     synchronize(device)
     counts.seconds = time.perf_counter() - began
     for step in range(first, first + counts.updates):  # the same batches, built again
-        counts.take(loop.feed.micro_batches(step))
+        counts.take(loop.loader.micro_batches(step))
     return counts
 
 

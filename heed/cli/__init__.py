@@ -49,9 +49,9 @@ def main() -> None:
         _run_command()
     except SystemExit as end:
         if "heed.train.distributed.ranks" in sys.modules:
-            from heed.train.distributed.ranks import leave
+            from heed.train.distributed.ranks import exit_process
 
-            leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+            exit_process(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
         raise
 
 

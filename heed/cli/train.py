@@ -84,11 +84,13 @@ def train(
     from heed.train import resolve
     from heed.train import run as train_run
 
-    resolved, name = resolve.recipe(recipe, task, train, dev, change, precision, data)
+    resolved, name = resolve.resolve_recipe(recipe, task, train, dev, change, precision, data)
     precompile.start_early(device, resolved)
-    resolve.use_threads(threads)
+    resolve.set_threads(threads)
     if dry_run:
-        resolve.dry_run(resolved, device=device, console=console())
+        from heed.train import estimate
+
+        estimate.dry_run(resolved, device=device, console=console())
     else:
         folder = run or resolve.free_folder(name)
         train_run.start(resolved, folder, device=device, console=console())

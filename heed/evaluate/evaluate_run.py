@@ -34,8 +34,8 @@ from heed.runs.labels import Classes
 from heed.runs.load import load_run
 from heed.runs.results_file import Result
 from heed.runs.run import Run
-from heed.train.prepare.setup import batches_of
-from heed.train.validate import evaluate as mean_loss
+from heed.train.prepare.setup import build_batches
+from heed.train.validate import validate
 
 WHOLE_SET_ONLY = ("best", "worst", "decode", "calibration", "sets")
 """Keys that are reported for the whole set, not for its clean part."""
@@ -156,7 +156,7 @@ def _batches(
     if recipe.task == "classify":
         classes = Classes.require(run).names
     store = open_store(held_out.corpus, tokenizer, classes=classes)
-    return batches_of(recipe, store, held_out.rows)
+    return build_batches(recipe, store, held_out.rows)
 
 
 def _losses(job: Job) -> list[Result]:
@@ -167,6 +167,6 @@ def _losses(job: Job) -> list[Result]:
     rows = np.arange(len(job.batches.store)) if job.held_out.rows is None else job.held_out.rows
     return [
         {"texts": len(part)}
-        | mean_loss(job.model, job.batches.subset(rows[np.array(part)]), device=device)
+        | validate(job.model, job.batches.subset(rows[np.array(part)]), device=device)
         for part in job.parts
     ]

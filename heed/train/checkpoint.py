@@ -2,12 +2,12 @@
 
 A checkpoint is a folder `step-N` with `tensors.safetensors` (weights, optimizer, generators) and
 `state.json` (plain numbers, and the checksum of the tensors). It is written under another name,
-flushed to the disk and renamed, so it is there whole or not at all; one that was damaged later
-is recognised and put aside as `damaged-N`, and the one before it serves.
+flushed to the disk and renamed, so it exists whole or not at all. One that was damaged later is
+recognized and renamed to `damaged-N`, and the checkpoint before it is used.
 
-Beside them lie weights alone, which evaluations leave: `best-N` and `recent-N`. Those that were the
-best or the last when a checkpoint was written are kept as long as it is; a run that goes on from it
-has these, and none from later.
+Evaluations save weights alone beside them: `best-N` and `recent-N`. Those that were the best or the
+last when a checkpoint was written are kept as long as it is. A run resumed from it has these, and
+none of later steps.
 """
 
 from __future__ import annotations
@@ -30,73 +30,75 @@ from torch.optim import Optimizer
 from heed.errors import RunError
 from heed.models.weights import read_weights, write_weights
 from heed.runs.run import BEST, list_weights
-from heed.train.distributed.sharding import placed_like
+from heed.train.distributed.sharding import distribute_like
 
-PART, BLOCK = 1 << 26, 1 << 20
-"""Bytes that a thread hashes, and those that it reads at once."""
-BY_PARTS = "parts-"
-"""How the checksum of a file begins that was hashed in parts."""
+CHUNK, BLOCK = 1 << 26, 1 << 20
+"""Bytes that one thread hashes, and bytes that it reads at once."""
+CHUNKED = "parts-"
+"""Prefix of the checksum of a file that was hashed in chunks."""
 DRAFT, WHOLE, DAMAGED = ".draft-", "step-", "damaged-"
-"""How the names of folders begin: of one being written, of one written, of one put aside."""
+"""Prefixes of folders: being written, complete, damaged."""
 RECENT = "recent-"
-"""How the names of weights begin that are to be averaged at the end."""
+"""Prefix of weights that are averaged at the end."""
 
 
-def save(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-    """Write checkpoint `step-N`; returns its folder."""
+def save(folder: Path, step: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> Path:
+    """Write the checkpoint `step-N`; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    clear_drafts(folder)
+    delete_drafts(folder)
     draft, final = folder / f"{DRAFT}{step:09d}", folder / f"{WHOLE}{step:09d}"
     draft.mkdir()
     try:
         write_tensors(draft / "tensors.safetensors", tensors)
-        facts = facts | {"step": step, "checksum": checksum(draft / "tensors.safetensors")}
-        _write_flushed(draft / "state.json", json.dumps(facts, indent=1).encode())
+        numbers |= {"step": step, "checksum": checksum(draft / "tensors.safetensors")}
+        _write_flushed(draft / "state.json", json.dumps(numbers, indent=1).encode())
         if final.exists():
             shutil.rmtree(final)
         draft.rename(final)
         _flush_folder(folder)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise disk_trouble(error, folder) from error
+        raise disk_error(error, folder) from error
     return final
 
 
-def newest(folder: Path, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The newest checkpoint that is whole; nothing at all where there is none."""
+def load_newest(
+    folder: Path, warn: Callable[[str], None]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load the newest intact checkpoint; empty where there is none."""
     for path in sorted(folder.glob(f"{WHOLE}*"), reverse=True):
         try:
-            facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            if checksum(path / "tensors.safetensors") != facts["checksum"]:
+            numbers = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            if checksum(path / "tensors.safetensors") != numbers["checksum"]:
                 raise ValueError("its checksum does not match")
-            return load_file(path / "tensors.safetensors"), facts
+            return load_file(path / "tensors.safetensors"), numbers
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             warn(f"Checkpoint {path.name} is damaged ({error}); trying the one before it.")
     return {}, {}
 
 
-def any_in(folder: Path) -> bool:
-    """Whether a checkpoint was ever written here, be it damaged by now."""
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a checkpoint was ever written here, damaged ones included."""
     return any(any(folder.glob(f"{kind}*")) for kind in (WHOLE, DAMAGED))
 
 
-def put_aside(folder: Path, after: int) -> None:
-    """Rename the checkpoints after this step, from which a run goes on: they were found damaged.
+def set_damaged_aside(folder: Path, after: int) -> None:
+    """Rename the checkpoints after this step, from which a run resumes: they are damaged.
 
-    Else `prune` would count them as the newest, and remove those that are whole.
+    Otherwise `prune` would count them as the newest, and delete intact ones.
     """
     for path in folder.glob(f"{WHOLE}*"):
         if path.name > f"{WHOLE}{after:09d}":
-            aside = folder / path.name.replace(WHOLE, DAMAGED)
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            renamed = folder / path.name.replace(WHOLE, DAMAGED)
+            shutil.rmtree(renamed, ignore_errors=True)
+            path.rename(renamed)
 
 
 def prune(folder: Path, keep: int, *, average: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and weights that nothing will ask for.
+    """Delete all but the newest `keep` checkpoints, and weights that no longer have a use.
 
-    The run, and each of these where it is gone on from, asks for the newest best by then and for
-    the newest `average` of the recent.
+    The run, and a run resumed from any of these checkpoints, needs the best weights up to that step
+    and the last `average` of the recent ones.
     """
     checkpoints = sorted(folder.glob(f"{WHOLE}*"))
     for path in checkpoints[:-keep]:
@@ -111,36 +113,36 @@ def prune(folder: Path, keep: int, *, average: int) -> None:
                 path.unlink()
 
 
-def keep_weights(folder: Path, kind: str, step: int, weights: dict[str, Tensor]) -> None:
-    """Keep weights of a kind, BEST or RECENT, under the step that they are of."""
+def save_weights(folder: Path, kind: str, step: int, weights: dict[str, Tensor]) -> None:
+    """Save weights as BEST or RECENT of a step."""
     folder.mkdir(exist_ok=True)
     write_tensors(folder / f"{kind}{step:09d}.safetensors", weights)
 
 
-def forget_weights(folder: Path, after: int) -> None:
-    """Remove weights of steps after this, from which a run goes on: they will be made again.
+def delete_weights(folder: Path, after: int) -> None:
+    """Delete weights of steps after this, from which a run resumes: those steps are trained again.
 
-    Where a machine does not repeat itself, others may be made, and be the best.
+    On a machine that is not deterministic they may come out differently.
     """
     for path in (*list_weights(folder, BEST), *list_weights(folder, RECENT)):
         if _step(path) > f"{after:09d}":
             path.unlink()
 
 
-def mean_of_recent(folder: Path, count: int) -> dict[str, Tensor]:
-    """The mean of the last weights, one after another so that two sets fit in memory."""
+def average_recent(folder: Path, count: int) -> dict[str, Tensor]:
+    """The average of the last recent weights, read one after another to save memory."""
     paths = list_weights(folder, RECENT)[-count:]
     first = read_weights(paths[0])
-    mean = {name: weight.double() for name, weight in first.items()}
-    kinds = {name: weight.dtype for name, weight in first.items()}
+    sums = {name: weight.double() for name, weight in first.items()}
+    dtypes = {name: weight.dtype for name, weight in first.items()}
     for path in paths[1:]:
         for name, weight in read_weights(path).items():
-            mean[name] += weight
-    return {name: (total / len(paths)).to(kinds[name]) for name, total in mean.items()}
+            sums[name] += weight
+    return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}
 
 
-def clear_drafts(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
+def delete_drafts(folder: Path) -> None:
+    """Delete what a killed process left half-written."""
     for path in folder.glob(f"{DRAFT}*"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -149,7 +151,7 @@ def clear_drafts(folder: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file, whole or not at all, flushed to the disk."""
+    """Write a safetensors file atomically, flushed to the disk."""
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
         write_weights(draft, tensors)
@@ -159,22 +161,22 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         _flush_folder(path.parent)
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
-        raise disk_trouble(error, path) from error
+        raise disk_error(error, path) from error
 
 
 def checksum(path: Path) -> str:
-    """A hash of a file; of a large one, of the hashes of its parts, made side by side."""
+    """The hash of a file; of a large one, the hash of its chunks' hashes, computed in parallel."""
     size = path.stat().st_size
-    if size <= PART:
+    if size <= CHUNK:
         return _digest(path, 0, size).hex()
-    starts = range(0, size, PART)
+    starts = range(0, size, CHUNK)
     with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
-        digests = pool.map(lambda start: _digest(path, start, PART), starts)
-        return BY_PARTS + blake2b(b"".join(digests), digest_size=16).hexdigest()
+        digests = pool.map(lambda start: _digest(path, start, CHUNK), starts)
+        return CHUNKED + blake2b(b"".join(digests), digest_size=16).hexdigest()
 
 
 def _digest(path: Path, start: int, size: int) -> bytes:
-    """A hash of some of a file's bytes. Neither to read nor to hash holds other threads up."""
+    """The hash of some bytes of a file. Reading and hashing release the interpreter lock."""
     digest = blake2b(digest_size=16)
     with path.open("rb", buffering=0) as file:
         file.seek(start)
@@ -184,20 +186,20 @@ def _digest(path: Path, start: int, size: int) -> bytes:
     return digest.digest()
 
 
-def disk_trouble(error: Exception, path: Path) -> RunError:
-    """What to do about a disk that cannot be written to."""
+def disk_error(error: Exception, path: Path) -> RunError:
+    """The error of a disk that cannot be written to."""
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
     what = "the disk is full." if full else f"the disk cannot be written to: {error}."
-    first = "Free some space (older runs' checkpoints/ folders, say)" if full else "Mend that"
+    first = "Free some space (checkpoints/ of old runs, say)" if full else "Correct that"
     return RunError(
         what,
         where=str(path),
-        todo=f"{first}, then `heed resume` this run: its last checkpoint is whole.",
+        todo=f"{first}, then `heed resume` this run: its last checkpoint is intact.",
     )
 
 
 def _step(path: Path) -> str:
-    """The step of a checkpoint or of weights, as their names have it."""
+    """The step in the name of a checkpoint or of weights."""
     return path.name.partition("-")[2][:9]
 
 
@@ -218,18 +220,18 @@ def _flush_folder(path: Path) -> None:
         os.close(handle)
 
 
-# ----------------------------------------------------------------- an optimizer, taken to pieces
+# ------------------------------------------------------------------------------ optimizer state
 
 
-def optimizer_pieces(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors and plain numbers."""
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of an optimizer as named tensors and plain numbers."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, values in state["state"].items():
         for name, value in values.items():
-            kept = tensors if isinstance(value, Tensor) else numbers
-            kept[f"optimizer.{index}.{name}"] = value
+            values_of_kind = tensors if isinstance(value, Tensor) else numbers
+            values_of_kind[f"optimizer.{index}.{name}"] = value
     groups = [
         {key: value for key, value in group.items() if not isinstance(value, Tensor)}
         for group in state["param_groups"]
@@ -238,19 +240,19 @@ def optimizer_pieces(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str,
 
 
 def restore_optimizer(
-    optimizer: Optimizer, tensors: dict[str, Tensor], facts: dict[str, Any]
+    optimizer: Optimizer, tensors: dict[str, Tensor], saved: dict[str, Any]
 ) -> None:
-    """Put the pieces back."""
+    """Restore what `optimizer_state` returned."""
     state: dict[int, dict[str, Any]] = {}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, value in _optimizer_items(tensors, facts["numbers"]):
+    for name, value in _optimizer_items(tensors, saved["numbers"]):
         _, index, key = name.split(".", 2)
         if isinstance(value, Tensor):
-            value = placed_like(value, parameters[int(index)])
+            value = distribute_like(value, parameters[int(index)])
         state.setdefault(int(index), {})[key] = value
     groups = optimizer.state_dict()["param_groups"]
-    for group, saved in zip(groups, facts["groups"], strict=True):
-        group.update(saved)
+    for group, saved_group in zip(groups, saved["groups"], strict=True):
+        group.update(saved_group)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM, taken gently: the step in hand is finished and saved first.
+"""Ctrl-C and SIGTERM while training: the current step is finished and saved first.
 
-SIGTERM comes from a scheduler, or from a machine that is shut down; among several ranks from
-torchrun, which passes it on from whoever stops it.
+SIGTERM comes from a scheduler or from a shutdown; among several ranks it comes from torchrun, which
+forwards the signal that stopped it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While this context lasts the first signal is a request, and the second one stops at once."""
+    """A context in which the first signal requests a stop, and the second one stops at once."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.code = STOPPED
-        """What the process is to exit with: 128 and the number of the signal."""
-        self._before: dict[int, Any] = {}
+        self.requested = False
+        self.exit_code = STOPPED
+        """Exit code of the process: 128 plus the number of the signal."""
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._request) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -36,9 +36,9 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked, self.code = True, 128 + number
-        signal.signal(number, self._before[number])
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested, self.exit_code = True, 128 + number
+        signal.signal(number, self._previous[number])

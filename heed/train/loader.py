@@ -1,7 +1,7 @@
-"""The batches of each update, made ahead of time on another thread and on their way to the device.
+"""The prefetching batch loader: batches are built on a thread and copied to the device ahead.
 
-Which batches an update gets is a function of its number alone, so that prefetching, stopping and
-resuming change nothing.
+The batches of a step depend on its number alone. So prefetching, stopping and resuming change
+nothing.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import torch
 from heed.data.batching.batch import Batch, pad_rows
 from heed.data.batching.bucketed import BucketedBatches, Plan
 from heed.data.batching.packing import PackedBatches
-from heed.train.distributed.ranks import ALONE, World
-from heed.train.distributed.sharding import share
+from heed.train.distributed.ranks import SINGLE, World
+from heed.train.distributed.sharding import shard_batch
 
-AHEAD = 4
-"""Updates whose batches are made before they are needed."""
+PREFETCH = 4
+"""Steps whose batches are built before they are needed."""
 
 
 @dataclass
-class _Staged:
-    """Batches of one update, and the moment from which on the device has them."""
+class _Prefetched:
+    """The batches of one step, and the event of their copy to the GPU."""
 
     batches: list[Batch]
-    there: torch.cuda.Event | None = None
+    copied: torch.cuda.Event | None = None
 
-    def arrived(self) -> list[Batch]:
-        """The batches, for work that the device begins after they are there."""
-        if self.there is not None:
+    def wait(self) -> list[Batch]:
+        """The batches; the current stream waits until they are copied."""
+        if self.copied is not None:
             stream = torch.cuda.current_stream()
-            stream.wait_event(self.there)
+            stream.wait_event(self.copied)
             for batch in self.batches:
                 for tensor in batch.tensors().values():
                     tensor.record_stream(stream)
         return self.batches
 
 
-class Feed:
-    """Update number to micro-batches, of which each rank gets its rows.
+class Loader:
+    """Maps a step to its micro-batches; each rank gets its rows of them.
 
-    On a GPU every batch has one of the shapes known beforehand: a smaller one is filled up.
+    On a GPU every batch has one of a few known shapes: smaller ones are padded with empty rows.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class Feed:
         *,
         accumulate: int,
         device: torch.device,
-        world: World = ALONE,
+        world: World = SINGLE,
     ) -> None:
         self.batches, self.accumulate, self.device = batches, accumulate, device
         self.world = world
         self._plan: tuple[int, Plan] = (0, batches.plan(0))
         self.steps_per_epoch = max(1, math.ceil(len(self._plan[1]) / accumulate))
-        self._texts = {(s.length, s.source_length): s.batch_size for s in batches.shapes()}
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._batch_sizes = {(s.length, s.source_length): s.batch_size for s in batches.shapes()}
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def epoch(self, step: int) -> int:
-        """Which pass over the text update `step` is in."""
+        """The epoch of a step."""
         return step // self.steps_per_epoch
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """The batches of all ranks for update `step`; an epoch's last may have fewer."""
+        """The batches of a step for all ranks; the last step of an epoch may have fewer."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if self._plan[0] != epoch:
             self._plan = (epoch, self.batches.plan(epoch))
@@ -76,43 +76,43 @@ class Feed:
         numbers = range(first, min(first + self.accumulate, len(plan)))
         return [self.batches.batch(plan, i) for i in numbers]
 
-    def _stage(self, step: int) -> _Staged:
-        """The batches of update `step`, sent to the device beside what it is doing."""
-        batches = [share(batch, self.world) for batch in self.micro_batches(step)]
-        if self._copies is None:
-            return _Staged([batch.to(self.device) for batch in batches])
-        whole = [pad_rows(batch, self._full(batch)) for batch in batches]
-        with torch.cuda.stream(self._copies):
-            sent = [_pinned(batch).to(self.device) for batch in whole]
-            return _Staged(sent, self._copies.record_event())
-
-    def example(self) -> Batch:
-        """Some batch as an update will meet it, on the device."""
-        batch = share(self.micro_batches(0)[0], self.world)
-        if self._copies is not None:
-            batch = pad_rows(batch, self._full(batch))
+    def example_batch(self) -> Batch:
+        """The first batch as a step gets it, on the device."""
+        batch = shard_batch(self.micro_batches(0)[0], self.world)
+        if self._copy_stream is not None:
+            batch = pad_rows(batch, self._full_size(batch))
         return batch.to(self.device)
 
-    def _full(self, batch: Batch) -> int:
-        """How many texts a rank has of a batch of this shape when it is full."""
-        source = None if batch.source is None else batch.source.shape[1]
-        texts = self._texts.get((batch.ids.shape[1], source))
-        return len(batch.ids) if texts is None else -(-texts // self.world.size)
-
-    def walk(self, start: int, stop: int) -> Iterator[list[Batch]]:
-        """The micro-batches of updates start … stop - 1."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="heed-feed") as worker:
-            waiting: list[Future[_Staged]] = []
+    def iterate(self, start: int, stop: int) -> Iterator[list[Batch]]:
+        """The micro-batches of steps start … stop - 1."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="heed-loader") as worker:
+            waiting: list[Future[_Prefetched]] = []
             try:
                 for step in range(start, stop):
-                    while len(waiting) < min(AHEAD, stop - step):
-                        waiting.append(worker.submit(self._stage, step + len(waiting)))
-                    yield waiting.pop(0).result().arrived()
+                    while len(waiting) < min(PREFETCH, stop - step):
+                        waiting.append(worker.submit(self._prefetch, step + len(waiting)))
+                    yield waiting.pop(0).result().wait()
             finally:
                 for future in waiting:
                     future.cancel()
 
+    def _prefetch(self, step: int) -> _Prefetched:
+        """Build the batches of a step and start their copy on a stream of its own."""
+        batches = [shard_batch(batch, self.world) for batch in self.micro_batches(step)]
+        if self._copy_stream is None:
+            return _Prefetched([batch.to(self.device) for batch in batches])
+        full = [pad_rows(batch, self._full_size(batch)) for batch in batches]
+        with torch.cuda.stream(self._copy_stream):
+            sent = [_pin(batch).to(self.device) for batch in full]
+            return _Prefetched(sent, self._copy_stream.record_event())
 
-def _pinned(batch: Batch) -> Batch:
-    """The batch in memory that a GPU can fetch by itself."""
+    def _full_size(self, batch: Batch) -> int:
+        """The rows that a rank has of a full batch of this shape."""
+        source = None if batch.source is None else batch.source.shape[1]
+        size = self._batch_sizes.get((batch.ids.shape[1], source))
+        return len(batch.ids) if size is None else -(-size // self.world.size)
+
+
+def _pin(batch: Batch) -> Batch:
+    """The batch in pinned memory, from which a GPU copies asynchronously."""
     return batch.with_tensors({name: t.pin_memory() for name, t in batch.tensors().items()})

@@ -1,7 +1,7 @@
-"""What training minimises: for a batch, the sum of its losses, their number, how many are right.
+"""The training objective: the sum of a batch's losses, their number, and correct predictions.
 
-Sums and counts are kept apart to the end, so that a mean over micro-batches, evaluation batches or
-machines is one division, not a mean of means.
+Sums and counts stay apart to the end. A mean over micro-batches, evaluation batches or ranks is
+then one division, not a mean of means.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from heed.nn.tokens import Tokens
 
 @dataclass
 class Loss:
-    """Sums over `count` targets: of losses, and of those answered right. Tensors stay put."""
+    """The sum of the losses of `count` targets, and the number of correct predictions."""
 
     total: Tensor
-    right: Tensor
+    correct: Tensor
     count: int
 
 
@@ -37,33 +37,33 @@ def loss(
     class_weights: Tensor | None = None,
     rdrop: float = 0.0,
 ) -> Loss:
-    """Cross-entropy of what the model says against what it should say, in natural logarithms.
+    """Cross-entropy of a batch in nats, optionally with class weights.
 
-    `class_weights` say what a text of each class counts for. With `rdrop` each text is read twice,
-    dropout drawn anew, and what is said is to agree (`heed.nn.rdrop`).
+    With `rdrop` each sequence is read twice with different dropout, and the KL divergence of the
+    two predictions is added (`heed.nn.rdrop`).
     """
-    read = _repeat_rows(batch) if rdrop else batch
+    inputs = _repeat_rows(batch) if rdrop else batch
     if isinstance(model, Classifier):
-        tokens = Tokens.of(read.ids, mask=read.mask, positions=read.positions)
-        logits = model(read.ids, tokens)
+        tokens = Tokens.of(inputs.ids, mask=inputs.mask, positions=inputs.positions)
+        logits = model(inputs.ids, tokens)
         losses = F.cross_entropy(
             logits.float(),
-            read.targets,
+            inputs.targets,
             ignore_index=IGNORE_INDEX,
             reduction="none",
             label_smoothing=label_smoothing,
         )
         if rdrop:
             losses = losses.unflatten(0, (-1, 2)).mean(dim=1)
-            parted = rdrop_loss(logits.float().unflatten(0, (-1, 2)), rdrop)
-            losses = losses + parted.where(batch.targets != IGNORE_INDEX, 0.0)
+            divergence = rdrop_loss(logits.float().unflatten(0, (-1, 2)), rdrop)
+            losses = losses + divergence.where(batch.targets != IGNORE_INDEX, 0.0)
         if class_weights is not None:
             losses = losses * class_weights[batch.targets.clamp(min=0)]
         total = losses.sum()
-        right = (logits.detach().argmax(dim=-1) == read.targets).sum()
+        correct = (logits.detach().argmax(dim=-1) == inputs.targets).sum()
     else:
-        vectors, targets = model.head.transform(_vectors(model, read)), batch.targets.flatten()
-        total, right = linear_cross_entropy(
+        vectors, targets = model.head.transform(_vectors(model, inputs)), batch.targets.flatten()
+        total, correct = linear_cross_entropy(
             pair_rows(vectors) if rdrop else vectors.flatten(0, 1),
             model.head.weight,
             repeat_rows(targets) if rdrop else targets,
@@ -72,23 +72,23 @@ def loss(
             label_smoothing=label_smoothing,
             rdrop=rdrop,
         )
-    return Loss(total, right / 2 if rdrop else right, batch.count)
+    return Loss(total, correct / 2 if rdrop else correct, batch.count)
 
 
 def _repeat_rows(batch: Batch) -> Batch:
-    """Each text twice, one after the other."""
-    texts = len(batch.ids)
-    own = {name: repeat_rows(t) for name, t in batch.tensors().items() if len(t) == texts}
-    return batch.with_tensors(own)
+    """The batch with every row twice, one after the other."""
+    rows = len(batch.ids)
+    repeated = {name: repeat_rows(t) for name, t in batch.tensors().items() if len(t) == rows}
+    return batch.with_tensors(repeated)
 
 
 def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
-    """A model's vectors for a batch, from which the head would make logits.
+    """A model's output vectors for a batch, before the head.
 
-    Batches are padded on the right: under a causal mask no real token sees padding, so the
-    decoder's own mask need not name it, and the fastest kernel serves.
+    Batches are padded on the right: under a causal mask no real token attends to padding. So the
+    decoder needs no padding mask, and the fastest kernel serves.
     """
-    across = model.config.reweight_over != "token"  # Then a merge has to be told what is padding.
+    across = model.config.reweight_over != "token"  # The norm of such a merge must skip padding.
     if isinstance(model, Translator):
         if batch.source is None:
             raise ValueError("A translator's batch needs a source.")
@@ -104,7 +104,7 @@ def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:
 
 
 class Objective(nn.Module):
-    """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
+    """A model and its loss as one module, which is compiled, replicated or sharded as a whole."""
 
     class_weights: Tensor | None
 
@@ -124,7 +124,7 @@ class Objective(nn.Module):
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sum of the batch's losses, and how many answers were right."""
+        """The sum of the batch's losses, and the number of correct predictions."""
         part = loss(
             self.model,
             batch,
@@ -132,4 +132,4 @@ class Objective(nn.Module):
             class_weights=self.class_weights,
             rdrop=self.rdrop,
         )
-        return part.total, part.right
+        return part.total, part.correct

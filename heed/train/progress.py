@@ -1,4 +1,4 @@
-"""What a person sees of training: a live bar on a terminal, plain lines in a pipe."""
+"""Progress of training: a live bar on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from heed.train.state import Means
+from heed.train.counters import Means
 
 
-class View:
-    """Progress of one run. Use it as a context; `step` after each update, `say` for a line."""
+class ProgressBar:
+    """Progress of one run, as a context: `advance` after each step, `print` for a line."""
 
     def __init__(self, console: Console, *, total: int, start: int = 0) -> None:
         self.console, self.total = console, total
@@ -36,7 +36,7 @@ class View:
             "", total=total, completed=start, loss="–", accuracy="–", rate="–"
         )
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProgressBar:
         self._progress.start()
         return self
 
@@ -48,44 +48,44 @@ class View:
     ) -> None:
         self._progress.stop()
 
-    def step(self, step: int, tokens: int) -> None:
-        """One more update is done, over so many tokens."""
+    def advance(self, step: int, tokens: int) -> None:
+        """Show that this step, over so many tokens, is done."""
         self._tokens += tokens
         self._progress.update(self._bar, completed=step)
 
-    def rate(self) -> float:
+    def tokens_per_second(self) -> float:
         """Tokens a second since the start."""
         return self._tokens / max(1e-9, time.monotonic() - self._began)
 
-    def measured(self, step: int, means: Means) -> None:
-        """New means of the training loss."""
-        loss, accuracy = _shown(means)
-        rate = f"{self.rate():,.0f}"
+    def show_training(self, step: int, means: Means) -> None:
+        """Show the mean loss and accuracy of the last steps."""
+        loss, accuracy = _format(means)
+        rate = f"{self.tokens_per_second():,.0f}"
         self._progress.update(self._bar, rate=rate, loss=loss, accuracy=accuracy)
         if not self.live:
-            spent = time.monotonic() - self._began
-            left = spent / max(1, step - self._first) * (self.total - step)
-            self.say(
+            elapsed = time.monotonic() - self._began
+            left = elapsed / max(1, step - self._first) * (self.total - step)
+            self.print(
                 f"step {step}/{self.total}  loss {loss}  accuracy {accuracy}  "
                 f"{rate} tokens/s  {left:.0f} s left"
             )
 
-    def evaluated(self, step: int, epoch: int, train: Means, sets: dict[str, Any]) -> None:
-        """One line an evaluation, train beside the other sets."""
+    def show_evaluation(self, step: int, epoch: int, train: Means, sets: dict[str, Any]) -> None:
+        """Print one line an evaluation: train and every other set."""
         parts = []
         for name, values in [("train", train), *sets.items()]:
-            loss, accuracy = _shown(values)
+            loss, accuracy = _format(values)
             bleu = f" BLEU {values['bleu']:.1f}" if "bleu" in values else ""
             parts.append(f"{name} loss {loss} accuracy {accuracy}{bleu}")
-        self.say(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
+        self.print(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _shown(means: Means) -> tuple[str, str]:
-    """Loss and accuracy in figures; a dash where nothing is known."""
+def _format(means: Means) -> tuple[str, str]:
+    """Loss and accuracy as text; a dash where there are none."""
     loss, accuracy = means["loss"], means["accuracy"]
     return (
         "–" if loss is None else f"{loss:.3f}",

@@ -1,4 +1,4 @@
-"""What a run writes down while it trains: metrics, evaluations, the best weights, checkpoints."""
+"""What a run records while it trains: metrics, evaluations, the best weights, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,119 +17,123 @@ from heed.models.weights import read_weights
 from heed.runs.best_weights import score_key
 from heed.runs.run import BEST, Run
 from heed.train import checkpoint
-from heed.train.dev_bleu import dev_bleu
-from heed.train.loader import Feed
+from heed.train.counters import EPOCH, RECENT
+from heed.train.loader import Loader
 from heed.train.prepare.setup import TrainingSetup
-from heed.train.progress import View
-from heed.train.state import EPOCH, RECENT, State
-from heed.train.trackers import Tracker, flat, open_trackers
-from heed.train.validate import evaluate
+from heed.train.progress import ProgressBar
+from heed.train.state import State
+from heed.train.trackers import Tracker, flatten_metrics, open_trackers
+from heed.train.validate import greedy_bleu, validate
+
+Scores = dict[str, dict[str, float]]
+"""The metrics of every set."""
 
 
-class Ledger:
-    """The books of one run."""
+class Recorder:
+    """Records one run."""
 
-    def __init__(self, parts: TrainingSetup, state: State, run: Run, feed: Feed) -> None:
-        self.parts, self.state, self.run, self.feed = parts, state, run, feed
-        self.settings, self.world = parts.recipe.train, state.world
+    def __init__(self, setup: TrainingSetup, state: State, run: Run, loader: Loader) -> None:
+        self.setup, self.state, self.run, self.loader = setup, state, run, loader
+        self.settings, self.world = setup.recipe.train, state.world
         self.trackers: list[Tracker] = []
-        complaints = list(find_unknown_metric(self.settings.best_metric, parts.sets, parts.pairs))
+        complaints = list(find_unknown_metric(self.settings.best_metric, setup.sets, setup.pairs))
         if complaints:
             raise ConfigError(complaints)
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
-        """While this lasts, metrics go to the trackers as well, which are closed however it ends.
+        """Send metrics to the recipe's trackers as well, within this context.
 
-        Only training asks for it: what merely tries a recipe leaves nothing elsewhere.
+        Only training enters it: a dry run or a benchmark sends nothing.
         """
-        with open_trackers(self.settings.track if self.world.first else (), self.run) as opened:
+        with open_trackers(self.settings.track if self.world.is_first else (), self.run) as opened:
             self.trackers = opened
             yield
 
-    def log(self, lr: float, view: View) -> None:
-        """A line of metrics: the training loss since the last one."""
-        means = self.state.tally.means(RECENT)
-        self._line("train", means | {"lr": lr, "skipped": self.state.tally.skipped}, view)
-        view.measured(self.state.step, means)
+    def log(self, lr: float, progress: ProgressBar) -> None:
+        """Write a line of metrics: the training loss since the last line."""
+        counters = self.state.counters
+        means = counters.means(RECENT)
+        self._write("train", means | {"lr": lr, "skipped": counters.skipped}, progress)
+        progress.show_training(self.state.step, means)
 
-    def evaluate(self, view: View) -> None:
-        """Score every set with the weights that would be kept, and keep them if they are best."""
+    def evaluate(self, progress: ProgressBar) -> None:
+        """Evaluate every set with the weights that would be saved, and save them if best."""
         state = self.state
-        seen = state.tally.means(EPOCH)
-        with state.averaged() as model:
-            sets = self.world.once(lambda: self._scores(model))
-        self._line("evaluate", {"seen": seen, **sets}, view)
-        view.evaluated(state.step, self.feed.epoch(state.step - 1) + 1, seen, sets)
-        better = self._better(sets)
-        state.worse = 0 if better else state.worse + 1
-        weights = state.weights() if better or self.settings.average_checkpoints > 1 else {}
-        if not self.world.first:
+        seen = state.counters.means(EPOCH)
+        with state.evaluation_model() as model:
+            scores = self.world.broadcast(lambda: self._evaluate_sets(model))
+        self._write("evaluate", {"seen": seen, **scores}, progress)
+        progress.show_evaluation(state.step, self.loader.epoch(state.step - 1) + 1, seen, scores)
+        is_best = self._update_best(scores)
+        state.evals_since_best = 0 if is_best else state.evals_since_best + 1
+        averages = self.settings.average_checkpoints > 1
+        weights = state.weights() if is_best or averages else {}
+        if not self.world.is_first:
             return
-        if better:
-            checkpoint.keep_weights(self.run.checkpoints, BEST, state.step, weights)
-        if self.settings.average_checkpoints > 1:
-            checkpoint.keep_weights(self.run.checkpoints, checkpoint.RECENT, state.step, weights)
+        if is_best:
+            checkpoint.save_weights(self.run.checkpoints, BEST, state.step, weights)
+        if averages:
+            checkpoint.save_weights(self.run.checkpoints, checkpoint.RECENT, state.step, weights)
         self._prune()
 
-    def _scores(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        parts = self.parts
+    def _evaluate_sets(self, model: nn.Module) -> Scores:
+        setup = self.setup
         scores = {
-            name: evaluate(
+            name: validate(
                 cast(Model, model),
                 batches,
-                device=parts.device,
-                bf16=parts.bf16,
-                at_most=self.settings.evaluate_batches,
+                device=setup.device,
+                bf16=setup.bf16,
+                max_batches=self.settings.evaluate_batches,
             )
-            for name, batches in parts.sets.items()
+            for name, batches in setup.sets.items()
         }
-        for name, pairs in parts.pairs.items():
-            scores[name]["bleu"] = dev_bleu(
+        for name, pairs in setup.pairs.items():
+            scores[name]["bleu"] = greedy_bleu(
                 cast(Translator, model),
-                parts.tokenizer,
+                setup.tokenizer,
                 pairs,
-                parts.recipe.decode,
-                max_length=parts.recipe.data.max_length,
+                setup.recipe.decode,
+                max_length=setup.recipe.data.max_length,
             )
         return scores
 
-    def _better(self, sets: dict[str, dict[str, float]]) -> bool:
-        """Whether these scores are the best yet; if so they are from now on."""
+    def _update_best(self, scores: Scores) -> bool:
+        """Whether these scores are the best so far; if so, store them as the best."""
         state = self.state
         name, _, metric = self.settings.best_metric.partition("/")
-        value, best = sets[name][metric], state.best
-        better = best is None or score_key(value, metric) > score_key(best, metric)
-        if better:
+        value, best = scores[name][metric], state.best
+        is_best = best is None or score_key(value, metric) > score_key(best, metric)
+        if is_best:
             state.best = value
-        return better
+        return is_best
 
-    def choose(self, view: View) -> dict[str, Tensor]:
-        """The weights to keep: the best ones, or the mean of the last where that is better.
+    def choose_weights(self, progress: ProgressBar) -> dict[str, Tensor]:
+        """The final weights: the best, or the average of the last ones where that is better.
 
-        Asked of the first rank alone.
+        Called on rank 0 alone.
         """
         best_path = self.run.best_path
         if best_path is None:
             raise RunError("its best weights are missing.", where=str(self.run.checkpoints))
         best = read_weights(best_path)
-        if self.settings.average_checkpoints > 1:
-            mean = checkpoint.mean_of_recent(
-                self.run.checkpoints, self.settings.average_checkpoints
-            )
-            with self.state.from_weights(mean) as model:
-                sets = self._scores(model)
-            better = self._better(sets)
-            self._line("average", {"kept": better, **sets}, view)
-            view.say(f"The mean of the last weights is {'' if better else 'not '}better.")
-            best = mean if better else best
+        count = self.settings.average_checkpoints
+        if count > 1:
+            average = checkpoint.average_recent(self.run.checkpoints, count)
+            with self.state.with_weights(average) as model:
+                scores = self._evaluate_sets(model)
+            is_best = self._update_best(scores)
+            self._write("average", {"kept": is_best, **scores}, progress)
+            progress.print(f"The average of the last weights is {'' if is_best else 'not '}better.")
+            best = average if is_best else best
         return best
 
     def save(self) -> None:
-        """A checkpoint of this very moment."""
-        tensors, facts = self.state.pieces()
-        if self.world.first:
-            checkpoint.save(self.run.checkpoints, self.state.step, tensors, facts)
+        """Save a checkpoint."""
+        tensors, numbers = self.state.state_tensors()
+        if self.world.is_first:
+            checkpoint.save(self.run.checkpoints, self.state.step, tensors, numbers)
             self._prune()
         self.world.barrier()
 
@@ -139,18 +143,19 @@ class Ledger:
             self.run.checkpoints, settings.keep_checkpoints, average=settings.average_checkpoints
         )
 
-    def _line(self, event: str, values: dict[str, Any], view: View) -> None:
-        """Append a line of metrics; what hangs on the clock stands under `time`."""
+    def _write(self, event: str, values: dict[str, Any], progress: ProgressBar) -> None:
+        """Append a line of metrics; values that depend on the clock are under `time`."""
         state = self.state
-        line = {"event": event, "step": state.step, "epoch": self.feed.epoch(state.step - 1) + 1}
-        clock = {"unix": round(time.time(), 3), "tokens_per_second": round(view.rate(), 1)}
+        line = {"event": event, "step": state.step, "epoch": self.loader.epoch(state.step - 1) + 1}
+        rate = round(progress.tokens_per_second(), 1)
+        clock = {"unix": round(time.time(), 3), "tokens_per_second": rate}
         state.lines += 1
-        if not self.world.first:
+        if not self.world.is_first:
             return
         try:
             with self.run.metrics_path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line | values | {"time": clock}) + "\n")
         except OSError as error:
-            raise checkpoint.disk_trouble(error, self.run.metrics_path) from error
+            raise checkpoint.disk_error(error, self.run.metrics_path) from error
         for tracker in self.trackers:
-            tracker.log(state.step, flat(event, values))
+            tracker.log(state.step, flatten_metrics(event, values))

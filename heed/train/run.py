@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,68 +23,74 @@ from heed.plugins import used_plugins
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train.curves import draw_curves
-from heed.train.distributed.ranks import World, joined
-from heed.train.distributed.sharding import Twin, spread
+from heed.train.distributed.ranks import World, process_group
+from heed.train.distributed.sharding import UnshardedModel, distribute
 from heed.train.execution.choose import PlannedWork, build_step
-from heed.train.loader import Feed
+from heed.train.loader import Loader
 from heed.train.loop import Loop
 from heed.train.objective import Objective
-from heed.train.optimizers.build import CAPTURABLE, build_optimizer, settings_of
+from heed.train.optimizers.build import CAPTURABLE, build_optimizer, optimizer_settings
 from heed.train.optimizers.schedules import schedule
-from heed.train.prepare.init_from import Origin, settled
-from heed.train.prepare.setup import Say, TrainingSetup, prepare, validate_recipe
-from heed.train.progress import View
-from heed.train.state import State, under
+from heed.train.prepare.init_from import PretrainedModel, resolve_init
+from heed.train.prepare.setup import (
+    Say,
+    Stage,
+    TrainingSetup,
+    prepare,
+    unmeasured,
+    validate_recipe,
+)
+from heed.train.progress import ProgressBar
+from heed.train.state import State, select_prefix
 
 DEFAULT_EPOCHS = 20
 
 
-class OutOfRoomError(HeedError):
+class TrainingMemoryError(HeedError):
     """A batch does not fit into memory."""
 
 
 def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
-    """Make a run folder and train in it to the end."""
-    with joined() as world:
-        chosen = world.join(choose_device(device))
-        with world.in_turn():
-            recipe, origin = settled(recipe)
-        validate_recipe(recipe, origin)
+    """Create a run folder and train in it to the end."""
+    with process_group() as world:
+        torch_device = world.init_process_group(choose_device(device))
+        with world.rank0_first():
+            recipe, pretrained = resolve_init(recipe)
+        validate_recipe(recipe, pretrained)
         refuse_rank_conflicts(recipe, world, resumed=False)
-        run = Run(Path(world.once(lambda: str(Run.create(folder, recipe).folder))))
+        run = Run(Path(world.broadcast(lambda: str(Run.create(folder, recipe).folder))))
         try:
-            _train(run, recipe, chosen, world, console, origin)
-        except (ConfigError, DataError, OutOfRoomError, OSError):
-            # Nothing learnt is in the way of a second try.
-            if world.first:
+            _train(run, recipe, torch_device, world, console, pretrained)
+        except (ConfigError, DataError, TrainingMemoryError, OSError):
+            # An unstarted run would be in the way of a second attempt.
+            if world.is_first:
                 run.delete_if_unstarted()
             raise
         except KeyboardInterrupt:
-            if world.first:
+            if world.is_first:
                 run.delete_if_unstarted()
-            if run.folder.exists():  # asked twice in the middle of training
+            if run.folder.exists():  # interrupted twice while training
                 raise
-            what = f"Stopped before anything was learnt; {folder} is removed."
-            raise StoppedError(what) from None
+            raise StoppedError(f"Stopped before the first step; {folder} is deleted.") from None
     return run
 
 
 def resume(folder: Path, *, device: str = "auto", console: Console) -> Run:
-    """Go on with a run from its newest whole checkpoint; say so where it is finished."""
-    with joined() as world:
-        chosen, run = world.join(choose_device(device)), Run.open(folder)
+    """Resume a run from its newest intact checkpoint; a finished run is left as it is."""
+    with process_group() as world:
+        torch_device, run = world.init_process_group(choose_device(device)), Run.open(folder)
         refuse_rank_conflicts(run.recipe(), world, resumed=True)
-        if world.once(lambda: run.finished):
-            finished = f"{folder}: this run is finished; nothing to do."
-            world.voice(console).print(finished, highlight=False)
+        if world.broadcast(lambda: run.finished):
+            message = f"{folder}: this run is finished; nothing to do."
+            world.console(console).print(message, highlight=False)
         else:
-            _train(run, run.recipe(), chosen, world, console)
+            _train(run, run.recipe(), torch_device, world, console)
     return run
 
 
 def refuse_rank_conflicts(recipe: Recipe, world: World, *, resumed: bool) -> None:
     """Refuse what several ranks cannot do, before anything is written."""
-    complaints = find_rank_conflicts(recipe, resumed=resumed) if world.several else []
+    complaints = find_rank_conflicts(recipe, resumed=resumed) if world.is_distributed else []
     if complaints:
         raise ConfigError(complaints)
 
@@ -94,129 +101,151 @@ def _train(
     device: torch.device,
     world: World,
     console: Console,
-    origin: Origin | None = None,
+    pretrained: PretrainedModel | None = None,
 ) -> None:
-    """Only the first rank writes into the folder, and only it speaks."""
-    world.folder, console = str(run.folder), world.voice(console)
+    """Train a run to its end. Only rank 0 writes into the folder and to the console."""
+    world.folder, console = str(run.folder), world.console(console)
 
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    with run.locked() if world.first else nullcontext():
-        parts = prepare(recipe, run, device=device, say=say, world=world, origin=origin)
-        _refuse_other_text(run, parts)
-        with memory_guard(recipe):
-            loop = build_loop(parts, run, say=say)
-        if world.first:
-            _keep_lines(run, loop.state.lines)
-            checkpoint.forget_weights(run.checkpoints, after=loop.state.step)
-            facts = {"device": str(device), "bf16": parts.bf16, "ranks": world.size}
-            facts |= {"new_parts": parts.new} if parts.new else {}
-            plugins = [plugin.record() for plugin in used_plugins(recipe.model)]
-            facts |= {"plugins": plugins} if plugins else {}
-            run.write_environment({"data": parts.data_hashes, **facts})
-        shown = View(console, total=loop.steps, start=loop.state.step)
-        with shown as view, loop.ledger.tracked():
-            with memory_guard(recipe):
-                loop.train(view)
-            weights = loop.ledger.choose(view) if world.first else {}
-        if world.first:
-            checkpoint.write_tensors(run.weights_path, merge_adapters(parts.model, weights))
+    with run.locked() if world.is_first else nullcontext():
+        setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
+        _refuse_changed_data(run, setup)
+        with oom_guard(recipe):
+            loop = build_loop(setup, run, say=say)
+        if world.is_first:
+            _truncate_metrics(run, loop.state.lines)
+            checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
+            run.write_environment(_environment(setup))
+        bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
+        with bar as progress, loop.recorder.tracked():
+            with oom_guard(recipe):
+                loop.train(progress)
+            weights = loop.recorder.choose_weights(progress) if world.is_first else {}
+        if world.is_first:
+            checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
             draw_curves(run)
 
 
-def build_loop(parts: TrainingSetup, run: Run, *, say: Say) -> Loop:
-    """The loop of a recipe, at its newest checkpoint or at step 0."""
-    settings, world = parts.recipe.train, parts.world
+def _environment(setup: TrainingSetup) -> dict[str, Any]:
+    """What the result depends on, beside versions and hardware."""
+    info: dict[str, Any] = {"data": setup.data_hashes, "device": str(setup.device)}
+    info |= {"bf16": setup.bf16, "ranks": setup.world.size}
+    if setup.new_parts:
+        info["new_parts"] = setup.new_parts
+    if plugins := used_plugins(setup.recipe.model):
+        info["plugins"] = [plugin.record() for plugin in plugins]
+    return info
+
+
+def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmeasured) -> Loop:
+    """The training loop of a run, at its newest checkpoint or at step 0."""
+    recipe, settings, world = setup.recipe, setup.recipe.train, setup.world
     if settings.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(settings.deterministic)  # imports a compiler: 2 s
-    feed = Feed(parts.train, accumulate=settings.accumulate, device=parts.device, world=world)
+    with stage("store"):
+        loader = Loader(
+            setup.train, accumulate=settings.accumulate, device=setup.device, world=world
+        )
     epochs = settings.epochs or (DEFAULT_EPOCHS if settings.steps is None else None)
-    ends = [settings.steps, epochs and epochs * feed.steps_per_epoch]
+    ends = [settings.steps, epochs and epochs * loader.steps_per_epoch]
     steps = min(end for end in ends if end)
-    twin = Twin(parts.model) if world.several and settings.parallel == "fsdp" else None
+    sharded = world.is_distributed and settings.parallel == "fsdp"
+    unsharded = UnshardedModel(setup.model) if sharded else None
     objective = Objective(
-        parts.model,
+        setup.model,
         label_smoothing=settings.label_smoothing,
-        class_weights=parts.class_weights,
+        class_weights=setup.class_weights,
         rdrop=settings.rdrop,
     )
-    shared = spread(objective, settings.parallel, world, parts.device)
+    distributed = distribute(objective, settings.parallel, world, setup.device)
+    # Sharding replaces the parameters, so the optimizer is built after it. torch imports its
+    # compiler, of which optimizers use a part, when the first one is built.
+    with stage("optimizer"):
+        optimizer = _build_optimizer(setup)
     state = State(
-        parts.model,
-        _optimizer(parts),
-        parts.device,
+        setup.model,
+        optimizer,
+        setup.device,
         ema_decay=settings.ema,
         world=world,
-        twin=twin,
+        unsharded=unsharded,
     )
-    tensors, facts = checkpoint.newest(run.checkpoints, say)
-    world.reseed(parts.recipe.seed, facts.get("step", 0))
-    if facts:
-        found, where = under("model.", tensors), str(run.recipe_path)
-        require_matching_weights(parts.model.state_dict(), found, where=where)
-        state.restore(tensors, facts)
-        say(f"Going on from step {state.step}.")
-    elif parts.begun:
-        raise RunError(
-            "none of its checkpoints is whole, so there is nothing to go on from.",
-            where=str(run.folder),
-            todo="Put one back from a copy, or remove its checkpoints folder to begin anew.",
-        )
-    _refuse_different_steps(state, run)
-    if world.first:
-        checkpoint.put_aside(run.checkpoints, after=state.step)
-    parts.model.train()
-    ahead = PlannedWork(steps - state.step, parts.train.shapes(), feed.example())
-    step = build_step(parts.recipe, shared, state, ahead, bf16=parts.bf16, say=say)
+    _restore(state, setup, run, say)
+    setup.model.train()
+    work = PlannedWork(steps - state.step, setup.train.shapes(), loader.example_batch())
+    with stage("capture"):
+        step = build_step(recipe, distributed, state, work, bf16=setup.bf16, say=say)
     warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
     factor = schedule(settings.schedule, warmup=warmup, steps=steps, floor=settings.lr_floor)
-    return Loop(parts, step, run, feed, factor, steps)
+    return Loop(setup, step, run, loader, factor, steps)
 
 
-def _optimizer(parts: TrainingSetup) -> Optimizer:
-    settings = parts.recipe.train
-    captured = parts.device.type == "cuda" and not parts.world.several
+def _build_optimizer(setup: TrainingSetup) -> Optimizer:
+    settings = setup.recipe.train
+    captured = setup.device.type == "cuda" and not setup.world.is_distributed
     return build_optimizer(
-        parts.model,
-        settings_of(settings),
+        setup.model,
+        optimizer_settings(settings),
         lr_tensor=captured and settings.optimizer in CAPTURABLE,
     )
 
 
+def _restore(state: State, setup: TrainingSetup, run: Run, say: Say) -> None:
+    """Restore the newest intact checkpoint, if there is one."""
+    world = setup.world
+    tensors, numbers = checkpoint.load_newest(run.checkpoints, say)
+    world.reseed(setup.recipe.seed, numbers.get("step", 0))
+    if numbers:
+        weights, where = select_prefix("model.", tensors), str(run.recipe_path)
+        require_matching_weights(setup.model.state_dict(), weights, where=where)
+        state.restore(tensors, numbers)
+        say(f"Resuming from step {state.step}.")
+    elif setup.has_checkpoints:
+        raise RunError(
+            "all of its checkpoints are damaged, so the run cannot be resumed.",
+            where=str(run.folder),
+            todo="Restore one from a copy, or delete its checkpoints folder to start again.",
+        )
+    _refuse_different_steps(state, run)
+    if world.is_first:
+        checkpoint.set_damaged_aside(run.checkpoints, after=state.step)
+
+
 def _refuse_different_steps(state: State, run: Run) -> None:
-    """Ranks that read different checkpoints do not look into the same folder."""
-    steps = [int(step) for step in state.world.gathered(torch.tensor([state.step]))]
+    """Refuse ranks that read different checkpoints: their folders are different ones."""
+    steps = [int(step) for step in state.world.all_gather(torch.tensor([state.step]))]
     if len({*steps}) > 1:
         raise RunError(
             f"the ranks found different checkpoints here: of steps {', '.join(map(str, steps))}.",
             where=str(run.folder),
-            todo="Keep the run in a folder that all machines share.",
+            todo="Put the run into a folder that all machines share.",
         )
 
 
-def _refuse_other_text(run: Run, parts: TrainingSetup) -> None:
-    """A run that goes on must read what it began with."""
-    known = run.environment().get("data", {})
-    other = [name for name, own in parts.data_hashes.items() if known.get(name, own) != own]
-    if other:
+def _refuse_changed_data(run: Run, setup: TrainingSetup) -> None:
+    """Refuse to resume a run on other data than it started with."""
+    hashes = run.environment().get("data", {})
+    changed = [name for name, own in setup.data_hashes.items() if hashes.get(name, own) != own]
+    if changed:
         raise RunError(
-            f"the text of {' and '.join(other)} is not what this run began with.",
+            f"the text of {' and '.join(changed)} is not what this run started with.",
             where=str(run.folder),
-            todo="Put the files back as they were, or train anew in another folder.",
+            todo="Restore the files, or train again in another folder.",
         )
 
 
-def _keep_lines(run: Run, lines: int) -> None:
-    """Forget what was measured after the checkpoint: it will be measured again."""
+def _truncate_metrics(run: Run, lines: int) -> None:
+    """Remove metrics of steps after the checkpoint, which are trained again."""
     if run.metrics_path.exists():
-        whole = run.metrics_path.read_bytes().split(b"\n")[:-1]  # a line that was cut off is none
-        write_atomic(run.metrics_path, b"".join(line + b"\n" for line in whole[:lines]))
+        complete = run.metrics_path.read_bytes().split(b"\n")[:-1]  # without a line cut off
+        write_atomic(run.metrics_path, b"".join(line + b"\n" for line in complete[:lines]))
 
 
 @contextmanager
-def memory_guard(recipe: Recipe) -> Iterator[None]:
-    """Running out of memory is a sentence with the setting to change."""
+def oom_guard(recipe: Recipe) -> Iterator[None]:
+    """Turn running out of memory into an error that names the setting to change."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -227,10 +256,10 @@ def memory_guard(recipe: Recipe) -> Iterator[None]:
             name, size = "batch_tokens", settings.batch_tokens or DEFAULT_BATCH_TOKENS
         smaller = (
             f"--set train.{name}={size // 2} --set train.accumulate={2 * settings.accumulate}, "
-            "which makes nearly the same updates in half the memory."
+            "which takes nearly the same steps in half the memory."
         )
         if size == 1:
             smaller = "a smaller model, or shorter texts (data.max_length)."
-        raise OutOfRoomError(
+        raise TrainingMemoryError(
             f"memory ran out with train.{name} = {size}.", todo=f"Use {smaller}"
         ) from error

@@ -1,8 +1,8 @@
-"""One update: forward and backward over its micro-batches, clip, move, average.
+"""One optimizer step: forward and backward over its micro-batches, clip, update, average.
 
-Nothing here asks the device for a number, so the host runs ahead of a GPU, and the whole of it can
-be captured (`heed.train.execution.cuda_graphs`). Whether the gradient is finite is decided where
-it lies.
+Nothing here reads a number back from the device, so the host runs ahead of a GPU, and the whole
+step can be captured (`heed.train.execution.cuda_graphs`). Whether the gradient is finite is decided
+on the device.
 """
 
 from __future__ import annotations
@@ -14,97 +14,98 @@ import torch
 from torch import Tensor, nn
 
 from heed.data.batching.batch import IGNORE_INDEX, Batch
-from heed.train.distributed.sharding import apart, whole
-from heed.train.optimizers.build import move
-from heed.train.state import NOW, State
+from heed.train.counters import STEP
+from heed.train.distributed.sharding import full_tensor, no_sync
+from heed.train.optimizers.build import step_optimizer
+from heed.train.state import State
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an update may not pass."""
+    """Limits of a step."""
 
     clip: float
-    """Largest norm of the gradient; 0 is none."""
-    skip: int
-    """How many updates in a row may be skipped because the gradient was not finite."""
-    halve: bool = False
-    """Whether a batch that does not fit into memory may be learnt from in parts."""
+    """Maximum norm of the gradient; 0 turns clipping off."""
+    max_skipped: int
+    """Maximum steps in a row that are skipped because the gradient was not finite."""
+    split_on_oom: bool = False
+    """Whether a batch that does not fit into memory is split."""
 
 
 class Step:
-    """Updates a run's state by batches, one kernel after another."""
+    """Optimizer steps on a run's state, executed eagerly."""
 
     def __init__(self, objective: nn.Module, state: State, limits: Limits, *, bf16: bool) -> None:
-        """`objective` is an `Objective`, or what stands for one: replicated, sharded."""
+        """`objective` is an `Objective`, possibly replicated or sharded."""
         self.objective, self.state, self.limits, self.bf16 = objective, state, limits, bf16
-        self.weights = list(state.model.parameters())  # to look for them takes longer than a norm
+        self.parameters = list(state.model.parameters())  # to collect them is slower than a norm
 
     def __call__(self, batches: list[Batch]) -> None:
-        """One update over the mean loss of all targets in these batches."""
-        self.state.begin(max(1, sum(batch.count for batch in batches)))
+        """One step on the mean loss over all targets of these batches."""
+        self.state.start_step(max(1, sum(batch.count for batch in batches)))
         try:
-            *early, last = pieces(batches, self.state.pieces_of_batch)
+            *early, last = split_batches(batches, self.state.batch_splits)
             for batch in early:
-                with apart(self.objective):
-                    self.learn(batch)
-            self.learn(last)
+                with no_sync(self.objective):
+                    self.backward(batch)
+            self.backward(last)
         except torch.OutOfMemoryError:
-            most = max(len(batch.ids) for batch in batches)
-            if not self.limits.halve or self.state.pieces_of_batch >= most:
+            largest = max(len(batch.ids) for batch in batches)
+            if not self.limits.split_on_oom or self.state.batch_splits >= largest:
                 raise
         else:
-            self.move()
+            self.optimizer_step()
             self.state.step += 1
             return
-        # Outside of `except`, which would keep what did not fit.
-        self.forget()
-        self.state.halve()
+        # Outside of `except`, whose traceback would keep the tensors that did not fit.
+        self.zero_grad()
+        self.state.split_batches()
         self(batches)
 
-    def learn(self, batch: Batch) -> None:
-        """Add one micro-batch's share to the gradient."""
-        tally = self.state.tally
+    def backward(self, batch: Batch) -> None:
+        """Add the gradient of one micro-batch."""
+        counters = self.state.counters
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.bf16):
-            total, right = self.objective(batch)
-        (total / tally.sums[NOW, 2].to(total.dtype)).backward()
-        tally.add(total.detach(), right)
+            loss, correct = self.objective(batch)
+        (loss / counters.sums[STEP, 2].to(loss.dtype)).backward()
+        counters.add(loss.detach(), correct)
 
-    def move(self) -> None:
-        """Clip the gradient to its largest norm, move the weights, forget the gradient."""
+    def optimizer_step(self) -> None:
+        """Clip the gradient, update the weights and their average, clear the gradient."""
         state, clip = self.state, self.limits.clip
-        norm = self.norm()
+        norm = self.gradient_norm()
         finite = norm.isfinite()
         divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
-        move(state.optimizer, divisor, finite)
+        step_optimizer(state.optimizer, divisor, finite)
         state.update_ema()
-        state.tally.settle(finite, self.limits.skip)
-        self.forget()
+        state.counters.finish_step(finite, self.limits.max_skipped)
+        self.zero_grad()
 
-    def norm(self) -> Tensor:
+    def gradient_norm(self) -> Tensor:
         """The Euclidean norm of the whole gradient."""
-        return whole(nn.utils.get_total_norm(self.gradients()))
+        return full_tensor(nn.utils.get_total_norm(self.gradients()))
 
-    def forget(self) -> None:
-        """No gradient is left for the next update."""
+    def zero_grad(self) -> None:
+        """Clear the gradient for the next step."""
         self.state.optimizer.zero_grad(set_to_none=True)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients there are."""
-        return [p.grad for p in self.weights if p.grad is not None]
+        """The gradients of all parameters that have one."""
+        return [p.grad for p in self.parameters if p.grad is not None]
 
 
-def pieces(batches: list[Batch], parts: int) -> Iterator[Batch]:
-    """The batches, each cut into so many, to be learnt from one after another."""
+def split_batches(batches: list[Batch], parts: int) -> Iterator[Batch]:
+    """Split each batch into this many parts."""
     for batch in batches:
-        yield from [batch] if parts == 1 else _cut(batch, parts)
+        yield from [batch] if parts == 1 else _split(batch, parts)
 
 
-def _cut(batch: Batch, parts: int) -> Iterator[Batch]:
-    texts = len(batch.ids)
-    size = -(-texts // parts)
-    own = {name: t for name, t in batch.tensors().items() if len(t) == texts}
-    for first in range(0, texts, size):
+def _split(batch: Batch, parts: int) -> Iterator[Batch]:
+    rows = len(batch.ids)
+    size = -(-rows // parts)
+    tensors = {name: t for name, t in batch.tensors().items() if len(t) == rows}
+    for first in range(0, rows, size):
         part = slice(first, first + size)
-        cut = {name: tensor[part] for name, tensor in own.items()}
+        cut = {name: tensor[part] for name, tensor in tensors.items()}
         count = int((cut["targets"] != IGNORE_INDEX).sum())
         yield batch.with_tensors(cut, count=count, rows=batch.rows[part])

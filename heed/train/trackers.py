@@ -1,6 +1,6 @@
-"""Metrics sent elsewhere, as they are written: TensorBoard, Weights & Biases, MLflow.
+"""Experiment trackers that receive the metrics: TensorBoard, Weights & Biases, MLflow.
 
-None of them is needed; each is imported only when a recipe asks for it (`train.track`).
+Each is optional, and imported only if a recipe names it (`train.track`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heed.runs.run import Run
 
 
 class Tracker(Protocol):
-    """Where a line of metrics can go."""
+    """Receives the metrics of a run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -31,12 +31,12 @@ class TensorBoard:
         self._writer = writer(log_dir=str(run.folder / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One point a metric."""
+        """Write one point of each metric."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush the events."""
+        """Flush the event files."""
         self._writer.close()
 
 
@@ -49,7 +49,7 @@ class WandB:
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One step's metrics."""
+        """Send the metrics of one step."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class MLflow:
         self._mlflow.start_run(run_name=run.folder.name)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One step's metrics."""
+        """Send the metrics of one step."""
         named = {name.replace("/", "."): value for name, value in values.items()}
         self._mlflow.log_metrics(named, step=step)
 
@@ -83,13 +83,13 @@ TRACKERS: dict[str, type[TensorBoard | WandB | MLflow]] = {
 
 @contextmanager
 def open_trackers(names: Sequence[str], run: Run) -> Iterator[list[Tracker]]:
-    """The trackers a recipe asks for, closed at the end."""
+    """Open the trackers of a recipe; they are closed on exit."""
     with ExitStack() as stack:
         yield [stack.enter_context(closing(TRACKERS[name](run))) for name in names]
 
 
-def flat(event: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Nested metrics by path: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
+def flatten_metrics(event: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten nested metrics: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
     named: dict[str, float | None] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

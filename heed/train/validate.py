@@ -1,40 +1,79 @@
-"""How good a model is on a split, by the same path for train, dev and test."""
+"""Validation while training: loss, perplexity and accuracy of a set, and its greedy BLEU."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from heed.config import DecodeConfig
 from heed.data.batching.bucketed import BucketedBatches
-from heed.models import Model
+from heed.data.corpus import Corpus
+from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.metrics.corpus_bleu import bleu
+from heed.models import Model, Translator
 from heed.models.inference import evaluating
+from heed.pipelines.translate import TranslationPipeline
 from heed.train.objective import loss
 
+Pair = tuple[str, str]
+"""A source sentence and its reference translation."""
 
-def evaluate(
+
+def validate(
     model: Model,
     batches: BucketedBatches,
     *,
     device: torch.device,
     bf16: bool = False,
-    at_most: int | None = None,
+    max_batches: int | None = None,
 ) -> dict[str, float]:
-    """Mean loss by token (or text), its perplexity, and the share answered right.
+    """Mean loss by token (or example), its perplexity, and accuracy.
 
-    Reads the split in the order of its file, at most `at_most` batches of it.
+    Batches are read in the order of the file, at most `max_batches` of them.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     count, plan = 0, batches.plan_in_order()
     with evaluating(model):
-        for i in range(len(plan) if at_most is None else min(at_most, len(plan))):
+        for i in range(len(plan) if max_batches is None else min(max_batches, len(plan))):
             batch = batches.batch(plan, i).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 part = loss(model, batch)
             total += part.total
-            right += part.right
+            correct += part.correct
             count += part.count
     mean = float(total) / max(1, count)
     perplexity = math.exp(mean) if mean < 700 else math.inf
-    return {"loss": mean, "perplexity": perplexity, "accuracy": int(right) / max(1, count)}
+    return {"loss": mean, "perplexity": perplexity, "accuracy": int(correct) / max(1, count)}
+
+
+def sentence_pairs(corpus: Corpus, batches: BucketedBatches) -> list[Pair]:
+    """Source and reference of each row of a set, which is all or some of this corpus."""
+    rows = [int(row) for row in batches.rows]
+    wanted = set(rows)
+    texts = {i: record.texts for i, record in enumerate(corpus.usable_records()) if i in wanted}
+    return [(texts[row][0], texts[row][1]) for row in rows]
+
+
+def greedy_config(decode: DecodeConfig) -> DecodeConfig:
+    """The decoding of validation: greedy, which is fastest."""
+    return decode.model_copy(update={"beam": 1, "sample": False})
+
+
+def greedy_bleu(
+    model: Translator,
+    tokenizer: Tokenizer,
+    pairs: Sequence[Pair],
+    decode: DecodeConfig,
+    *,
+    max_length: int,
+) -> float:
+    """Corpus BLEU of greedy translations of these pairs."""
+    pipeline = TranslationPipeline(
+        [model], tokenizer, greedy_config(decode), max_source=max_length - 1
+    )
+    translations = pipeline.translate([source for source, _ in pairs])
+    references = [reference for _, reference in pairs]
+    return bleu([translation.text for translation in translations], references).score

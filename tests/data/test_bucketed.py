@@ -159,7 +159,7 @@ def test_blank_rows_change_neither_loss_nor_gradient(folder: Path, task: str) ->
         part = loss(model, batch)
         part.total.backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        return [part.total.detach(), part.right, *gradients]
+        return [part.total.detach(), part.correct, *gradients]
 
     whole = pad_rows(batch, 5)
     assert len(whole.ids) == 5

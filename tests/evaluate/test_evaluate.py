@@ -23,7 +23,7 @@ from heed.models import Translator
 from heed.runs.best_weights import describe_weights
 from heed.runs.load import load_run
 from heed.runs.run import Run
-from heed.train.dev_bleu import dev_bleu, pairs_of
+from heed.train.validate import greedy_bleu, sentence_pairs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -125,11 +125,11 @@ def test_dev_bleu_equals_the_bleu_of_dev(run: Path, text: Path) -> None:
     assert isinstance(model, Translator)
     corpus = open_corpus(sides(text, "test"), task="translate")
     batches = BucketedBatches(open_store(corpus, tokenizer), "translate", max_length=256)
-    pairs = pairs_of(corpus, batches)
-    found = dev_bleu(model, tokenizer, pairs, recipe.decode, max_length=256)
+    pairs = sentence_pairs(corpus, batches)
+    found = greedy_bleu(model, tokenizer, pairs, recipe.decode, max_length=256)
     assert found == evaluate_small(run, split="dev")["bleu"]
     some = batches.subset(np.array([7, 3]))
-    assert sorted(pairs_of(corpus, some)) == sorted([pairs[7], pairs[3]])
+    assert sorted(sentence_pairs(corpus, some)) == sorted([pairs[7], pairs[3]])
 
 
 @pytest.mark.parametrize("task", ["classify", "generate"])

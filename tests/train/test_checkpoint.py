@@ -31,19 +31,19 @@ def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep
     """`steps` says of each checkpoint whether it is whole; a run goes on, saves, and goes on."""
     with TemporaryDirectory() as place:
         folder = Path(place)
-        assert not checkpoint.any_in(folder)
+        assert not checkpoint.has_checkpoints(folder)
         for step, whole in steps.items():
             path = checkpoint.save(folder, step, {"a": torch.ones(2)}, {})
             if not whole:
                 (path / "tensors.safetensors").write_bytes(b"")
-        _, facts = checkpoint.newest(folder, ignored)
-        assert checkpoint.any_in(folder)
+        _, facts = checkpoint.load_newest(folder, ignored)
+        assert checkpoint.has_checkpoints(folder)
         last = max((step for step, whole in steps.items() if whole), default=0)
         assert facts.get("step", 0) == last
-        checkpoint.put_aside(folder, after=last)
+        checkpoint.set_damaged_aside(folder, after=last)
         checkpoint.save(folder, last + further, {"a": torch.ones(2)}, {})
         checkpoint.prune(folder, keep, average=1)
-        assert checkpoint.newest(folder, ignored)[1]["step"] == last + further
+        assert checkpoint.load_newest(folder, ignored)[1]["step"] == last + further
         assert len(list(folder.glob("step-*"))) <= keep
         aside = {int(path.name.removeprefix("damaged-")) for path in folder.glob("damaged-*")}
         assert aside == {step for step in steps if step > last}
@@ -52,7 +52,7 @@ def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep
 @given(size=st.integers(0, 40), place=st.integers(0, 39), part=st.sampled_from([7, 8, 64]))
 def test_a_byte_that_changed_is_found_in_whatever_part(size: int, place: int, part: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "PART", part)
+        patch.setattr(checkpoint, "CHUNK", part)
         path, content = Path(folder) / "file", bytearray(range(size))
         path.write_bytes(content)
         before = checkpoint.checksum(path)
@@ -68,9 +68,9 @@ def test_a_byte_that_changed_is_found_in_whatever_part(size: int, place: int, pa
 def test_one_put_aside_twice_is_there_once(tmp_path: Path) -> None:
     for _ in range(2):
         checkpoint.save(tmp_path, 7, {"a": torch.ones(2)}, {})
-        checkpoint.put_aside(tmp_path, after=3)
+        checkpoint.set_damaged_aside(tmp_path, after=3)
     assert [path.name for path in tmp_path.iterdir()] == ["damaged-000000007"]
-    assert checkpoint.any_in(tmp_path)
+    assert checkpoint.has_checkpoints(tmp_path)
 
 
 @given(
@@ -87,15 +87,15 @@ def test_every_checkpoint_has_the_weights_of_its_time(
         folder = Path(place)
         for step in range(1, 10):
             if step in evaluated:
-                checkpoint.keep_weights(folder, RECENT, step, {"a": torch.tensor(float(step))})
+                checkpoint.save_weights(folder, RECENT, step, {"a": torch.tensor(float(step))})
                 checkpoint.prune(folder, keep, average=average)
             if step in saved:
                 checkpoint.save(folder, step, {"a": torch.ones(2)}, {})
                 checkpoint.prune(folder, keep, average=average)
         assert len(list_weights(folder, RECENT)) <= average * (keep + 1)
         for step in sorted(saved, reverse=True)[:keep]:
-            checkpoint.forget_weights(folder, after=step)
+            checkpoint.delete_weights(folder, after=step)
             last = [one for one in sorted(evaluated) if one <= step][-average:]
             if last:
-                mean = checkpoint.mean_of_recent(folder, average)["a"]
+                mean = checkpoint.average_recent(folder, average)["a"]
                 assert float(mean) == pytest.approx(sum(last) / len(last))

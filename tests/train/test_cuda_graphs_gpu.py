@@ -107,8 +107,8 @@ def test_capture_changes_no_state(corpus: Path) -> None:
     assert isinstance(loop.step, GraphStep)
     assert all(torch.equal(w, before[name]) for name, w in parts.model.state_dict().items())
     assert torch.equal(torch.cuda.get_rng_state(), random_before)
-    assert not loop.state.tally.sums.any()
-    assert loop.state.tally.counts.tolist() == [0, 0, 0, -1]
+    assert not loop.state.counters.sums.any()
+    assert loop.state.counters.counts.tolist() == [0, 0, 0, -1]
     for kept in loop.state.optimizer.state.values():
         assert not any(bool(value.any()) for value in kept.values())
     assert not any(bool(grad.any()) for grad in loop.step.gradients())
@@ -124,7 +124,7 @@ def test_every_batch_has_a_captured_shape(corpus: Path, monkeypatch: pytest.Monk
         raise AssertionError(f"{batch.ids.shape} was not captured")
 
     monkeypatch.setattr(Objective, "forward", refused)
-    for batches in loop.feed.walk(0, loop.feed.steps_per_epoch):
+    for batches in loop.loader.iterate(0, loop.loader.steps_per_epoch):
         loop.update(batches)
 
 

@@ -30,9 +30,9 @@ from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.errors import ConfigError, StoppedError
 from heed.runs.run import Run
 from heed.train import run as train_run
-from heed.train.distributed.ranks import World, leave
-from heed.train.distributed.sharding import share
-from heed.train.loader import Feed
+from heed.train.distributed.ranks import World, exit_process
+from heed.train.distributed.sharding import shard_batch
+from heed.train.loader import Loader
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
@@ -45,15 +45,15 @@ BREAK = 5
 
 def stops_at(step: int) -> None:
     """The last rank is sent Ctrl-C when it asks for this update's batches."""
-    walk = Feed.walk
+    walk = Loader.iterate
 
-    def walking(self: Feed, start: int, stop: int) -> Iterator[list[Batch]]:
+    def walking(self: Loader, start: int, stop: int) -> Iterator[list[Batch]]:
         for number, batches in enumerate(walk(self, start, stop), start):
             if number == step and self.world.rank == self.world.size - 1:
                 os.kill(os.getpid(), signal.SIGINT)
             yield batches
 
-    Feed.walk = walking  # type: ignore[method-assign]
+    Loader.iterate = walking  # type: ignore[method-assign]
 
 
 def no_curves(run: Run) -> None:
@@ -64,7 +64,7 @@ def obey(path: Path) -> None:
     """Start and resume runs as the orders say."""
     torch.set_num_threads(1)
     vars(train_run)["draw_curves"] = no_curves
-    true_walk = Feed.walk
+    true_walk = Loader.iterate
     for order in json.loads(path.read_text()):
         folder = Path(order["run"])
         if order["broken"]:
@@ -78,7 +78,7 @@ def obey(path: Path) -> None:
         except (StoppedError, SystemExit):
             if not order["broken"]:
                 raise
-        Feed.walk = true_walk  # type: ignore[method-assign]
+        Loader.iterate = true_walk  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------ the cases
@@ -178,7 +178,7 @@ def write_text(folder: Path) -> None:
 def begun_on_one(folder: Path, name: str) -> None:
     """A run stopped before update `BREAK`, to be gone on with by two."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Feed, "walk", Feed.walk)  # put back what `stops_at` takes away
+        patch.setattr(Loader, "iterate", Loader.iterate)  # put back what `stops_at` takes away
         stops_at(BREAK)
         told = Recipe.read(folder / f"{name}.toml")
         with pytest.raises(StoppedError):
@@ -307,7 +307,7 @@ def test_a_killed_rank_stops_the_other_with_one_message(runs: Path) -> None:
     resumed = torchrun(*heed, "resume", str(folder), *where)
     said = words_of(resumed)
     assert resumed.returncode == 0, said
-    assert said.count("Going on from step") == 1
+    assert said.count("Resuming from step") == 1
     assert outcome(runs / "long-whole") == outcome(folder)
 
 
@@ -333,7 +333,7 @@ def test_shares_are_the_batch(texts: int, size: int, length: int, packed: bool) 
         rows=tuple(range(texts)),
         segments=torch.zeros_like(ids) if packed else None,
     )
-    shares = [share(whole, World(rank, size)) for rank in range(size)]
+    shares = [shard_batch(whole, World(rank, size)) for rank in range(size)]
     assert len({tuple(s.ids.shape) for s in shares}) == 1
     assert {s.count for s in shares} == {whole.count}
     assert sorted(row for s in shares for row in s.rows) == list(whole.rows)
@@ -360,4 +360,4 @@ def test_what_ranks_cannot_share_is_refused(settings: dict[str, Any], said: str)
 
 if __name__ == "__main__":
     obey(Path(sys.argv[1]))
-    leave(0)
+    exit_process(0)

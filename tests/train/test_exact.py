@@ -24,7 +24,7 @@ from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train import run as train_run
-from heed.train.recorder import Ledger
+from heed.train.recorder import Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_pat
     weights = newest / "tensors.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0\0")
     said: list[str] = []
-    _, facts = checkpoint.newest(newest.parent, said.append)
+    _, facts = checkpoint.load_newest(newest.parent, said.append)
     assert facts["step"] == 3
     assert newest.name in said[0]
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
     (run.checkpoints / "step-000000006" / "tensors.safetensors").write_bytes(b"")
     with asked_at(4, signal.SIGINT), pytest.raises(StoppedError):
         train_run.resume(run.folder, device="cpu", console=QUIET)
-    assert checkpoint.newest(run.checkpoints, print)[1]["step"] == 5
+    assert checkpoint.load_newest(run.checkpoints, print)[1]["step"] == 5
     train_run.resume(run.folder, device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(run)
 
@@ -130,7 +130,7 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_anew_unasked(
         tensors.write_bytes(b"")
     before = outcome_so_far(run.folder)
     for _ in range(2):
-        with pytest.raises(RunError, match="none of its checkpoints is whole"):
+        with pytest.raises(RunError, match="all of its checkpoints are damaged"):
             train_run.resume(run.folder, device="cpu", console=QUIET)
         assert outcome_so_far(run.folder) == before
     shutil.rmtree(run.checkpoints)  # as it says
@@ -147,11 +147,11 @@ def test_a_run_that_stopped_early_makes_no_update_more(
     whole = train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
     assert whole.metrics()[-1]["step"] < 60
 
-    def dies(self: Ledger, view: object) -> None:
+    def dies(self: Recorder, view: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "choose", dies)
+        patch.setattr(Recorder, "choose_weights", dies)
         with pytest.raises(Killed):
             train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
     broken = train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
@@ -162,11 +162,11 @@ def scoring(patch: pytest.MonkeyPatch, *losses: float) -> None:
     """Evaluations say this, one after another, as on a machine that does not repeat itself."""
     left = iter(losses)
 
-    def scores(self: Ledger, model: object) -> dict[str, dict[str, float]]:
+    def scores(self: Recorder, model: object) -> dict[str, dict[str, float]]:
         return {"dev": {"loss": next(left), "accuracy": 0.0}}
 
     patch.setattr(train_run, "draw_curves", lambda run: None)
-    patch.setattr(Ledger, "_scores", scores)
+    patch.setattr(Recorder, "_evaluate_sets", scores)
 
 
 def test_the_best_weights_are_of_an_evaluation_that_the_metrics_know(
@@ -243,7 +243,7 @@ def test_a_run_does_not_go_on_over_other_text(corpus: Path, tmp_path: Path) -> N
     before = outcome_so_far(tmp_path / "run")
     whole = (own / "a.en").read_text(encoding="utf-8")
     (own / "a.en").write_text(whole.replace("a", "b"), encoding="utf-8")
-    with pytest.raises(RunError, match="train is not what this run began with"):
+    with pytest.raises(RunError, match="train is not what this run started with"):
         train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     assert outcome_so_far(tmp_path / "run") == before
     (own / "a.en").write_text(whole, encoding="utf-8")
@@ -358,7 +358,7 @@ def test_a_signal_saves_and_is_the_exit_code(
     assert process.returncode == code, out
     assert "nothing is lost" in out
     assert f"heed resume {tmp_path / 'run'}" in out
-    _, facts = checkpoint.newest(tmp_path / "run" / "checkpoints", print)
+    _, facts = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
     assert facts["step"] > 0
 
 

@@ -33,17 +33,17 @@ from heed.models.layer_index import layer_indices
 from heed.nn.tokens import Tokens
 from heed.runs.load import load_run
 from heed.runs.run import Run
-from heed.train import resolve
+from heed.train import estimate, resolve
 from heed.train import run as train_run
 from heed.train.optimizers.build import (
     OptimizerSettings,
     build_optimizer,
-    rates,
+    describe_rates,
     set_lr,
 )
-from heed.train.prepare.init_from import settled
+from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import prepare
-from heed.train.validate import evaluate
+from heed.train.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = Console(quiet=True)
@@ -158,9 +158,9 @@ def roberta(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begun(recipe: Recipe, folder: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The weights before the first update, and what was said of them."""
     said: list[str] = []
-    whole, origin = settled(recipe)
+    whole, origin = resolve_init(recipe)
     run = Run.create(folder, whole)
-    model = prepare(whole, run, device=CPU, say=said.append, origin=origin).model
+    model = prepare(whole, run, device=CPU, say=said.append, pretrained=origin).model
     said = [line for line in said if not line.startswith("dev:")]
     return {name: weight.clone() for name, weight in model.state_dict().items()}, said
 
@@ -186,7 +186,7 @@ def test_the_body_is_taken_and_the_head_of_another_task_is_new(
     parts = {own.partition(".")[0] for own in after}
     expected = [part for part in ("head",) if part in parts and not same]
     expected = (["cross-attention"] if task == "translate" and not same else []) + expected
-    (line,) = [line for line in said if line.startswith("Beginning from")]
+    (line,) = [line for line in said if line.startswith("Initialized from")]
     assert line.endswith(f"new: {', '.join(expected)}." if expected else "weights.")
 
 
@@ -197,10 +197,10 @@ def test_a_folder_of_transformers_is_taken_as_it_is(
     transformers = pytest.importorskip("transformers")
     init, train = {"from": str(roberta)}, {"precision": "float32"}
     recipe = told(text, "classify", init=init, train=train, data_length=40)
-    whole, origin = settled(recipe)
+    whole, origin = resolve_init(recipe)
     said: list[str] = []
     run = Run.create(tmp_path / "run", whole)
-    parts = prepare(whole, run, device=CPU, say=said.append, origin=origin)
+    parts = prepare(whole, run, device=CPU, say=said.append, pretrained=origin)
     batch = parts.sets["dev"].batch(parts.sets["dev"].plan_in_order(), 0)
     theirs = transformers.RobertaModel.from_pretrained(roberta, add_pooling_layer=False).eval()
     model = parts.model.eval()
@@ -295,7 +295,9 @@ def test_what_contradicts_it_is_refused_by_key(
 
 def test_what_says_the_same_in_other_words_is_not(text: Path, origins: Path) -> None:
     same = {"layers": 2, "kv_heads": 2, "head_width": 8, "pooling": "first", "position": "rope"}
-    whole, _ = settled(told(text, "classify", init={"from": str(origins / "masked")}, model=same))
+    whole, _ = resolve_init(
+        told(text, "classify", init={"from": str(origins / "masked")}, model=same)
+    )
     assert whole.model.kv_heads == 2
     assert whole.model.pooling == "first"
 
@@ -307,7 +309,7 @@ def test_only_a_classifier_takes_over_runs_of_tokens(
 ) -> None:
     """Unset or set to none, they hinder no other task; and a classifier may do without."""
     init = {"from": str(origins / "grams")}
-    whole, _ = settled(told(text, task, init=init, model=grams))
+    whole, _ = resolve_init(told(text, task, init=init, model=grams))
     assert whole.model.ngrams == (2 if task == "classify" and not grams else 1)
     assert (whole.model.ngram_log_count_ratio > 0) == (whole.model.ngrams > 1)
 
@@ -336,7 +338,7 @@ def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
     [
         ("nowhere", "classify", {}, "nowhere: there is no such folder"),
         (".", "classify", {}, "neither a run nor a folder of transformers"),
-        ("lstm", "classify", {}, "lstm.*cannot begin a model for 'classify'"),
+        ("lstm", "classify", {}, "lstm.*cannot initialize a model for 'classify'"),
         ("lstm", "generate", {"init": {"lora": 2}}, "lora is for family 'transformer'"),
         ("masked", "classify", {"init": {"freeze": 3}}, "freeze cannot be 3: .* has 2 layers"),
         ("masked", "generate", {"init": {"freeze": "body"}}, "leaves nothing to train"),
@@ -379,15 +381,15 @@ def test_a_run_that_is_not_finished_is_refused(text: Path, tmp_path: Path, best:
         run.checkpoints.mkdir()
         (run.checkpoints / "best-000000001.safetensors").touch()
     with pytest.raises(RunError, match=r"not finished.* heed resume") as refused:
-        settled(told(text, "classify", init={"from": str(run.folder)}))
+        resolve_init(told(text, "classify", init={"from": str(run.folder)}))
     assert ("no weights" in str(refused.value)) is not best
 
 
 def test_files_without_a_recipe_take_the_shape_too(text: Path, origins: Path) -> None:
     """What is sensible for a small text must not contradict where the weights come from."""
     change = [f"init.from={origins / 'masked'}"]
-    recipe, _ = resolve.recipe(None, None, [str(text / "a.tsv")], None, change, None)
-    whole, _ = settled(recipe)
+    recipe, _ = resolve.resolve_recipe(None, None, [str(text / "a.tsv")], None, change, None)
+    whole, _ = resolve_init(recipe)
     assert (recipe.task, whole.model.layers) == ("classify", 2)
 
 
@@ -429,11 +431,11 @@ def test_what_is_frozen_stays_to_the_bit(
 def test_what_is_frozen_costs_nothing(text: Path, origins: Path, tmp_path: Path) -> None:
     """No gradient, no state of the optimizer, no running mean."""
     init = {"from": str(origins / "masked"), "freeze": 1}
-    whole, _ = settled(told(text, "classify", init=init, train={"ema": 0.9}))
+    whole, _ = resolve_init(told(text, "classify", init=init, train={"ema": 0.9}))
     run = Run.create(tmp_path / "run", whole)
     parts = prepare(whole, run, device=CPU, say=print)
     loop = train_run.build_loop(parts, run, say=print)
-    loop.update(loop.feed.micro_batches(0))
+    loop.update(loop.loader.micro_batches(0))
     places = layer_indices(parts.model)
     named = dict(parts.model.named_parameters())
     learnt = {name for name in named if places[name].layer > 1}
@@ -546,7 +548,7 @@ def test_a_dry_run_tells_the_rates(text: Path, origins: Path, tmp_path: Path) ->
     init, train = {"from": str(origins / "masked"), "freeze": "embeddings"}, {"layer_decay": 0.5}
     console = Console(file=(tmp_path / "out").open("w"), width=200)
     recipe = told(text, "classify", init=init, train=train)
-    resolve.dry_run(recipe, device="cpu", console=console)
+    estimate.dry_run(recipe, device="cpu", console=console)
     console.file.close()
     said = (tmp_path / "out").read_text()
     assert "rates       0.01 for 34, 0.005 for " in said
@@ -557,7 +559,7 @@ def test_a_dry_run_tells_the_rates(text: Path, origins: Path, tmp_path: Path) ->
 def test_rates_are_told_with_how_much_they_are_for() -> None:
     model = fresh("classify", layers=1)
     optimizer = build_optimizer(model, OptimizerSettings(lr=0.1, layer_decay=0.5))
-    told = rates(optimizer, 0.1).split(", ")
+    told = describe_rates(optimizer, 0.1).split(", ")
     assert [line.split(" for ")[0] for line in told] == ["0.1", "0.05", "0.025"]
     sizes = [int(line.split(" for ")[1].replace(",", "")) for line in told]
     assert sum(sizes) == sum(p.numel() for p in model.parameters())
@@ -587,7 +589,7 @@ def test_adapters_are_merged_at_the_end(
     )
     model, _, recipe = load_run(run.folder, device="cpu")
     parts = prepare(recipe, run, device=CPU, say=print)
-    score = evaluate(model, parts.sets["dev"], device=CPU)
+    score = validate(model, parts.sets["dev"], device=CPU)
     best = min(line["dev"]["loss"] for line in run.metrics() if line["event"] == "evaluate")
     assert score["loss"] == pytest.approx(best, abs=1e-5)
 
@@ -756,7 +758,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shipped(name: str, data: Path, run: Path, *changes: str) -> Run:
     told = ["train.steps=3", "train.warmup=0", *changes]
-    recipe, _ = resolve.recipe(name, None, None, None, told, None, data)
+    recipe, _ = resolve.resolve_recipe(name, None, None, None, told, None, data)
     return trained(recipe, run)
 
 

@@ -22,7 +22,7 @@ from heed.nn.ngrams import log_count_ratios
 from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import run as train_run
-from heed.train.prepare.ngram_weights import counted, parting
+from heed.train.prepare.ngram_weights import count_ngrams, word_boundaries
 from heed.train.prepare.setup import prepare
 
 QUIET = Console(quiet=True)
@@ -68,7 +68,7 @@ def told(text: Path, kind: str = "char") -> Recipe:
 def test_words_are_parted_where_a_person_parts_them(kind: str, words: list[str]) -> None:
     line = " ".join(words)
     tokenizer = Tokenizer.train([line, " \t"], kind=kind)
-    apart = parting(tokenizer)
+    apart = word_boundaries(tokenizer)
     ids = tokenizer.encode(line)
     assert [bool(apart[i]) for i in ids] == [byte == 32 for byte in _units(kind, line)]
     marks = tokenizer.specials
@@ -98,7 +98,7 @@ def test_every_text_counts_once_for_its_class(text: Path) -> None:
     counts = torch.zeros(2, 501)
     for (label, row), count in found.items():
         counts[label, row] = count
-    assert torch.equal(counted(grams, parts.sets["dev"], 2), counts)  # the same lines as train
+    assert torch.equal(count_ngrams(grams, parts.sets["dev"], 2), counts)  # the same lines as train
     assert torch.equal(grams.weight_r, log_count_ratios(counts, 1.0))
     assert grams.weight_r.max() > 2
 
@@ -114,7 +114,7 @@ def test_a_run_keeps_what_it_counted(text: Path) -> None:
     assert isinstance(model, Classifier)
     assert model.grams is not None
     assert model.grams.between_v is not None
-    assert torch.equal(model.grams.between_v, parting(tokenizer))
+    assert torch.equal(model.grams.between_v, word_boundaries(tokenizer))
 
 
 def test_a_run_that_begins_from_another_has_what_that_one_counted(text: Path) -> None:

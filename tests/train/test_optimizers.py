@@ -22,7 +22,7 @@ from heed.train.optimizers.build import (
     parameter_groups,
     set_lr,
 )
-from heed.train.optimizers.custom import orthogonalise
+from heed.train.optimizers.custom import orthogonalize
 from heed.train.optimizers.schedules import schedule
 
 RATES = {"sgd": 0.05, "adagrad": 0.5, "adafactor": 0.1}
@@ -228,7 +228,7 @@ def test_orthogonalised_matrices_have_singular_values_near_one(
     made = torch.Generator().manual_seed(seed)
     u, _, vt = torch.linalg.svd(torch.randn(3, rows, columns, generator=made), full_matrices=False)
     spectrum = torch.rand(3, 1, min(rows, columns), generator=made) * 0.95 + 0.05
-    near_one = orthogonalise(((u * spectrum) @ vt * 10.0**size).to(device)).cpu()
+    near_one = orthogonalize(((u * spectrum) @ vt * 10.0**size).to(device)).cpu()
     values = torch.linalg.svdvals(near_one)
     assert values.min() > 0.65
     assert values.max() < 1.25
@@ -245,7 +245,7 @@ def test_muon_takes_an_orthogonal_step_of_adamw_size(rows: int, columns: int, se
     made = torch.Generator().manual_seed(seed)
     grad = torch.eye(rows, columns) + 0.2 * torch.rand(rows, columns, generator=made)
     moved = stepped("muon", torch.zeros(rows, columns), grad, decay=0.0, lr=0.1)
-    expected = -0.1 * 0.2 * math.sqrt(max(rows, columns)) * orthogonalise(grad[None])[0]
+    expected = -0.1 * 0.2 * math.sqrt(max(rows, columns)) * orthogonalize(grad[None])[0]
     torch.testing.assert_close(moved, expected)
     assert 0.1 < moved.square().mean().sqrt() / 0.1 < 0.3
 

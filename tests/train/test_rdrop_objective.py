@@ -59,7 +59,7 @@ def test_without_dropout_it_is_the_plain_loss(task: str) -> None:
     found, others = learnt(model, batch, rdrop=5.0)
     torch.testing.assert_close(found.total, plain.total)
     torch.testing.assert_close(others, gradients)
-    assert (found.count, float(found.right)) == (plain.count, float(plain.right))
+    assert (found.count, float(found.correct)) == (plain.count, float(plain.correct))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -16,10 +16,10 @@ from rich.console import Console
 from heed.config import Recipe
 from heed.errors import ConfigError
 from heed.runs.run import Run
-from heed.train import resolve
+from heed.train import estimate
 from heed.train import run as train_run
 from heed.train.prepare import setup
-from heed.train.trackers import flat
+from heed.train.trackers import flatten_metrics
 
 
 def recipe(tracker: str) -> Recipe:
@@ -43,7 +43,9 @@ def written(run: Run, event: str, path: str) -> list[tuple[int, float]]:
     """What metrics.jsonl says of one metric: steps and values."""
     lines = [line for line in run.metrics() if line["event"] == event]
     kept = ("event", "step", "epoch", "time")
-    flats = [flat(event, {k: v for k, v in line.items() if k not in kept}) for line in lines]
+    flats = [
+        flatten_metrics(event, {k: v for k, v in line.items() if k not in kept}) for line in lines
+    ]
     return [(line["step"], values[path]) for line, values in zip(lines, flats, strict=True)]
 
 
@@ -119,7 +121,7 @@ def test_a_tracker_is_closed_however_training_ends(
 
 
 def test_what_only_tries_a_recipe_opens_no_tracker(told: list[str]) -> None:
-    resolve.dry_run(recipe("wandb"), device="cpu", console=Console(quiet=True))
+    estimate.dry_run(recipe("wandb"), device="cpu", console=Console(quiet=True))
     bench(recipe("wandb"))
     assert told == []
 

@@ -21,13 +21,13 @@ from heed.data.batching.batch import Batch
 from heed.errors import ConfigError, DataError, HeedError, StoppedError
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
-from heed.train import checkpoint, resolve, validate
+from heed.train import checkpoint, estimate, validate
 from heed.train import run as train_run
 from heed.train.curves import draw_curves
 from heed.train.objective import Objective
 from heed.train.prepare import setup
 from heed.train.prepare.setup import prepare
-from heed.train.trackers import flat
+from heed.train.trackers import flatten_metrics
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -122,7 +122,7 @@ def test_a_dry_run_tells_texts_from_windows(text: Path, how: dict[str, Any]) -> 
     console = Console(file=io.StringIO(), record=True, width=200)
     data = {"dev": [str(text / "dev.txt")], "max_length": 4} | how
     (text / "dev.txt").write_text("a b c\na b c d\na b c d e f g h\n")
-    resolve.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
+    estimate.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
     lines = (text / "train.txt").read_text().splitlines()
     windows = sum(-(-(len(line.split()) + 1) // 4) for line in lines)
     learnt = "160" if how else f"160 ({windows} windows)"
@@ -177,7 +177,7 @@ def test_evaluation_leaves_no_trace(text: Path) -> None:
     parts.model.train()
     before = torch.get_rng_state()
     first, second = (
-        validate.evaluate(parts.model, parts.sets["dev"], device=CPU) for _ in range(2)
+        validate.validate(parts.model, parts.sets["dev"], device=CPU) for _ in range(2)
     )
     assert first == second
     assert torch.equal(torch.get_rng_state(), before)
@@ -226,7 +226,7 @@ def test_gradients_do_not_leak_between_steps(text: Path) -> None:
     run = _run(text)
     parts = prepare(recipe(text), run, device=CPU, say=print)
     made = train_run.build_loop(parts, run, say=print)
-    for batches in made.feed.walk(0, 2):
+    for batches in made.loader.iterate(0, 2):
         made.update(batches)
         assert all(p.grad is None for p in parts.model.parameters())
 
@@ -242,18 +242,18 @@ def test_a_score_that_is_no_number_is_the_worst(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first evaluation is the best yet; not for ever, if it is NaN."""
-    true, scored = validate.evaluate, list[float]()
+    true, scored = validate.validate, list[float]()
 
     def first_none(*arguments: Any, **named: Any) -> dict[str, float]:
         found = true(*arguments, **named)
         scored.append(found["loss"])
         return found | ({"loss": math.nan} if len(scored) == 1 else {})
 
-    monkeypatch.setattr("heed.train.recorder.evaluate", first_none)
+    monkeypatch.setattr("heed.train.recorder.validate", first_none)
     told = recipe(text, train={"evaluate_every": 2, "patience": 2, "lr": 1e-2})
     run = trained(told, text / "run")
     best = chosen_evaluation(run.metrics(), "dev/loss")
-    _, facts = checkpoint.newest(run.checkpoints, print)
+    _, facts = checkpoint.load_newest(run.checkpoints, print)
     assert best is not None
     assert best["dev"]["loss"] == facts["best"] == min(scored[1:])
 
@@ -291,7 +291,7 @@ def test_packed_training_runs(text: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"data": {"pack": True}}, "pack is for language models"),
+        ({"data": {"pack": True}}, "pack is for causal language models"),
         ({"train": {"objective": "masked"}}, "is for task 'generate'"),
         ({"model": {"position": "learned", "max_positions": 8}}, "beyond the 8 positions"),
         ({"train": {"best_metric": "dev/los"}}, "Did you mean 'dev/loss'"),
@@ -316,7 +316,7 @@ def test_nonsense_found_late_leaves_no_folder(text: Path) -> None:
     apart = text / "apart.tsv"
     apart.write_text("with\ta a a a a a a a a a a\nwithout\tb b b b b b b b b b b\n")
     told = recipe(text, data={"dev": [str(apart)]}, train={"best_metric": "dev-clean/loss"})
-    with pytest.raises(ConfigError, match="best cannot be 'dev-clean/loss'"):
+    with pytest.raises(ConfigError, match="best_metric cannot be 'dev-clean/loss'"):
         trained(told, text / "run")
     assert not (text / "run").exists()
 
@@ -335,8 +335,8 @@ def interrupted(*_: Any, **__: Any) -> Any:
 def test_an_interrupt_before_the_first_update_leaves_no_folder(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "tokenizer_for", interrupted)
-    with pytest.raises(StoppedError, match="before anything was learnt") as stopped:
+    monkeypatch.setattr(setup, "get_tokenizer", interrupted)
+    with pytest.raises(StoppedError, match="before the first step") as stopped:
         trained(recipe(text), text / "run")
     assert stopped.value.code == 130
     assert not (text / "run").exists()
@@ -385,7 +385,7 @@ def test_where_all_were_skipped_no_loss_is_told(
     for line in run.metrics():
         means = line["seen"] if line["event"] == "evaluate" else {key: line[key] for key in unknown}
         assert (means == unknown) == (line["step"] in (2, 3))
-        assert (flat("train", means) == {}) == (line["step"] in (2, 3))
+        assert (flatten_metrics("train", means) == {}) == (line["step"] in (2, 3))
     assert "NaN" not in run.metrics_path.read_text()
     said = console.export_text()
     assert "step 2/6  loss –  accuracy –  " in said
@@ -398,7 +398,7 @@ def test_too_many_of_them_stop_the_run_and_keep_the_batch(
 ) -> None:
     poison(monkeypatch, 1, 99)
     told = recipe(text, train={"max_skipped_steps": 2})
-    with pytest.raises(HeedError, match="not finite in 3 updates in a row"):
+    with pytest.raises(HeedError, match="not finite in 3 steps in a row"):
         trained(told, text / "run")
     assert list((text / "run").glob("batch-*.safetensors"))
 
@@ -426,8 +426,8 @@ def test_batches_that_do_not_fit_are_halved_where_allowed(
     run = trained(told, text / "halved")
     halved = load_file(run.weights_path)
     assert all(torch.allclose(whole[name], halved[name], atol=1e-6) for name in whole)
-    _, facts = checkpoint.newest(run.checkpoints, print)
-    assert facts["pieces_of_batch"] == 4
+    _, facts = checkpoint.load_newest(run.checkpoints, print)
+    assert facts["batch_splits"] == 4
 
 
 def test_running_out_of_memory_names_the_setting(

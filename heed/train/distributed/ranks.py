@@ -1,8 +1,8 @@
-"""Several processes train as one: `torchrun --nproc-per-node 2 -m heed train RECIPE`.
+"""Distributed training: `torchrun --nproc-per-node 2 -m heed train RECIPE`.
 
-What ranks must agree on beside the gradients (scores, sums, whether to stop) is a few numbers that
-travel between hosts by gloo, also where gradients travel between GPUs by NCCL: no host waits in a
-GPU's queue for a rank that is gone. How batches and models are divided is in
+Beside gradients, ranks exchange a few numbers: scores, sums, whether to stop. These go between
+hosts by gloo even where gradients go between GPUs by NCCL, so no host waits in a GPU's queue for a
+rank that is gone. How batches and models are divided is in
 `heed.train.distributed.sharding`.
 """
 
@@ -35,55 +35,55 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 TIMEOUT = timedelta(hours=1)
-"""How long a rank waits for another that is there but says nothing: it may be learning a tokenizer.
-One that is gone is noticed at once."""
-HEARD = 1.0
-"""Seconds in which a rank that is alive says so, once another was lost."""
-SILENT = 10.0
-"""Seconds that a rank leaves to another to tell what went wrong. torchrun ends it before."""
+"""How long a rank waits for another that is alive but silent: it may be training a tokenizer.
+A rank that is gone is noticed at once."""
+ALIVE_SECONDS = 1.0
+"""Seconds in which a rank that is alive reports so, once another was lost."""
+REPORT_SECONDS = 10.0
+"""Seconds that a rank gives another to report an error. torchrun ends it before."""
 
 
 @dataclass(eq=False)
 class World:
-    """Who trains together, and which of them this process is. Alone, nothing here does anything."""
+    """The ranks that train together, and which of them this process is."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Which of its machine's ranks this is, and so which GPU is its own."""
+    """The rank within its machine, which is the index of its GPU."""
     store: Store | None = None
-    """Words that outlive a rank: torchrun keeps them."""
+    """torchrun's key-value store, which outlives a rank."""
     folder: str | None = None
-    """Where the run is, for who has to resume it."""
+    """The run folder, for the message on how to resume."""
 
     @property
-    def several(self) -> bool:
-        """Whether there is anyone else."""
+    def is_distributed(self) -> bool:
+        """Whether there is more than one rank."""
         return self.size > 1
 
     @property
-    def first(self) -> bool:
-        """Whether this rank writes files and speaks."""
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes files and to the console."""
         return self.rank == 0
 
     @property
     def command(self) -> str:
-        """How heed was called."""
-        return "torchrun … -m heed" if self.several else "heed"
+        """The command that heed was called with."""
+        return "torchrun … -m heed" if self.is_distributed else "heed"
 
-    def join(self, device: torch.device) -> torch.device:
-        """Meet the others; returns the device of this rank."""
-        if not self.several:
+    def init_process_group(self, device: torch.device) -> torch.device:
+        """Initialize torch.distributed; returns the device of this rank."""
+        if not self.is_distributed:
             return device
         backend = "gloo"
         if device.type == "cuda":
             backend, device = "cpu:gloo,cuda:nccl", self._own_gpu()
-        before = on_terminate(signal.SIG_DFL)  # whoever waits here for a rank that died just ends
+        before = set_sigterm(signal.SIG_DFL)  # a rank that waits here for a dead one ends
         dist.init_process_group(
             backend, store=self.store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
         )
-        on_terminate(before)
-        _kept.append(dist.group.WORLD)
+        set_sigterm(before)
+        _groups.append(dist.group.WORLD)
         return device
 
     def _own_gpu(self) -> torch.device:
@@ -98,76 +98,76 @@ class World:
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
-    def voice(self, console: Console) -> Console:
-        """The console where this rank is the one to speak, else one that shows nothing."""
-        return console if self.first else Console(quiet=True, force_terminal=False)
+    def console(self, console: Console) -> Console:
+        """The console on rank 0, a silent one on other ranks."""
+        return console if self.is_first else Console(quiet=True, force_terminal=False)
 
-    # -------------------------------------------------------- what all ranks must do together
+    # ------------------------------------------------------------------------ collective calls
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
-        self.total(torch.zeros(1))
+        """Wait for all ranks."""
+        self.all_reduce(torch.zeros(1))
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over ranks, of a tensor on the CPU, which is changed."""
-        if self.several:
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum a CPU tensor over ranks, in place."""
+        if self.is_distributed:
             dist.all_reduce(values)
         return values
 
-    def any(self, asked: bool) -> bool:
-        """Whether any rank was asked."""
-        return bool(self.total(torch.tensor([float(asked)])))
+    def any(self, value: bool) -> bool:
+        """Whether the value is true on any rank."""
+        return bool(self.all_reduce(torch.tensor([float(value)])))
 
-    def gathered(self, own: Tensor) -> list[Tensor]:
-        """Every rank's tensor, all of one shape, on the CPU."""
-        if not self.several:
+    def all_gather(self, own: Tensor) -> list[Tensor]:
+        """The CPU tensors of all ranks, which have one shape."""
+        if not self.is_distributed:
             return [own]
-        room = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(room, own)
-        return room
+        tensors = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(tensors, own)
+        return tensors
 
-    def once(self, make: Callable[[], Made]) -> Made:
-        """What the first rank makes, told to all: anything that JSON can say."""
-        if not self.several:
+    def broadcast(self, make: Callable[[], Made]) -> Made:
+        """Call a function on rank 0 and send its result, which must be JSON, to all ranks."""
+        if not self.is_distributed:
             return make()
-        said = json.dumps(make()).encode() if self.first else b""
-        length = self.total(torch.tensor([len(said)]))
-        room = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else None
-        told = torch.empty(int(length), dtype=torch.uint8) if room is None else room
-        dist.broadcast(told, 0)
-        made: Made = json.loads(bytes(told.tolist()))
-        return made
+        content = json.dumps(make()).encode() if self.is_first else b""
+        length = self.all_reduce(torch.tensor([len(content)]))
+        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else None
+        buffer = torch.empty(int(length), dtype=torch.uint8) if sent is None else sent
+        dist.broadcast(buffer, 0)
+        result: Made = json.loads(bytes(buffer.tolist()))
+        return result
 
     @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """The first rank goes ahead; the others follow, and find the files it left."""
-        if not self.first:
+    def rank0_first(self) -> Iterator[None]:
+        """Rank 0 runs the body first; then the others run it, and find the files it wrote."""
+        if not self.is_first:
             self.barrier()
         yield
-        if self.first:
+        if self.is_first:
             self.barrier()
 
     # --------------------------------------------------------------------------- randomness
 
     def reseed(self, seed: int, step: int) -> None:
-        """Draws of its own for every rank but the first, which draws as a lone process does."""
-        if not self.first:
+        """Seed every rank but the first differently; rank 0 draws as a single process does."""
+        if not self.is_first:
             mixed = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(mixed[0]))
 
     def generators(self, device: torch.device) -> dict[str, Tensor]:
-        """Where the generators of all ranks stand, by name."""
+        """The states of all ranks' random generators, by name."""
         own = {"random.cpu": torch.get_rng_state()}
         if device.type == "cuda":
             own["random.cuda"] = torch.cuda.get_rng_state(device)
         return {
             _of_rank(name, rank): state
             for name, mine in own.items()
-            for rank, state in enumerate(self.gathered(mine))
+            for rank, state in enumerate(self.all_gather(mine))
         }
 
     def restore_generators(self, saved: dict[str, Tensor], device: torch.device) -> None:
-        """Draw on from there, where this rank's were saved."""
+        """Restore this rank's generators, if they were saved."""
         cpu, cuda = (_of_rank(name, self.rank) for name in ("random.cpu", "random.cuda"))
         if cpu in saved:
             torch.set_rng_state(saved[cpu])
@@ -175,149 +175,151 @@ class World:
             torch.cuda.set_rng_state(saved[cuda], device)
 
 
-ALONE = World()
+SINGLE = World()
 
 
 def _of_rank(name: str, rank: int) -> str:
     return f"{name}.{rank}" if rank else name
 
 
-# ------------------------------------------------------------- one message, whatever goes wrong
+# -------------------------------------------------------- one error message for all ranks
 
 
-_meetings = count()
-"""Each time the ranks of a process meet, they leave their words under another name."""
-_kept: list[object] = []
-"""Groups that met. Python, to free one, waits for gloo's threads; one of those that just finished
-waits for Python. So groups are kept until the process ends, which `leave` does."""
+_group_numbers = count()
+"""Each process group of a process has its own prefix in the store."""
+_groups: list[object] = []
+"""Process groups. To free one, Python waits for gloo's threads, one of which may wait for Python.
+So groups are kept until the process ends, with `exit_process`."""
 
 
-def leave(code: int) -> None:
-    """End the process here if its ranks ever met; else return.
+def exit_process(code: int) -> None:
+    """End the process here if it ever had a process group; else return.
 
-    An interpreter that takes itself apart frees groups whose threads may be at work, and aborts.
+    A normal exit would free groups whose threads may be running, and abort.
     """
-    if _kept:
+    if _groups:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def among_several() -> bool:
-    """Whether torchrun started others beside this process."""
+def is_torchrun() -> bool:
+    """Whether torchrun started several processes."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
-def joined() -> Iterator[World]:
-    """This process among those that torchrun started; alone where it was started by itself.
+def process_group() -> Iterator[World]:
+    """The ranks that torchrun started; a single rank without torchrun.
 
-    When it ends badly, one rank tells why and the others are silent.
+    On an error one rank reports it and the others end silently.
     """
-    if not among_several():
+    if not is_torchrun():
         yield World()
         return
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
-    store = PrefixStore(f"heed/{next(_meetings)}", store)
+    store = PrefixStore(f"heed/{next(_group_numbers)}", store)
     world = World(rank, size, int(os.environ.get("LOCAL_RANK", "0")), store)
-    before = on_terminate(_told_to_stop)
+    before = set_sigterm(_raise_on_sigterm)
     try:
         yield world
         world.barrier()
     except BaseException as error:
-        on_terminate(signal.SIG_IGN)  # what is left to do is short, and must be done
+        set_sigterm(signal.SIG_IGN)  # what is left is short, and must be done
         if isinstance(error, StoppedError):  # all ranks stopped, at the same step
             dist.destroy_process_group()
-        raise _verdict(world, error) from error
-    on_terminate(before)
+        raise _final_error(world, error) from error
+    set_sigterm(before)
     dist.destroy_process_group()
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
-    """Before ranks have met: an error that all run into alike is told by the first of them."""
+def rank0_error_only() -> Iterator[None]:
+    """Before there is a process group: an error that all ranks have is reported by rank 0."""
     try:
         yield
     except HeedError:
-        if among_several() and int(os.environ["RANK"]) > 0:
-            time.sleep(SILENT)  # torchrun ends this rank as soon as the first one has told
+        if is_torchrun() and int(os.environ["RANK"]) > 0:
+            time.sleep(REPORT_SECONDS)  # torchrun ends this rank once rank 0 has reported
         raise
 
 
-def on_terminate(action: Any) -> Any:
-    """Set what SIGTERM does, where that can be set; returns what it did."""
+def set_sigterm(action: Any) -> Any:
+    """Set the handler of SIGTERM on the main thread; returns the previous one."""
     if threading.current_thread() is threading.main_thread():
         return signal.signal(signal.SIGTERM, action)
     return None
 
 
-class _ToldToStopError(HeedError):
-    """SIGTERM: torchrun ends all ranks when one is gone."""
+class _SigtermError(HeedError):
+    """SIGTERM, which torchrun sends to all ranks when one is gone."""
 
 
-def _told_to_stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise _ToldToStopError("stopped from outside (SIGTERM).", todo="Resume the run when you can.")
+def _raise_on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
+    raise _SigtermError("stopped from outside (SIGTERM).", todo="Resume the run when you can.")
 
 
-def _verdict(world: World, error: BaseException) -> BaseException:
-    """What this rank has to say of its end: the error, or nothing where another one tells."""
+def _final_error(world: World, error: BaseException) -> BaseException:
+    """The exception that this rank ends with: the error, or a silent exit if another reports it."""
     if isinstance(error, StoppedError | KeyboardInterrupt | SystemExit):
-        return error if world.first else SystemExit(130)
-    lost = isinstance(error, _ToldToStopError) or _lost_touch(error)
+        return error if world.is_first else SystemExit(130)
+    lost = isinstance(error, _SigtermError) or _is_connection_error(error)
     if lost:
-        _tell(world, f"alive/{world.rank}")
-    if not _speaks(world):
-        on_terminate(signal.SIG_DFL)
-        time.sleep(SILENT)
+        _set_flag(world, f"alive/{world.rank}")
+    if not _reports_error(world):
+        set_sigterm(signal.SIG_DFL)
+        time.sleep(REPORT_SECONDS)
         return SystemExit(2)
-    return _epitaph(world, error) if lost else error
+    return _lost_rank_error(world, error) if lost else error
 
 
-def _lost_touch(error: BaseException) -> bool:
-    """Whether this error is another rank's end. Gloo's are told by their words alone."""
+def _is_connection_error(error: BaseException) -> bool:
+    """Whether an error means that another rank is gone. Gloo's are known by their text alone."""
     words = ("gloo", "NCCL", "Connection")
     named = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     return named or isinstance(error, dist.DistError)
 
 
-def _epitaph(world: World, error: BaseException) -> HeedError:
+def _lost_rank_error(world: World, error: BaseException) -> HeedError:
     silent = [str(rank) for rank in range(world.size) if rank != world.rank]
-    until = time.monotonic() + HEARD
+    until = time.monotonic() + ALIVE_SECONDS
     while silent and time.monotonic() < until:
-        silent = [rank for rank in silent if not _was_told(world, f"alive/{rank}")]
+        silent = [rank for rank in silent if not _has_flag(world, f"alive/{rank}")]
         time.sleep(0.05)
     if not silent and isinstance(error, HeedError):
         return error
     if silent:
-        who = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(silent)}"
-        what = f"{who} stopped, and the others cannot go on alone."
+        ranks = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(silent)}"
+        what = f"{ranks} stopped, and the others cannot continue alone."
     else:
-        what = f"the ranks lost touch with each other: {str(error).splitlines()[0]}"
-    todo = f"Go on with: {world.command} resume {world.folder}" if world.folder else "Start anew."
+        what = f"the ranks lost their connection: {str(error).splitlines()[0]}"
+    todo = (
+        f"Continue with: {world.command} resume {world.folder}" if world.folder else "Start again."
+    )
     return RunError(what, todo=todo)
 
 
-def _speaks(world: World) -> bool:
-    """Whether this rank is the first that has to tell of an end."""
+def _reports_error(world: World) -> bool:
+    """Whether this rank is the first to report an error."""
     try:
         return world.store is None or world.store.add("ends", 1) == 1
-    except RuntimeError:  # the words are gone with the first rank: the next one tells
+    except RuntimeError:  # the store is gone with rank 0: rank 1 reports
         return world.rank == 1
 
 
-def _tell(world: World, word: str) -> None:
+def _set_flag(world: World, flag: str) -> None:
     if world.store is not None:
         try:
-            world.store.set(word, "")
+            world.store.set(flag, "")
         except RuntimeError:
             return
 
 
-def _was_told(world: World, word: str) -> bool:
+def _has_flag(world: World, flag: str) -> bool:
     try:
-        return world.store is None or world.store.check([word])
+        return world.store is None or world.store.check([flag])
     except RuntimeError:
         return False

@@ -1,9 +1,9 @@
-"""What each rank gets: its rows of a batch, a copy of the model or a part of every parameter.
+"""The share of each rank: its rows of a batch, and a replica or a shard of the model.
 
-A rank's loss is a sum over its rows divided by the count of the whole batch, which all ranks know;
-gradients are summed over ranks. So any number of ranks takes the step that one would take.
+A rank's loss is the sum over its rows divided by the target count of the whole batch, which all
+ranks know; gradients are summed over ranks. So any number of ranks takes the step of a single one.
 
-Who trains alone should not wait for what only sharding needs: that is imported where it is used.
+What only sharding needs is imported where it is used: a single process should not wait for it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def share(batch: Batch, world: World) -> Batch:
-    """This rank's rows of a batch, its count still that of the whole.
+def shard_batch(batch: Batch, world: World) -> Batch:
+    """This rank's rows of a batch, with the target count of the whole batch.
 
-    Ranks get equally many: blank rows, in which nothing is asked, make up for those that lack.
+    All ranks get equally many rows; empty ones, without targets, fill up.
     """
-    if not world.several:
+    if not world.is_distributed:
         return batch
     every = slice(world.rank, None, world.size)
-    of_all = {"source_positions"} | ({"positions"} if batch.segments is None else set())
-    own = {name: t if name in of_all else t[every] for name, t in batch.tensors().items()}
+    shared = {"source_positions"} | ({"positions"} if batch.segments is None else set())
+    tensors = {name: t if name in shared else t[every] for name, t in batch.tensors().items()}
     most = -(-len(batch.ids) // world.size)
-    return pad_rows(batch.with_tensors(own, rows=batch.rows[every]), most)
+    return pad_rows(batch.with_tensors(tensors, rows=batch.rows[every]), most)
 
 
-def spread(objective: nn.Module, how: str, world: World, device: torch.device) -> nn.Module:
-    """The objective as ranks share it: each with a copy (ddp), or each with a part (fsdp).
+def distribute(objective: nn.Module, how: str, world: World, device: torch.device) -> nn.Module:
+    """The objective replicated on each rank (ddp), or sharded over ranks (fsdp).
 
-    Sharded, its parameters are other ones than before: an optimizer must be built after this.
+    Sharding replaces the parameters: an optimizer must be built after this.
     """
-    if not world.several:
+    if not world.is_distributed:
         return objective
     if how == "ddp":
         replica = DistributedDataParallel(objective)
@@ -58,7 +58,7 @@ def spread(objective: nn.Module, how: str, world: World, device: torch.device) -
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    # Torch fears that someone writes into what a block returns; nobody does.
+    # Torch warns of in-place writes to a block's output; there are none.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (world.size,))
     for module in [*(m for m in objective.modules() if isinstance(m, Block)), objective]:
@@ -69,21 +69,21 @@ def spread(objective: nn.Module, how: str, world: World, device: torch.device) -
 
 
 def _sum(bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Gradients are added up, where DDP by itself would take their mean."""
+    """Sum the gradients; DDP by itself would average them."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     added: torch.futures.Future[list[Tensor]] = work.get_future()
     return added.then(lambda done: done.value()[0])
 
 
-def apart(objective: nn.Module) -> AbstractContextManager[None]:
-    """While this lasts gradients stay with their rank; the next backward pass adds all of them."""
+def no_sync(objective: nn.Module) -> AbstractContextManager[None]:
+    """A context in which gradients are not reduced; the next backward pass reduces all of them."""
     if isinstance(objective, DistributedDataParallel):
         return objective.no_sync()
-    return _unsynced(objective) if _is_sharded(objective) else nullcontext()
+    return _fsdp_no_sync(objective) if _is_sharded(objective) else nullcontext()
 
 
 @contextmanager
-def _unsynced(objective: FSDPModule) -> Iterator[None]:
+def _fsdp_no_sync(objective: FSDPModule) -> Iterator[None]:
     objective.set_requires_gradient_sync(False)
     try:
         yield
@@ -95,31 +95,31 @@ def _is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
     return hasattr(module, "set_requires_gradient_sync")
 
 
-def _in_parts(tensor: Tensor) -> TypeGuard[DTensor]:
+def _is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
     return hasattr(tensor, "placements")
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor in one piece. All ranks must ask for it together."""
-    return tensor.full_tensor() if _in_parts(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor of a shard; a collective call."""
+    return tensor.full_tensor() if _is_shard(tensor) else tensor
 
 
-def gather(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Those that are in parts made whole, one after another, and kept by the first rank alone."""
-    found = {}
+def gather_full(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """The full tensors of shards, gathered one after another and kept on rank 0 alone."""
+    result = {}
     for name, tensor in tensors.items():
-        if not _in_parts(tensor):
-            found[name] = tensor
+        if not _is_shard(tensor):
+            result[name] = tensor
             continue
-        full = whole(tensor)
-        if world.first:
-            found[name] = full.cpu()
-    return found
+        full = full_tensor(tensor)
+        if world.is_first:
+            result[name] = full.cpu()
+    return result
 
 
-def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a tensor that every rank has, where `like` is in parts."""
-    if not _in_parts(like) or tensor.shape != like.shape:
+def distribute_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of a tensor that every rank has, if `like` is sharded."""
+    if not _is_shard(like) or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
@@ -127,25 +127,25 @@ def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(near, like.device_mesh, like.placements, src_data_rank=None)
 
 
-class Twin:
-    """A model in one piece beside a sharded one. It has weights only while it is looked at."""
+class UnshardedModel:
+    """An unsharded copy of a sharded model, for evaluation. It has weights only in a context."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Of a model that is not sharded yet."""
+        """Copy a model before it is sharded."""
         self.model = deepcopy(model)
-        self._let_go()
+        self._free()
 
     @contextmanager
-    def from_weights(self, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-        """The model with these weights; without any where a rank was given none."""
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        """The model with these weights; on ranks without weights it stays empty."""
         for name, parameter in self.model.named_parameters():
             if name in weights:
                 parameter.data = weights[name].to(parameter.device)
         try:
             yield self.model
         finally:
-            self._let_go()
+            self._free()
 
-    def _let_go(self) -> None:
+    def _free(self) -> None:
         for parameter in self.model.parameters():
             parameter.data = parameter.data.new_empty(0)

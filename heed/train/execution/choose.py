@@ -60,7 +60,7 @@ def build_step(
     if state.device.type == "cpu":
         keep_freed_memory()
     build, mode = partial(_build, objective, recipe, state, work, bf16), recipe.train.execution
-    if mode == "graphs" and state.world.several:
+    if mode == "graphs" and state.world.is_distributed:
         mode = "auto"
     obstacle = None if mode == "auto" else find_obstacle(recipe, mode, state.device)
     if obstacle:
@@ -70,10 +70,10 @@ def build_step(
             return _choose(recipe, state, work, build, say) if mode == "auto" else build(mode)
         except torch.OutOfMemoryError:
             largest = max(shape.batch_size for shape in work.shapes)
-            if not recipe.train.split_on_oom or state.pieces_of_batch >= largest:
+            if not recipe.train.split_on_oom or state.batch_splits >= largest:
                 raise
-        state.halve()
-        say(f"A batch does not fit into memory: training on it in {state.pieces_of_batch} parts.")
+        state.split_batches()
+        say(f"A batch does not fit into memory: training on it in {state.batch_splits} parts.")
 
 
 def keep_freed_memory() -> None:
@@ -128,7 +128,7 @@ def _choose(
     torch's kernels on a CPU. `train.execution = "compile"` still selects them.
     """
     obstacle = find_obstacle(recipe, "graphs", state.device)
-    if state.world.several:
+    if state.world.is_distributed:
         obstacle = "several ranks share the work"
     elif obstacle is None and work.steps < 4 * len(work.shapes):
         obstacle = f"{work.steps} steps are too few to capture {len(work.shapes)} shapes"
@@ -152,7 +152,7 @@ def _build(
     objective: nn.Module, recipe: Recipe, state: State, work: PlannedWork, bf16: bool, mode: str
 ) -> Step:
     """The step in one launch mode."""
-    settings, several = recipe.train, state.world.several
+    settings, several = recipe.train, state.world.is_distributed
     if mode == "compile":
         # All blocks share one code object, of which dynamo would compile at most eight versions.
         blocks, versions = _blocks(objective), torch._dynamo.config.recompile_limit
@@ -171,7 +171,7 @@ def _build(
     )
     if mode == "eager" or state.device.type == "cpu" or several:
         return Step(objective, state, limits, bf16=bf16)
-    parts = state.pieces_of_batch
+    parts = state.batch_splits
     shapes = [replace(shape, batch_size=-(-shape.batch_size // parts)) for shape in work.shapes]
     blanks = [blank_batch(work.example, shape) for shape in shapes]
     whole_step = parts == 1 and settings.accumulate == 1

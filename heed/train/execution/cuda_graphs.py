@@ -68,29 +68,29 @@ class GraphStep(Step):
         if captured is None:
             super().__call__(batches)
             return
-        self.state.begin(max(1, batches[0].count))
+        self.state.start_step(max(1, batches[0].count))
         captured.replay(batches[0])
         self.state.step += 1
 
-    def learn(self, batch: Batch) -> None:
+    def backward(self, batch: Batch) -> None:
         """Add the gradient of one micro-batch."""
         captured = None if self.whole_step else self._captured.get(_shapes(batch))
         if captured is None:
-            super().learn(batch)
+            super().backward(batch)
         else:
             captured.replay(batch)
 
-    def move(self) -> None:
+    def optimizer_step(self) -> None:
         """Clip the gradient, step the optimizer, average the weights, clear the gradient."""
         if self.whole_step:
-            super().move()
+            super().optimizer_step()
         else:
             self._optimizer_graph.replay()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Clear the gradient; where several graphs share it, it stays allocated as zeros."""
         if self.whole_step:
-            super().forget()
+            super().zero_grad()
         else:
             torch._foreach_zero_(self.gradients())
 
@@ -102,7 +102,7 @@ class GraphStep(Step):
         """
         state, pool = self.state, torch.cuda.graph_pool_handle()
         rng_state = torch.cuda.get_rng_state(state.device)
-        sums, counts = state.tally.sums.clone(), state.tally.counts.clone()
+        sums, counts = state.counters.sums.clone(), state.counters.counts.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -113,30 +113,30 @@ class GraphStep(Step):
             raise
         finally:
             torch.cuda.current_stream().wait_stream(stream)
-            state.tally.sums.copy_(sums)
-            state.tally.counts.copy_(counts)
+            state.counters.sums.copy_(sums)
+            state.counters.counts.copy_(counts)
             torch.cuda.set_rng_state(rng_state, state.device)
 
     def _run_and_capture(self, blanks: Sequence[Batch], pool: Any) -> None:
         state = self.state
-        state.tally.begin(1)
-        state.ema_share.zero_()
+        state.counters.start_step(1)
+        state.ema_rate.zero_()
         for batch in blanks:
-            Step.learn(self, batch)
+            Step.backward(self, batch)
         # A gradient that is not finite changes no weight, but allocates the optimizer's state.
         self.gradients()[0].fill_(torch.inf)
-        Step.move(self)
+        Step.optimizer_step(self)
         for batch in blanks:
             graph = _capture_graph(partial(self._captured_step, batch), pool)
             self._captured[_shapes(batch)] = CapturedBatch(batch, graph)
         if not self.whole_step:
-            self._optimizer_graph = _capture_graph(partial(Step.move, self), pool)
+            self._optimizer_graph = _capture_graph(partial(Step.optimizer_step, self), pool)
 
     def _captured_step(self, batch: Batch) -> None:
         """The work of one batch's graph."""
-        Step.learn(self, batch)
+        Step.backward(self, batch)
         if self.whole_step:
-            Step.move(self)
+            Step.optimizer_step(self)
 
 
 def _capture_graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -1,6 +1,6 @@
-"""Optimizers by name, and which parameters each of them decays.
+"""Optimizers by name, and their parameter groups.
 
-torch's own rules are used where torch has them in one kernel; the others are in
+torch's optimizers are used where it has them in one kernel; the others are in
 `heed.train.optimizers.custom`.
 """
 
@@ -23,17 +23,18 @@ from heed.models.layer_index import layer_indices
 from heed.train.optimizers.custom import Adagrad, Group, Lion, Muon
 
 CAPTURABLE = frozenset(OPTIMIZERS) - {"adafactor"}
-"""Those whose step a CUDA graph can hold, built with `lr_tensor=True`; Adafactor asks the host."""
+"""Optimizers whose step a CUDA graph can capture, built with `lr_tensor=True`. Adafactor reads
+numbers back to the host."""
 
 EPS = 1e-8
-"""Added to what Adam, AdamW and Adagrad divide by."""
+"""Epsilon of Adam, AdamW and Adagrad."""
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """What an optimizer needs to know; None stands for what the rule's own paper used.
+    """Settings of an optimizer; None is the default of its paper.
 
-    | rule        | reads                     | weight decay                                   |
+    | optimizer   | reads                     | weight decay                                   |
     |-------------|---------------------------|------------------------------------------------|
     | `adamw`     | betas (0.9, 0.98)         | decoupled, Loshchilov and Hutter (2019)        |
     | `adam`      | betas (0.9, 0.98)         | in the gradient (L2), Kingma and Ba (2015)     |
@@ -42,10 +43,10 @@ class OptimizerSettings:
     | `adafactor` | lr caps its relative step | decoupled, Shazeer and Stern (2018)            |
     | `lion`      | betas (0.9, 0.99)         | decoupled, Chen et al. (2023)                  |
     | `muon`      | momentum 0.95 (Nesterov), | decoupled, Jordan et al. (2024); `adamw` for   |
-    |             | muon_lr                   | all that is not a hidden matrix                |
+    |             | muon_lr                   | all other parameters than hidden matrices      |
 
     Adam's betas are those of Vaswani et al. (2017). `muon_lr` is the rate of the hidden matrices;
-    None gives them `lr`, for Muon's update is scaled to be as large as AdamW's (see `Muon`).
+    None is `lr`, because Muon's update is scaled to the size of AdamW's (see `Muon`).
     """
 
     name: str = "adamw"
@@ -55,8 +56,8 @@ class OptimizerSettings:
     momentum: float | None = None
     muon_lr: float | None = None
     layer_decay: float = 1.0
-    """The rate of layer l of L is lr · layer_decay^(L + 1 - l): a head, as layer L + 1, learns at
-    lr, embeddings, as layer 0, slowest (Howard and Ruder 2018; Clark et al. 2020)."""
+    """The rate of layer l of L is lr · layer_decay^(L + 1 - l): the head, as layer L + 1, has lr,
+    embeddings, as layer 0, the lowest rate (Howard and Ruder 2018; Clark et al. 2020)."""
 
     def __post_init__(self) -> None:
         complaints = list(self._complaints())
@@ -78,8 +79,8 @@ class OptimizerSettings:
             yield f"momentum must be at least 0 and below 1, not {self.momentum}."
 
 
-def settings_of(train: TrainConfig) -> OptimizerSettings:
-    """What a recipe says of its optimizer."""
+def optimizer_settings(train: TrainConfig) -> OptimizerSettings:
+    """The optimizer settings of a recipe."""
     return OptimizerSettings(
         name=train.optimizer,
         lr=train.lr,
@@ -92,28 +93,28 @@ def settings_of(train: TrainConfig) -> OptimizerSettings:
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
-    """What decays and what does not: every trainable parameter once, in the model's order.
+    """Parameter groups with and without weight decay, in the model's order.
 
     Matrices decay. Vectors (norms, biases) do not, nor do embeddings, nor the parameters of a
-    module that says `decay = False`. A tied parameter decays only if all its owners let it.
+    module with `decay = False`. A tied parameter decays only if it does in all its modules.
     """
     decays: dict[nn.Parameter, bool] = {}
     for _, module, parameter in _owners(model):
-        matrix = parameter.ndim >= 2 and not _is_table(module)
+        matrix = parameter.ndim >= 2 and not _is_embedding(module)
         decays[parameter] = matrix and decays.get(parameter, True)
     if not decays:
         raise HeedError("This model has no parameter to train.", todo="Unfreeze some of it.")
-    return _filled(
+    return _nonempty(
         _group("decay", [p for p, decay in decays.items() if decay], weight_decay),
         _group("no_decay", [p for p, decay in decays.items() if not decay], 0.0),
     )
 
 
 def _muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
-    """As `parameter_groups`, with the hidden matrices that Muon moves in a group of their own.
+    """The groups of `parameter_groups`, with the hidden matrices, which Muon updates, apart.
 
-    The output layer is no hidden matrix: it is the module called `head` with all that is in it, or
-    any that says `hidden = False`.
+    The output layer is not hidden: it is the module called `head` with all that is in it, and any
+    module with `hidden = False`.
     """
     heads = {
         parameter
@@ -128,11 +129,11 @@ def _muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
             groups.append(_group("muon", hidden, settings.weight_decay, lr_scale=scale))
             group["params"] = [p for p in group["params"] if p.ndim != 2 or p in heads]
         groups.append(group)
-    return _filled(*groups)
+    return _nonempty(*groups)
 
 
 def _by_layer(model: nn.Module, groups: list[Group], layer_decay: float) -> list[Group]:
-    """The same groups, each parted by height, with the rate that belongs there."""
+    """Split groups by layer, each with its learning rate (layer-wise decay)."""
     if layer_decay == 1.0:
         return groups
     places = layer_indices(model)
@@ -147,14 +148,14 @@ def _by_layer(model: nn.Module, groups: list[Group], layer_decay: float) -> list
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    """Each trainable parameter with every module that holds it: a tied one comes repeatedly."""
+    """Each trainable parameter with every module that has it; a tied one comes repeatedly."""
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
                 yield name, module, parameter
 
 
-def _is_table(module: nn.Module) -> bool:
+def _is_embedding(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding) or getattr(module, "decay", True) is False
 
 
@@ -164,17 +165,17 @@ def _group(
     return {"name": name, "params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
-def _filled(*groups: Group) -> list[Group]:
+def _nonempty(*groups: Group) -> list[Group]:
     return [group for group in groups if group["params"]]
 
 
 def build_optimizer(
     model: nn.Module, settings: OptimizerSettings, *, lr_tensor: bool = False
 ) -> Optimizer:
-    """The optimizer that `settings` names, over the model's parameter groups.
+    """Build an optimizer over the model's parameter groups.
 
     `lr_tensor` keeps each group's rate in a 0-d tensor on the parameters' device, which a
-    captured CUDA graph reads anew at every replay; `set_lr` then writes it in place.
+    captured CUDA graph reads at every replay; `set_lr` then writes it in place.
     """
     if settings.name == "muon":
         groups = _muon_groups(model, settings)
@@ -187,31 +188,31 @@ def build_optimizer(
         group["lr"] = settings.lr * group["lr_scale"]
         if lr_tensor:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
-    rule, options = _rule(settings)
-    if rule in (Adam, AdamW, Muon):
+    kind, options = _optimizer_class(settings)
+    if kind in (Adam, AdamW, Muon):
         options["capturable"] = lr_tensor and device.type == "cuda"
     options["lr"] = groups[0]["lr"]
-    optimizer = rule(groups, **options, **_fastest_kernels(rule, parameters, options))
-    optimizer.register_load_state_dict_pre_hook(_keep_own_kernels)
-    if options.get("momentum") and rule is SGD:
-        # Zeros, or a first step that is skipped would leave memory that nothing was written to.
+    optimizer = kind(groups, **options, **_fastest_kernels(kind, parameters, options))
+    optimizer.register_load_state_dict_pre_hook(_keep_kernels)
+    if options.get("momentum") and kind is SGD:
+        # Zeros: a skipped first step would otherwise leave uninitialized memory.
         for parameter in parameters:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
-def move(optimizer: Optimizer, divisor: Tensor, finite: Tensor) -> None:
-    """One step with gradients over `divisor`, or none at all where they are not `finite`.
+def step_optimizer(optimizer: Optimizer, divisor: Tensor, finite: Tensor) -> None:
+    """One step with gradients divided by `divisor`; no step where they are not `finite`.
 
-    Both are 0-d tensors that stay on their device where the rule reads them itself, by torch's
-    contract for scaled losses (`grad_scale`, `found_inf`). Adafactor asks the host, and so does a
-    CPU, which has nobody to wait for: that contract takes an operation more a parameter.
+    Both are 0-d tensors. They stay on their device if the optimizer reads them itself, by torch's
+    contract for scaled losses (`grad_scale`, `found_inf`). Adafactor reads them on the host. So
+    does a CPU, which waits for nothing: there the contract costs an operation more a parameter.
     """
-    rule: Any = optimizer
-    if divisor.device.type != "cpu" and getattr(rule, "_step_supports_amp_scaling", False):
-        rule.grad_scale, rule.found_inf = divisor, 1.0 - finite.float()
+    amp: Any = optimizer
+    if divisor.device.type != "cpu" and getattr(amp, "_step_supports_amp_scaling", False):
+        amp.grad_scale, amp.found_inf = divisor, 1.0 - finite.float()
         optimizer.step()
-        rule.grad_scale = rule.found_inf = None
+        amp.grad_scale = amp.found_inf = None
     elif finite:
         grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
         if divisor != 1.0:
@@ -220,7 +221,7 @@ def move(optimizer: Optimizer, divisor: Tensor, finite: Tensor) -> None:
 
 
 def set_lr(optimizer: Optimizer, base_lr: float, factor: float) -> None:
-    """Give each group base_lr · factor · its lr_scale: in place where the rate is a tensor."""
+    """Set each group's rate to base_lr · factor · its lr_scale, in place where it is a tensor."""
     for group in optimizer.param_groups:
         rate = base_lr * factor * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], Tensor):
@@ -229,8 +230,8 @@ def set_lr(optimizer: Optimizer, base_lr: float, factor: float) -> None:
             group["lr"] = rate
 
 
-def rates(optimizer: Optimizer, base_lr: float) -> str:
-    """Which learning rates there are, at their height, and of how many parameters each."""
+def describe_rates(optimizer: Optimizer, base_lr: float) -> str:
+    """The peak learning rates, and the number of parameters of each."""
     sizes: dict[float, int] = {}
     for group in optimizer.param_groups:
         rate = base_lr * group["lr_scale"]
@@ -238,15 +239,17 @@ def rates(optimizer: Optimizer, base_lr: float) -> str:
     return ", ".join(f"{rate:.3g} for {sizes[rate]:,}" for rate in sorted(sizes, reverse=True))
 
 
-def _rule(settings: OptimizerSettings) -> tuple[Callable[..., Optimizer], dict[str, Any]]:
-    """The class behind a name, with the settings it reads."""
+def _optimizer_class(
+    settings: OptimizerSettings,
+) -> tuple[Callable[..., Optimizer], dict[str, Any]]:
+    """The class of an optimizer, and its keyword arguments."""
     betas = None if settings.betas is None else tuple(map(float, settings.betas))
     adam = {"betas": betas or (0.9, 0.98), "eps": EPS}
     lion = {"betas": betas or (0.9, 0.99)}
     momentum = 0.9 if settings.name == "sgd" else 0.95
     if settings.momentum is not None:
         momentum = settings.momentum
-    rules: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    classes: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
         "adamw": (AdamW, adam),
         "adam": (Adam, adam),
         "sgd": (SGD, {"momentum": momentum}),
@@ -255,16 +258,16 @@ def _rule(settings: OptimizerSettings) -> tuple[Callable[..., Optimizer], dict[s
         "lion": (Lion, lion),
         "muon": (Muon, adam | {"momentum": momentum}),
     }
-    return rules[settings.name]
+    return classes[settings.name]
 
 
 def _fastest_kernels(
-    rule: Callable[..., Optimizer], parameters: Sequence[Tensor], options: dict[str, Any]
+    kind: Callable[..., Optimizer], parameters: Sequence[Tensor], options: dict[str, Any]
 ) -> dict[str, bool]:
     """Fused kernels where torch has them for such parameters, else foreach, else its default.
 
-    Which rule has which kernel on which device, for plain or sharded tensors, is in no public
-    list and differs between versions: a step on blank copies of the smallest tensors tells.
+    No public list says which optimizer has which kernel for a device and for sharded tensors, and
+    versions differ. So a step on zero copies of the smallest tensors is tried.
     """
     by_size = sorted(parameters, key=lambda parameter: parameter.numel(), reverse=True)
     smallest = {(type(p.data), p.device, p.dtype, p.ndim): p for p in by_size}.values()
@@ -274,19 +277,19 @@ def _fastest_kernels(
         for blank in blanks:
             blank.grad = torch.zeros_like(blank)
         try:
-            rule(blanks, **options, **kernels).step()
+            kind(blanks, **options, **kernels).step()
         except (RuntimeError, TypeError, ValueError) as error:
             refusal = error
         else:
             return kernels
     raise HeedError(
-        f"This optimizer cannot move such parameters: {str(refusal).splitlines()[0]}",
+        f"This optimizer cannot update such parameters: {str(refusal).splitlines()[0]}",
         todo="Choose another, as adamw, or train without sharding.",
     ) from refusal
 
 
-def _keep_own_kernels(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Load a state saved elsewhere without the kernels chosen for that other machine."""
+def _keep_kernels(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Load a saved state, but keep the kernels that were chosen for this machine."""
     sizes = [(group["name"], len(group["params"])) for group in optimizer.param_groups]
     saved_sizes = [(group.get("name"), len(group["params"])) for group in saved["param_groups"]]
     if sizes != saved_sizes:
@@ -297,7 +300,7 @@ def _keep_own_kernels(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, 
     groups = []
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         lr = float(group["lr"])
-        kept: Group = {key: own[key] for key in ("fused", "foreach", "capturable") if key in own}
-        kept["lr"] = torch.full_like(own["lr"], lr) if isinstance(own["lr"], Tensor) else lr
-        groups.append(group | kept)
+        current: Group = {key: own[key] for key in ("fused", "foreach", "capturable") if key in own}
+        current["lr"] = torch.full_like(own["lr"], lr) if isinstance(own["lr"], Tensor) else lr
+        groups.append(group | current)
     return saved | {"param_groups": groups}

@@ -1,7 +1,7 @@
-"""The update rules that torch does not have, or has in no form that a CUDA graph can hold.
+"""Optimizers that torch does not have, or not in a form that a CUDA graph can capture.
 
 torch has no Lion. Its Muon takes matrices alone, one by one, and reads a learning rate that is a
-tensor back to the host. Its Adagrad has no fused kernel on a GPU, and so cannot skip a step there.
+tensor back to the host. Its Adagrad has no fused kernel on a GPU, and cannot skip a step there.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from torch.optim import AdamW, Optimizer
 Group = dict[str, Any]
 
 
-class Guarded(Optimizer):
-    """A rule that reads `grad_scale` and `found_inf` itself, as torch's fused ones do."""
+class AmpOptimizer(Optimizer):
+    """An optimizer that reads `grad_scale` and `found_inf` itself, as torch's fused ones do."""
 
     _step_supports_amp_scaling = True
-    kept = "momentum"
-    """What it keeps of each parameter, beginning with zeros."""
+    state_name = "momentum"
+    """Name of the state tensor of each parameter, which starts as zeros."""
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def read(self, group: Group) -> tuple[list[Tensor], ...]:
-        """The group's parameters that have a gradient, these gradients, and what is kept."""
+    def read_group(self, group: Group) -> tuple[list[Tensor], ...]:
+        """The group's parameters that have a gradient, their gradients and state tensors."""
         params = [parameter for parameter in group["params"] if parameter.grad is not None]
         for parameter in params:
             state = self.state[parameter]
-            if self.kept not in state:
-                state[self.kept] = torch.zeros_like(parameter)
+            if self.state_name not in state:
+                state[self.state_name] = torch.zeros_like(parameter)
         grads = [parameter.grad for parameter in params]
         if self.grad_scale is not None and grads:
             grads = list(torch._foreach_div(grads, self.grad_scale))
         if self.found_inf is not None:
             grads = [torch.where(self.found_inf == 0, grad, 0.0) for grad in grads]
-        return params, grads, [self.state[parameter][self.kept] for parameter in params]
+        return params, grads, [self.state[parameter][self.state_name] for parameter in params]
 
-    def share(self, weight: float) -> float | Tensor:
-        """`weight`, or 0 where nothing is to move: a tensor, so that nobody waits for it."""
+    def unless_skipped(self, weight: float) -> float | Tensor:
+        """`weight`, or 0 if the step is skipped; then a tensor, so that the host does not wait."""
         return weight if self.found_inf is None else weight * (1.0 - self.found_inf)
 
 
-def _blend_(olds: list[Tensor], news: list[Tensor], weight: float | Tensor) -> None:
+def _lerp_(olds: list[Tensor], news: list[Tensor], weight: float | Tensor) -> None:
     """old ← old + weight (new - old)."""
     if isinstance(weight, Tensor):
         steps = torch._foreach_sub(news, olds)
@@ -65,13 +65,13 @@ def _decay_and_subtract(
     torch._foreach_sub_(params, list(updates))
 
 
-class Adagrad(Guarded):
+class Adagrad(AmpOptimizer):
     """Adaptive Subgradient Methods (Duchi et al., 2011), with decay in the gradient (L2).
 
-    s ← s + g², then θ ← θ - lr g / (√s + ε): a weight that has moved much moves less.
+    s ← s + g², then θ ← θ - lr g / (√s + ε): a weight with large past gradients moves less.
     """
 
-    kept = "sum"
+    state_name = "sum"
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Adagrad(Guarded):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = _evaluate(closure)
         for group in self.param_groups:
-            params, grads, sums = self.read(group)
+            params, grads, sums = self.read_group(group)
             if not params:
                 continue
             if group["weight_decay"]:
-                pull = torch._foreach_mul(params, self.share(group["weight_decay"]))
+                pull = torch._foreach_mul(params, self.unless_skipped(group["weight_decay"]))
                 grads = list(torch._foreach_add(grads, pull))
             torch._foreach_addcmul_(sums, grads, grads)
             sizes = torch._foreach_sqrt(sums)
@@ -102,8 +102,8 @@ class Adagrad(Guarded):
         return loss
 
 
-class Lion(Guarded):
-    """Symbolic Discovery of Optimization Algorithms (Chen et al., 2023): only the sign counts.
+class Lion(AmpOptimizer):
+    """Symbolic Discovery of Optimization Algorithms (Chen et al., 2023): only the sign is used.
 
     θ ← θ - lr (sign(β₁ m + (1 - β₁) g) + λ θ), then m ← β₂ m + (1 - β₂) g. Every weight moves by
     lr, so the rate is 3 to 10 times smaller than AdamW's and the decay as many times larger.
@@ -120,29 +120,29 @@ class Lion(Guarded):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = _evaluate(closure)
         for group in self.param_groups:
-            params, grads, momenta = self.read(group)
+            params, grads, momenta = self.read_group(group)
             if not params:
                 continue
             beta1, beta2 = group["betas"]
             updates = torch._foreach_lerp(momenta, grads, 1.0 - beta1)
-            lr = group["lr"] * self.share(1.0)
+            lr = group["lr"] * self.unless_skipped(1.0)
             torch._foreach_sign_(updates)
             torch._foreach_mul_(updates, lr)
             _decay_and_subtract(params, updates, lr, group)
-            _blend_(momenta, grads, self.share(1.0 - beta2))
+            _lerp_(momenta, grads, self.unless_skipped(1.0 - beta2))
         return loss
 
 
-class Muon(Guarded):
+class Muon(AmpOptimizer):
     """Muon (Jordan et al., 2024) for the group named `muon`, AdamW for every other group.
 
     m ← μ m + (1 - μ) g and θ ← (1 - lr λ) θ - lr · 0.2 √max(rows, columns) · orth(u), where u is
     m, or (1 - μ) g + μ m with Nesterov's look-ahead. An orthogonal matrix has entries of mean
     square 1 / max(rows, columns) and an AdamW update is about 0.2 in size, so that factor (Liu et
-    al., "Muon is Scalable for LLM Training", 2025) lets both rules share one learning rate.
+    al., "Muon is Scalable for LLM Training", 2025) lets both optimizers share one learning rate.
     """
 
     def __init__(
@@ -152,18 +152,18 @@ class Muon(Guarded):
         momentum: float = 0.95,
         **adamw: Any,
     ) -> None:
-        # AdamW holds no parameters of its own: at each step it is lent this one's groups and
-        # state, so that there is one state to save.
+        # AdamW has no parameters itself: at each step it gets this optimizer's groups and state,
+        # so that there is one state to save.
         self._adamw = AdamW([{"params": []}], **adamw)
         defaults = self._adamw.defaults | {"momentum": momentum}
         super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Move every parameter that has a gradient by its group's rule."""
+        """Update every parameter that has a gradient, by its group's optimizer."""
         loss = _evaluate(closure)
-        lent = [group for group in self.param_groups if group.get("name") != "muon"]
-        self._adamw.param_groups, self._adamw.state = lent, self.state
+        others = [group for group in self.param_groups if group.get("name") != "muon"]
+        self._adamw.param_groups, self._adamw.state = others, self.state
         adamw: Any = self._adamw
         adamw.grad_scale, adamw.found_inf = self.grad_scale, self.found_inf
         adamw.step()
@@ -173,11 +173,11 @@ class Muon(Guarded):
         return loss
 
     def _orthogonal_step(self, group: Group) -> None:
-        params, grads, momenta = self.read(group)
+        params, grads, momenta = self.read_group(group)
         if not params:
             return
-        _blend_(momenta, grads, self.share(1.0 - group["momentum"]))
-        lr = group["lr"] * self.share(1.0)
+        _lerp_(momenta, grads, self.unless_skipped(1.0 - group["momentum"]))
+        lr = group["lr"] * self.unless_skipped(1.0)
         same_shape: dict[torch.Size, list[int]] = defaultdict(list)
         for index, parameter in enumerate(params):
             same_shape[parameter.shape].append(index)
@@ -185,22 +185,22 @@ class Muon(Guarded):
         for shape, chosen in same_shape.items():
             u = torch.stack([grads[i] for i in chosen])
             u = u.lerp(torch.stack([momenta[i] for i in chosen]), group["momentum"])
-            updates = orthogonalise(u) * (lr * (0.2 * math.sqrt(max(shape))))
+            updates = orthogonalize(u) * (lr * (0.2 * math.sqrt(max(shape))))
             _decay_and_subtract([params[i] for i in chosen], updates.unbind(), lr, group)
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Bring every singular value of each matrix of a (count, rows, columns) batch near 1.
 
     Five Newton–Schulz steps X ← aX + (b XXᵀ + c (XXᵀ)²) X on X / ‖X‖. Jordan's coefficients push
-    small singular values up fastest; the price is that they end between about 0.7 and 1.2.
+    small singular values up fastest; all of them end between about 0.7 and 1.2.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.size(-2) > matrices.size(-1)
     x: Tensor = matrices.mT if tall else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-12)
     if x.is_cuda:
-        x = x.bfloat16()  # where products are fast, and precise enough for what is rough anyway
+        x = x.bfloat16()  # fast, and precise enough for an approximation
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x

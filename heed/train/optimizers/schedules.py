@@ -1,9 +1,8 @@
 """Learning-rate schedules: pure functions from the step to a factor on the base rate.
 
-A step is the number of updates already made, so the first update asks for step 0 and the last
-for `steps - 1`. Every schedule rises in a straight line to 1 over `warmup` steps, then follows
-its own curve. Those that end do so at `floor` once all `steps` updates are made: no update is
-spent at a rate of nothing, neither the first nor the last.
+Steps are counted from 0, so the first step of a run is step 0 and the last `steps - 1`. Every
+schedule rises linearly to 1 over `warmup` steps, then follows its own curve. Decaying ones reach
+`floor` after the last step: neither the first nor the last step has a rate of zero.
 """
 
 from __future__ import annotations

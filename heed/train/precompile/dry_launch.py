@@ -34,9 +34,9 @@ from heed.decode.settings import build_strategy
 from heed.models import Classifier, Model, Translator, build
 from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
-from heed.train.dev_bleu import greedy
 from heed.train.objective import Objective, loss
-from heed.train.prepare.run_tokenizer import CHARACTERS_A_PIECE, FEWEST_PIECES, MOST_PIECES
+from heed.train.prepare.run_tokenizer import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
+from heed.train.validate import greedy_config
 
 Hook = Callable[..., bool]
 """Called by Triton before it compiles a kernel; True: neither compile nor launch it."""
@@ -76,7 +76,7 @@ def launch_decoding(recipe: Recipe, capability: int, hook: Hook) -> None:
         return
     configs = [recipe.decode]
     if recipe.train.evaluate_bleu:
-        configs.append(greedy(recipe.decode))
+        configs.append(greedy_config(recipe.decode))
     with fake_gpu(capability, hook):
         for vocab in vocab_sizes(recipe):
             model = build_model(recipe, vocab)
@@ -102,8 +102,8 @@ def vocab_sizes(recipe: Recipe) -> tuple[int, int]:
     size = recipe.tokenizer.vocab_size
     if size is None:
         files = [Path(name) for name in recipe.data.train]
-        size = sum(f.stat().st_size for f in files if f.is_file()) // CHARACTERS_A_PIECE
-        size = min(MOST_PIECES, max(FEWEST_PIECES, size)) if files else MOST_PIECES
+        size = sum(f.stat().st_size for f in files if f.is_file()) // CHARACTERS_PER_TOKEN
+        size = min(MAX_VOCAB, max(MIN_VOCAB, size)) if files else MAX_VOCAB
     size = max(16, size // 16 * 16)
     return size, size + 1
 

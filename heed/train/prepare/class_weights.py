@@ -1,4 +1,4 @@
-"""What a classifier tells apart: which classes there are, what each counts for, and how many."""
+"""The classes of a classifier's training text, and their weights in the loss."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from heed.errors import ConfigError, DataError, nearest
 from heed.runs.labels import Classes
 
 
-def classes_of(corpus: Corpus) -> Classes:
-    """The classes that a training text names."""
+def read_classes(corpus: Corpus) -> Classes:
+    """The classes that occur in a corpus."""
     pairs = corpus.layout is not None and len(corpus.layout.texts) == 2
     return Classes(tuple(corpus.labels()), pairs)
 
 
-def weights_of(
+def compute_class_weights(
     recipe: Recipe, classes: Classes, train: BucketedBatches
 ) -> tuple[float, ...] | None:
-    """What a text of each class counts for; None where all count alike.
+    """The loss weight of each class; None if all weigh the same.
 
-    `balanced` is n / (k · n_c), n texts and n_c of class c: the mean over the texts is 1, so that
-    the learning rate means the same.
+    `balanced` is n / (k · n_c) for n examples, k classes and n_c examples of class c. The mean over
+    examples is 1, so that the learning rate keeps its meaning.
     """
     if recipe.task != "classify":
         return None
-    told, counts = recipe.train.class_weights, _counts(classes, train)
-    _refuse_empty(recipe, classes, counts)
-    if told is None:
+    weights, counts = recipe.train.class_weights, _count_classes(classes, train)
+    _refuse_empty_class(recipe, classes, counts)
+    if weights is None:
         return None
-    if told == "balanced":
+    if weights == "balanced":
         return tuple((counts.sum() / (len(counts) * counts)).tolist())
-    _refuse_others(told, classes)
-    return tuple(told.get(name, 1.0) for name in classes.names)
+    _refuse_unknown_class(weights, classes)
+    return tuple(weights.get(name, 1.0) for name in classes.names)
 
 
-def refuse_unknown(recipe: Recipe, train: Corpus) -> None:
-    """Weights for classes that the training text does not name. Without any, it is not read."""
-    told = recipe.train.class_weights
-    if isinstance(told, dict):
-        _refuse_others(told, classes_of(train))
+def check_class_names(recipe: Recipe, train: Corpus) -> None:
+    """Refuse weights for classes that do not occur in train. Without weights it is not read."""
+    weights = recipe.train.class_weights
+    if isinstance(weights, dict):
+        _refuse_unknown_class(weights, read_classes(train))
 
 
-def _refuse_others(told: dict[str, float], classes: Classes) -> None:
-    unknown = [name for name in told if name not in classes.names]
+def _refuse_unknown_class(weights: dict[str, float], classes: Classes) -> None:
+    unknown = [name for name in weights if name not in classes.names]
     if unknown:
         known = list(classes.names)
         raise ConfigError(
@@ -57,19 +57,19 @@ def _refuse_others(told: dict[str, float], classes: Classes) -> None:
         )
 
 
-def _counts(classes: Classes, train: BucketedBatches) -> NDArray[np.int64]:
-    """How many texts of each class there are to learn from."""
+def _count_classes(classes: Classes, train: BucketedBatches) -> NDArray[np.int64]:
+    """The number of training examples of each class."""
     labels, rows = train.store.labels, take_rows(train.rows, slice(0, len(train.rows)))
-    own = np.empty(0, np.int64) if labels is None else labels[rows]
-    return np.bincount(own, minlength=len(classes.names))
+    values = np.empty(0, np.int64) if labels is None else labels[rows]
+    return np.bincount(values, minlength=len(classes.names))
 
 
-def _refuse_empty(recipe: Recipe, classes: Classes, counts: NDArray[np.int64]) -> None:
-    """A class that nothing is left of cannot be learnt: all its texts were set aside for dev."""
+def _refuse_empty_class(recipe: Recipe, classes: Classes, counts: NDArray[np.int64]) -> None:
+    """Refuse a class of which no training example is left: all were set aside for dev."""
     for name, count in zip(classes.names, counts.tolist(), strict=True):
         if not count:
             raise DataError(
-                f"class {name!r} has no text left to learn from: all it has was set aside for dev.",
+                f"class {name!r} has no training example: all it has were set aside for dev.",
                 where=", ".join(recipe.data.train) or None,
-                todo="Add texts of that class, or name a dev file of your own (--dev FILE).",
+                todo="Add examples of that class, or name a dev file of your own (--dev FILE).",
             )

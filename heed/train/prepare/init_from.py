@@ -1,7 +1,7 @@
-"""Where a run begins that does not begin with random weights: `[init] from`.
+"""Initialization from a pretrained model (`[init] from`), freezing and LoRA adapters.
 
-The shape of the model and the tokenizer come from there. So do all weights of the body, which are
-the embeddings and the stack; what stands on top of it too, where the task is the same.
+The shape of the model and the tokenizer are the pretrained model's. So are all weights of the body,
+which is the embeddings and the stack, and those of the head if the task is the same.
 """
 
 from __future__ import annotations
@@ -29,51 +29,48 @@ from heed.runs.run import Run
 
 Say = Callable[[str], None]
 TABLE = "embedding.table.weight"
-FREE = CLASSIFIER_KEYS
-"""Keys of a model that may be others than the origin's: its head is then new."""
 
 
 @dataclass(frozen=True)
-class Origin:
-    """A model to begin from."""
+class PretrainedModel:
+    """A model to initialize from."""
 
     name: str
     task: str | None
     """None for a model without a head."""
-    model: ModelConfig
+    config: ModelConfig
     tokenizer: Tokenizer
     weights: dict[str, Tensor]
-    pieces: TokenizerConfig
-    """How its tokenizer was made; where others made it, nothing is said."""
+    tokenizer_config: TokenizerConfig
+    """How its tokenizer was trained; the default where that is not known."""
     classes: tuple[str, ...] = ()
-    """What a classifier tells apart, where it says so."""
+    """A classifier's class names, if it has any."""
 
     @property
     def has_cross_attention(self) -> bool:
         """Whether its weights include cross-attention, which only a translator has."""
-        return any(map(_is_across, self.weights))
+        return any(map(_is_cross_attention, self.weights))
 
 
-def open_origin(name: str) -> Origin:
-    """What `[init] from` names: a finished run, a folder of `transformers`, a name on its hub."""
+def load_pretrained(name: str) -> PretrainedModel:
+    """Load a finished run, a folder of `transformers`, or a model of the Hugging Face hub."""
     run = Run(Path(name))
     if not run.recipe_path.exists():
-        return _elsewhere(name)
+        return _load_huggingface(name)
     recipe, weights = run.recipe(), read_weights(run.require_weights())
-    tokenizer, told = Tokenizer.load(run.tokenizer_path), Classes.read(run)
-    return Origin(
+    tokenizer, classes = Tokenizer.load(run.tokenizer_path), Classes.read(run)
+    return PretrainedModel(
         name,
         recipe.task,
         recipe.model,
         tokenizer,
         weights,
         recipe.tokenizer,
-        () if told is None else told.names,
+        () if classes is None else classes.names,
     )
 
 
-def _elsewhere(name: str) -> Origin:
-    """A model that was not trained here."""
+def _load_huggingface(name: str) -> PretrainedModel:
     if Path(name).is_dir() and not (Path(name) / CONFIG).exists():
         raise RunError(
             "this is neither a run nor a folder of transformers: there is no recipe.toml and no "
@@ -89,148 +86,166 @@ def _elsewhere(name: str) -> Origin:
             todo="Put it beside the weights: `save_pretrained` of a fast tokenizer writes it.",
         )
     task = next((task for task, kind in MODEL_CLASSES.items() if isinstance(model, kind)), None)
-    weights, pieces = model.state_dict(), TokenizerConfig()
-    return Origin(name, task, model.config, tokenizer, weights, pieces, _classes(model))
+    return PretrainedModel(
+        name,
+        task,
+        model.config,
+        tokenizer,
+        model.state_dict(),
+        TokenizerConfig(),
+        _class_names(model),
+    )
 
 
-def _classes(model: AnyModel) -> tuple[str, ...]:
-    """What a classifier from elsewhere tells apart; `LABEL_0` says nothing."""
+def _class_names(model: AnyModel) -> tuple[str, ...]:
+    """The class names of a Hugging Face classifier; placeholders (`LABEL_0`) are none."""
     names = huggingface.class_names(model.source_files[CONFIG])
     return () if all(name.startswith("LABEL_") for name in names) else names
 
 
-def settled(recipe: Recipe) -> tuple[Recipe, Origin | None]:
-    """The recipe with what its origin decides, and that origin; keys that differ are refused."""
+def resolve_init(recipe: Recipe) -> tuple[Recipe, PretrainedModel | None]:
+    """Fill in the keys that the pretrained model decides, and refuse those that contradict it."""
     if recipe.init.from_model is None:
         return recipe, None
-    origin = open_origin(recipe.init.from_model)
-    shape = effective_config(recipe.task, origin.model)
-    bound = {key: value for key, value in shape.items() if key not in FREE}
-    wrong = [*_contradictions("model", recipe.model, bound, origin.name)]
-    pieces = origin.pieces.model_dump(exclude={"dropout", "text"})
-    wrong += _contradictions("tokenizer", recipe.tokenizer, pieces, origin.name)
+    pretrained = load_pretrained(recipe.init.from_model)
+    shape = effective_config(recipe.task, pretrained.config)
+    # A classifier's head may differ: it is then new.
+    fixed = {key: value for key, value in shape.items() if key not in CLASSIFIER_KEYS}
+    complaints = [*_find_contradictions("model", recipe.model, fixed, pretrained.name)]
+    tokenizer = pretrained.tokenizer_config.model_dump(exclude={"dropout", "text"})
+    complaints += _find_contradictions("tokenizer", recipe.tokenizer, tokenizer, pretrained.name)
     if recipe.tokenizer.text:
-        wrong.append(f"[tokenizer] text is of no use: the tokenizer comes from {origin.name}.")
-    if wrong:
-        raise ConfigError(wrong)
-    model = ModelConfig(**(origin.model.model_dump() | _dropped(recipe) | _told(recipe.model)))
-    tokenizer = TokenizerConfig(**pieces, dropout=recipe.tokenizer.dropout)
-    return replace(recipe, model=model, tokenizer=tokenizer), origin
+        complaints.append(
+            f"[tokenizer] text has no effect: the tokenizer comes from {pretrained.name}."
+        )
+    if complaints:
+        raise ConfigError(complaints)
+    config = pretrained.config.model_dump() | _ngram_defaults(recipe) | _set_keys(recipe.model)
+    resolved = replace(
+        recipe,
+        model=ModelConfig(**config),
+        tokenizer=TokenizerConfig(**tokenizer, dropout=recipe.tokenizer.dropout),
+    )
+    return resolved, pretrained
 
 
-def _dropped(recipe: Recipe) -> dict[str, Any]:
-    """Keys of an origin that are as if it had never set them: of runs of tokens, where none are."""
-    none = recipe.task != "classify" or _told(recipe.model).get("ngrams") == 1
-    return ModelConfig().model_dump(include=NGRAM_KEYS) if none else {}
+def _ngram_defaults(recipe: Recipe) -> dict[str, Any]:
+    """Defaults in place of the pretrained model's n-gram keys, if this model has no n-grams."""
+    has_none = recipe.task != "classify" or _set_keys(recipe.model).get("ngrams") == 1
+    return ModelConfig().model_dump(include=NGRAM_KEYS) if has_none else {}
 
 
-def _told(section: Section) -> dict[str, Any]:
+def _set_keys(section: Section) -> dict[str, Any]:
     """The keys that a recipe sets, with their values."""
     return {key: getattr(section, key) for key in sorted(section.model_fields_set)}
 
 
-def _contradictions(
-    name: str, section: Section, there: dict[str, Any], origin: str
+def _find_contradictions(
+    name: str, section: Section, fixed: dict[str, Any], pretrained: str
 ) -> Iterator[str]:
-    for key, value in _told(section).items():
-        if key in there and there[key] != value:
-            had = f", where it is {there[key]!r}" if name == "model" else ""
-            yield f"[{name}] {key} cannot be {value!r}: it comes from {origin}{had}. Leave it out."
+    for key, value in _set_keys(section).items():
+        if key in fixed and fixed[key] != value:
+            there = f", where it is {fixed[key]!r}" if name == "model" else ""
+            yield (
+                f"[{name}] {key} cannot be {value!r}: it comes from {pretrained}{there}. "
+                "Leave it out."
+            )
 
 
 # --------------------------------------------------------------------------------- the weights
 
 
 @torch.no_grad()
-def begin(
-    model: Model, task: str, origin: Origin, say: Say, classes: Sequence[str] = ()
+def copy_weights(
+    model: Model, task: str, pretrained: PretrainedModel, say: Say, classes: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Take every weight of the body, and what is on top where it is for the same.
+    """Copy every weight of the body, and the head's if the task (and `classes`) are the same.
 
-    A classifier's head is for the same if it tells the same `classes` apart. Says and returns
-    which parts are new.
+    Prints and returns which parts of the model are new.
     """
-    own, places = model.state_dict(), layer_indices(model)
-    same = task == origin.task and tuple(classes) == (origin.classes or tuple(classes))
-    vocabularies = len(origin.weights[TABLE]), len(own[TABLE])
-    taken: dict[str, Tensor] = {}
+    own, layers = model.state_dict(), layer_indices(model)
+    same_classes = tuple(classes) == (pretrained.classes or tuple(classes))
+    same_head = task == pretrained.task and same_classes
+    vocab_sizes = len(pretrained.weights[TABLE]), len(own[TABLE])
+    copied: dict[str, Tensor] = {}
     for name, weight in own.items():
-        there = next((n for n in _names_there(name, model) if n in origin.weights), name)
-        found = origin.weights.get(there)
-        if found is not None and (len(found), len(weight)) == vocabularies:
-            found = found[: len(weight)]  # rows that no id of the tokenizer stands for
-        body = _part(name) != "grams" and (name not in places or places[name].is_body)
-        fits = found is not None and found.shape == weight.shape
-        if found is not None and fits and (_part(name) != "head" or same):
-            taken[name] = found
-        elif body and not _is_across(name):
-            raise ConfigError([_misfit(name, weight, found, origin, task)])
-    model.load_state_dict(own | taken)
-    new = tuple(sorted({_part(name) for name in own.keys() - taken.keys()}))
-    told = f"; new: {', '.join(new)}" if new else ""
-    say(f"Beginning from {origin.name}: {len(taken)} of {len(own)} weights{told}.")
+        names = _pretrained_names(name, model)
+        source = pretrained.weights.get(next((n for n in names if n in pretrained.weights), name))
+        if source is not None and (len(source), len(weight)) == vocab_sizes:
+            source = source[: len(weight)]  # without rows beyond the tokenizer's ids
+        is_body = _part(name) != "grams" and (name not in layers or layers[name].is_body)
+        fits = source is not None and source.shape == weight.shape
+        if source is not None and fits and (_part(name) != "head" or same_head):
+            copied[name] = source
+        elif is_body and not _is_cross_attention(name):
+            raise ConfigError([_describe_mismatch(name, weight, source, pretrained, task)])
+    model.load_state_dict(own | copied)
+    new = tuple(sorted({_part(name) for name in own.keys() - copied.keys()}))
+    suffix = f"; new: {', '.join(new)}" if new else ""
+    say(f"Initialized from {pretrained.name}: {len(copied)} of {len(own)} weights{suffix}.")
     return new
 
 
-def _names_there(name: str, model: Model) -> list[str]:
-    """What models for other tasks call this weight, the likeliest first.
+def _pretrained_names(name: str, model: Model) -> list[str]:
+    """The names of this weight in models of other tasks, the likeliest first.
 
-    A model of one stack begins from a translator's decoder if it writes, else from its encoder;
-    both of a translator's stacks begin from a model of one (Rothe et al. 2020).
+    A single stack is initialized from a translator's decoder if it generates, else from its
+    encoder. Both stacks of a translator are initialized from a single one (Rothe et al. 2020).
     """
-    writes = isinstance(model, LanguageModel) and model.causal
+    generates = isinstance(model, LanguageModel) and model.causal
     others = {
-        "stack": ["stack", "decoder" if writes else "encoder"],
+        "stack": ["stack", "decoder" if generates else "encoder"],
         "encoder": ["encoder", "stack"],
         "decoder": ["decoder", "stack"],
         "source_embedding": ["source_embedding", "embedding"],
     }
-    if not writes and not isinstance(model, Translator):
+    if not generates and not isinstance(model, Translator):
         others["embedding"] = ["source_embedding", "embedding"]
     part, _, rest = name.partition(".")
     return [f"{other}.{rest}" for other in others.get(part, [part])]
 
 
-def _is_across(name: str) -> bool:
-    """Whether a weight belongs to cross-attention, which only a translator has."""
+def _is_cross_attention(name: str) -> bool:
     return ".cross" in name
 
 
 def _part(name: str) -> str:
-    return "cross-attention" if _is_across(name) else name.partition(".")[0]
+    """The part of the model that a weight belongs to."""
+    return "cross-attention" if _is_cross_attention(name) else name.partition(".")[0]
 
 
-def _misfit(name: str, weight: Tensor, found: Tensor | None, origin: Origin, task: str) -> str:
-    """Why the body of an origin cannot be this model's."""
-    needs = f"{name} {list(weight.shape)}"
-    has = "has none" if found is None else f"has {list(found.shape)}"
+def _describe_mismatch(
+    name: str, weight: Tensor, source: Tensor | None, pretrained: PretrainedModel, task: str
+) -> str:
+    """Why a model cannot be initialized from this one."""
+    has = "has none" if source is None else f"has {list(source.shape)}"
     return (
-        f"[init] {origin.name} (task {origin.task!r}) cannot begin a model for {task!r}: "
-        f"this one needs {needs}, that one {has}."
+        f"[init] {pretrained.name} (task {pretrained.task!r}) cannot initialize a model for "
+        f"{task!r}: this one needs {name} {list(weight.shape)}, that one {has}."
     )
 
 
-def choose_learners(model: Model, init: InitConfig, new: Sequence[str], say: Say) -> None:
-    """Freeze what is to stay, put adapters where they are to learn; say how much is learnt.
+def freeze_and_adapt(model: Model, init: InitConfig, new: Sequence[str], say: Say) -> None:
+    """Freeze what `init` says and add LoRA adapters; print how many parameters are trained.
 
-    Parts that are `new`, as `begin` names them, learn whole: nothing was learnt of them before.
+    Parts that are `new`, as `copy_weights` names them, are trained whole.
     """
     if init.freeze is None and init.lora is None:
         return
-    places = layer_indices(model)
+    layers = layer_indices(model)
     fresh = {name: p for name, p in model.named_parameters() if _part(name) in new}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in fresh or not _stays(places[name], init.freeze))
+        parameter.requires_grad_(name in fresh or not _is_frozen(layers[name], init.freeze))
     if init.lora is not None:
         but = {*fresh.values()}
         lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_targets, but=but)
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    learnt, every = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
-    say(f"Learning {learnt:,} of {every:,} parameters.")
+    trained, total = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
+    say(f"Training {trained:,} of {total:,} parameters.")
 
 
-def _stays(place: LayerIndex, freeze: str | int | None) -> bool:
-    """Whether a weight stays as it was: with adapters, the whole body does."""
+def _is_frozen(index: LayerIndex, freeze: str | int | None) -> bool:
+    """Whether a weight is frozen; with adapters, the whole body is."""
     if freeze == "embeddings":
-        return place.layer == 0
-    return place.is_body and (not isinstance(freeze, int) or place.layer <= freeze)
+        return index.layer == 0
+    return index.is_body and (not isinstance(freeze, int) or index.layer <= freeze)

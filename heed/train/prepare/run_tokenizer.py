@@ -1,4 +1,4 @@
-"""The tokenizer of a run: its own, its origin's, or one learnt from its text."""
+"""The tokenizer of a run: its own, its pretrained model's, or one trained on its text."""
 
 from __future__ import annotations
 
@@ -12,72 +12,73 @@ from heed.data.held_out import hold_out_dev
 from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.runs.run import Run
-from heed.train.prepare.init_from import Origin
+from heed.train.prepare.init_from import PretrainedModel
 
 Say = Callable[[str], None]
 Source = Callable[[], Iterator[Record]]
-"""Texts that can be read again and again."""
-FEWEST_PIECES, MOST_PIECES, CHARACTERS_A_PIECE = 400, 8000, 100
+"""Records that can be read repeatedly."""
+MIN_VOCAB, MAX_VOCAB, CHARACTERS_PER_TOKEN = 400, 8000, 100
+"""Default vocabulary size of subword tokenizers: one token for so many characters of text."""
 
 
-def tokenizer_for(
+def get_tokenizer(
     recipe: Recipe,
     run: Run,
     corpus: Corpus,
-    origin: Origin | None,
+    pretrained: PretrainedModel | None,
     say: Say,
     *,
-    dev_within: bool = False,
+    dev_in_train: bool = False,
 ) -> Tokenizer:
-    """The run's own; its origin's; else one learnt before from this very text, or now.
+    """The run's tokenizer, or its pretrained model's; else a cached or a newly trained one.
 
-    `dev_within`: a part of the corpus is set aside to choose by. Its words are not to be known.
+    `dev_in_train`: some of the corpus is set aside for dev, and the tokenizer is not trained on it.
     """
     if run.tokenizer_path.exists():
         return Tokenizer.load(run.tokenizer_path)
-    if origin is not None:
-        origin.tokenizer.save(run.tokenizer_path)
-        return origin.tokenizer
-    settings, more = recipe.tokenizer, tokenizer_text(recipe)
-    apart = recipe.data.dev_seed if dev_within else None
-    learnt = settings.model_dump_json(exclude={"dropout"})
-    told = f"{corpus.identity()} {apart} {learnt} {[one.identity() for one in more]}"
-    name = blake2b(told.encode(), digest_size=16).hexdigest()
-    kept = cache_root() / "tokenizers" / f"{name}.json"
-    if kept.exists():
-        tokenizer = Tokenizer.load(kept)
+    if pretrained is not None:
+        pretrained.tokenizer.save(run.tokenizer_path)
+        return pretrained.tokenizer
+    settings, extra = recipe.tokenizer, open_tokenizer_text(recipe)
+    dev_seed = recipe.data.dev_seed if dev_in_train else None
+    keys = settings.model_dump_json(exclude={"dropout"})
+    identity = f"{corpus.identity()} {dev_seed} {keys} {[one.identity() for one in extra]}"
+    name = blake2b(identity.encode(), digest_size=16).hexdigest()
+    cached = cache_root() / "tokenizers" / f"{name}.json"
+    if cached.exists():
+        tokenizer = Tokenizer.load(cached)
     else:
-        say(f"Learning a {settings.kind} tokenizer…")
-        own = corpus.usable_records if apart is None else _all_but(corpus, apart)
-        tokenizer = _learn(settings, [own, *(one.usable_records for one in more)])
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(kept)
+        say(f"Training a {settings.kind} tokenizer…")
+        train = corpus.usable_records if dev_seed is None else _without_dev(corpus, dev_seed)
+        tokenizer = _train(settings, [train, *(one.usable_records for one in extra)])
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(cached)
     tokenizer.save(run.tokenizer_path)
     return tokenizer
 
 
-def tokenizer_text(recipe: Recipe) -> list[Corpus]:
-    """What a tokenizer is to learn from beside the training text: the text of any kind of file."""
+def open_tokenizer_text(recipe: Recipe) -> list[Corpus]:
+    """Open the files of `tokenizer.text`, which may be of any kind."""
     return [open_corpus([path], task="generate") for path in recipe.tokenizer.text]
 
 
-def _all_but(corpus: Corpus, seed: int) -> Source:
-    """The texts of a corpus but those set aside."""
-    apart, _ = hold_out_dev(sum(1 for _ in corpus.usable_records()), seed)
-    hidden = frozenset(apart.tolist())
-    return lambda: (record for i, record in enumerate(corpus.usable_records()) if i not in hidden)
+def _without_dev(corpus: Corpus, seed: int) -> Source:
+    """The records of a corpus without those set aside for dev."""
+    held_out, _ = hold_out_dev(sum(1 for _ in corpus.usable_records()), seed)
+    rows = frozenset(held_out.tolist())
+    return lambda: (record for i, record in enumerate(corpus.usable_records()) if i not in rows)
 
 
-def _learn(settings: TokenizerConfig, sources: Sequence[Source]) -> Tokenizer:
+def _train(settings: TokenizerConfig, sources: Sequence[Source]) -> Tokenizer:
     def texts() -> Iterator[str]:
         for record in chain.from_iterable(source() for source in sources):
             yield from record.texts
 
     size = settings.vocab_size
     if size is None and settings.kind in ("bpe", "unigram"):
-        # A piece must be met often enough to be learnt: a small corpus gets few.
+        # A token must occur often enough to be learned: a small corpus gets few.
         characters = sum(map(len, texts()))
-        size = min(MOST_PIECES, max(FEWEST_PIECES, characters // CHARACTERS_A_PIECE))
+        size = min(MAX_VOCAB, max(MIN_VOCAB, characters // CHARACTERS_PER_TOKEN))
     return Tokenizer.train(
         texts(),
         kind=settings.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,27 +27,38 @@ from heed.models import Classifier, Model, build
 from heed.runs.labels import Classes
 from heed.runs.run import Run
 from heed.train import checkpoint
-from heed.train.dev_bleu import Pair, pairs_of
-from heed.train.distributed.ranks import ALONE, World
+from heed.train.distributed.ranks import SINGLE, World
 from heed.train.precompile import compiling_ahead
-from heed.train.prepare import init_from as origins
-from heed.train.prepare import ngram_weights
-from heed.train.prepare.class_weights import classes_of, refuse_unknown, weights_of
-from heed.train.prepare.init_from import Origin
-from heed.train.prepare.run_tokenizer import tokenizer_for, tokenizer_text
+from heed.train.prepare.class_weights import check_class_names, compute_class_weights, read_classes
+from heed.train.prepare.init_from import (
+    PretrainedModel,
+    copy_weights,
+    freeze_and_adapt,
+    load_pretrained,
+)
+from heed.train.prepare.ngram_weights import initialize_ngrams
+from heed.train.prepare.run_tokenizer import get_tokenizer, open_tokenizer_text
+from heed.train.validate import Pair, sentence_pairs
 
 Say = Callable[[str], None]
-MENDED = {
-    "unseen-label": "Mend the label, or add texts that have it to train.",
-    "one-class": "Give texts of two classes or more.",
+Stage = Callable[[str], AbstractContextManager[None]]
+"""Marks a named stage of preparation, as `with stage("tokenizer"):`. Benchmarks time them."""
+TODO = {
+    "unseen-label": "Correct the label, or add examples that have it to train.",
+    "one-class": "Give examples of two classes or more.",
     "nothing-left": "Name a file that has text.",
 }
-"""What to do about what the doctor finds."""
+"""What to do about an error of the data doctor, by its code."""
+
+
+def unmeasured(name: str) -> AbstractContextManager[None]:
+    """A stage that nothing measures."""
+    return nullcontext()
 
 
 @dataclass
 class TrainingSetup:
-    """Everything a recipe stands for, made."""
+    """The prepared inputs of training."""
 
     recipe: Recipe
     device: torch.device
@@ -56,17 +68,17 @@ class TrainingSetup:
     model: Model
     train: BucketedBatches | PackedBatches
     sets: dict[str, BucketedBatches]
-    """The splits to evaluate on while training, by name."""
+    """The sets that are evaluated while training, by name."""
     data_hashes: dict[str, str]
-    world: World = ALONE
+    world: World = SINGLE
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
-    """Source and reference of the sets whose BLEU is asked for at every evaluation."""
-    begun: bool = False
-    """Whether there are checkpoints, from which the weights are to come; whole or not."""
+    """Source and reference of the sets whose BLEU is computed at every evaluation."""
+    has_checkpoints: bool = False
+    """Whether the run has checkpoints, damaged or not, from which its weights must come."""
     class_weights: tuple[float, ...] | None = None
-    """What a text of each class counts for; None, all alike."""
-    new: tuple[str, ...] = ()
-    """Parts of the model that its origin did not have, where it began from one."""
+    """Loss weight of each class; None if all weigh the same."""
+    new_parts: tuple[str, ...] = ()
+    """Parts of the model that the pretrained one did not have."""
 
 
 def prepare(
@@ -75,139 +87,95 @@ def prepare(
     *,
     device: torch.device,
     say: Say,
-    world: World = ALONE,
-    origin: Origin | None = None,
+    world: World = SINGLE,
+    pretrained: PretrainedModel | None = None,
+    stage: Stage = unmeasured,
 ) -> TrainingSetup:
-    """Read and check the text, make or load the tokenizer, build the model.
+    """Read and check the data, get the tokenizer, build the model.
 
-    Among several ranks the first goes ahead where files are written; the others find them.
-    `origin` is what the recipe begins from, where it is open already.
+    Where files are written, rank 0 goes first and the other ranks read them. `pretrained` is the
+    model of `init.from`, if it is loaded already.
     """
-    begun = checkpoint.any_in(run.checkpoints)
-    if origin is None and recipe.init.from_model is not None and not begun:
-        with world.in_turn():
-            origin = origins.open_origin(recipe.init.from_model)
-    bf16 = wants_bf16(recipe.train.precision, device)
+    has_checkpoints = checkpoint.has_checkpoints(run.checkpoints)
+    if pretrained is None and recipe.init.from_model is not None and not has_checkpoints:
+        with world.rank0_first():
+            pretrained = load_pretrained(recipe.init.from_model)
     with compiling_ahead(recipe, device):
-        parts = _prepare(recipe, run, device, bf16, say, world, origin)
-    parts.begun = begun
-    return parts
-
-
-def _prepare(
-    recipe: Recipe,
-    run: Run,
-    device: torch.device,
-    bf16: bool,
-    say: Say,
-    world: World,
-    origin: Origin | None,
-) -> TrainingSetup:
-    with world.in_turn():
-        corpora = open_splits(recipe)
-    known = world.once(lambda: _see_the_doctor(corpora, say))
-    with world.in_turn():
-        tokenizer = tokenizer_for(
-            recipe, run, corpora["train"], origin, say, dev_within="dev" not in corpora
-        )
-        classes = classes_of(corpora["train"]) if recipe.task == "classify" else Classes(())
-        train, sets = _batches(recipe, corpora, tokenizer, classes.names)
-        weights = weights_of(recipe, classes, sets["train"])
-        classes.save(run)
-    if not recipe.data.dev and recipe.data.synthetic is None:
-        say(_apart(corpora, sets["dev"].store, recipe.data.dev_seed))
-    for name, seen in known.items():
-        sets |= _clean(name, sets[name], seen)
-    for name, split in sets.items():
-        if split.truncated:
-            are = "text is" if split.truncated == 1 else "texts are"
-            limit = f"longer than {recipe.data.max_length} tokens"
-            say(f"{name}: {split.truncated:,} {are} {limit}; cut.")
-    torch.manual_seed(recipe.seed)
-    model = build_model(recipe, tokenizer, len(classes.names) or None)
-    if isinstance(model, Classifier) and model.grams is not None:
-        ngram_weights.look_at(model.grams, recipe, tokenizer, sets["train"], len(classes.names))
-    if origin is not None:
-        new = origins.begin(model, recipe.task, origin, say, classes.names)
-    else:  # a run that goes on has kept it: its origin may be gone
-        new = tuple(run.environment().get("new_parts", ()))
-    origins.choose_learners(model, recipe.init, new, say)
-    model.to(device)
+        with stage("read and check"):
+            with world.rank0_first():
+                corpora = open_splits(recipe)
+            seen = world.broadcast(lambda: check_data(corpora, say))
+        with world.rank0_first():
+            with stage("tokenizer"):
+                dev_in_train = "dev" not in corpora
+                tokenizer = get_tokenizer(
+                    recipe, run, corpora["train"], pretrained, say, dev_in_train=dev_in_train
+                )
+            classes = read_classes(corpora["train"]) if recipe.task == "classify" else Classes(())
+            with stage("store"):
+                train, sets = _open_batches(recipe, corpora, tokenizer, classes.names)
+            class_weights = compute_class_weights(recipe, classes, sets["train"])
+            classes.save(run)
+        if not recipe.data.dev and recipe.data.synthetic is None:
+            say(_describe_dev(corpora, sets["dev"].store, recipe.data.dev_seed))
+        for name, rows in seen.items():
+            sets |= _clean_part(name, sets[name], rows)
+        _report_truncation(sets, recipe.data.max_length, say)
+        torch.manual_seed(recipe.seed)
+        with stage("model"):
+            model = build_model(recipe, tokenizer, len(classes.names) or None)
+        if isinstance(model, Classifier) and model.grams is not None:
+            initialize_ngrams(model.grams, recipe, tokenizer, sets["train"], len(classes.names))
+        if pretrained is not None:
+            new_parts = copy_weights(model, recipe.task, pretrained, say, classes.names)
+        else:  # a resumed run has recorded them: the pretrained model may be gone
+            new_parts = tuple(run.environment().get("new_parts", ()))
+        freeze_and_adapt(model, recipe.init, new_parts, say)
+        model.to(device)
     if not recipe.train.evaluate_train:
         sets.pop("train")
-    hashes = {name: corpus.fingerprint() for name, corpus in corpora.items()}
-    pairs = _pairs(corpora, sets) if recipe.train.evaluate_bleu else {}
-    names = classes.names
     return TrainingSetup(
         recipe,
         device,
-        bf16,
+        wants_bf16(recipe.train.precision, device),
         tokenizer,
-        names,
+        classes.names,
         model,
         train,
         sets,
-        hashes,
+        {name: corpus.fingerprint() for name, corpus in corpora.items()},
         world,
-        pairs,
-        class_weights=weights,
-        new=new,
+        _read_pairs(corpora, sets) if recipe.train.evaluate_bleu else {},
+        has_checkpoints,
+        class_weights,
+        new_parts,
     )
 
 
-def _apart(corpora: dict[str, Corpus], store: Store, seed: int) -> str:
-    """What is set aside to choose by, in words."""
-    part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
-    if "dev" not in corpora:
-        held_out, _ = hold_out_dev(len(store), seed)
-        part = f"{len(held_out):,} of the {len(store):,} texts of train"
-    return f"dev: {part}, set aside, for no files are named."
-
-
-def _pairs(corpora: dict[str, Corpus], sets: dict[str, BucketedBatches]) -> dict[str, list[Pair]]:
-    """The texts of every set but train; a dev set that was set aside is a part of train's."""
-    return {
-        name: pairs_of(corpora.get(name.removesuffix("-clean"), corpora["train"]), batches)
-        for name, batches in sets.items()
-        if name != "train"
-    }
-
-
-def validate_recipe(recipe: Recipe, origin: Origin | None = None) -> None:
+def validate_recipe(recipe: Recipe, pretrained: PretrainedModel | None = None) -> None:
     """Refuse a recipe whose keys conflict or whose files are missing, before anything is written.
 
-    `origin` is the pretrained model of `init.from`.
+    `pretrained` is the model of `init.from`.
     """
-    cross_attention = origin is None or origin.has_cross_attention
+    cross_attention = pretrained is None or pretrained.has_cross_attention
     complaints = find_conflicts(recipe, pretrained_cross_attention=cross_attention)
     if complaints:
         raise ConfigError(complaints)
-    tokenizer_text(recipe)
+    open_tokenizer_text(recipe)
     if recipe.data.synthetic is None:
-        refuse_unknown(recipe, open_splits(recipe)["train"])
+        check_class_names(recipe, open_splits(recipe)["train"])
 
 
-def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:
-    """The model a recipe asks for, freshly drawn."""
-    return build(
-        recipe.task,
-        recipe.model,
-        vocab=tokenizer.vocab_size,
-        classes=classes,
-        causal=recipe.train.objective == "causal",
-    )
+def check_data(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
+    """Run the data doctor: print its warnings, and raise its first error.
 
-
-def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
-    """Say what would hurt; refuse what cannot be read.
-
-    Returns the sets that train has a part of, each with the texts that it has.
+    Returns, for each set that shares examples with train, the rows of those examples.
     """
     report = examine(corpora)
     if not report.ok:
         first, errors = report.errors[0], len(report.errors)
         files = ", ".join(corpora[first.split].paths)
-        todo = [MENDED[first.code]] if first.code in MENDED else []
+        todo = [TODO[first.code]] if first.code in TODO else []
         if errors > 1 or not todo:
             todo.append("`heed check` on these files shows everything.")
         raise DataError(
@@ -217,20 +185,25 @@ def _see_the_doctor(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]
         )
     for finding in report.findings:
         if finding.severity == "warning":
-            lost = finding.code in ("empty", "unlabelled")
-            place = f" (the first is {finding.places[0]})" if lost else ""
+            drops = finding.code in ("empty", "unlabelled")
+            place = f" (the first is {finding.places[0]})" if drops else ""
             say(f"{finding.split}: {finding.message}{place}")
     return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
 
 
-def _clean(name: str, whole: BucketedBatches, seen: list[int]) -> dict[str, BucketedBatches]:
-    """The part of a set that is not also in train, to be scored beside the whole."""
-    unseen = np.setdiff1d(np.arange(len(whole.store)), seen)
-    return {f"{name}-clean": whole.subset(unseen)} if len(unseen) else {}
+def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:
+    """Build a recipe's model with random weights."""
+    return build(
+        recipe.task,
+        recipe.model,
+        vocab=tokenizer.vocab_size,
+        classes=classes,
+        causal=recipe.train.objective == "causal",
+    )
 
 
-def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> BucketedBatches:
-    """Some of a store's texts, or all, as a recipe's model reads them."""
+def build_batches(recipe: Recipe, store: Store, rows: Rows | None = None) -> BucketedBatches:
+    """The batches of a store's examples, or of some rows, as the recipe's model reads them."""
     settings = recipe.train
     return BucketedBatches(
         store,
@@ -240,14 +213,14 @@ def batches_of(recipe: Recipe, store: Store, rows: Rows | None = None) -> Bucket
         batch_size=settings.batch_size,
         seed=recipe.seed,
         rows=rows,
-        mask_share=_hidden(recipe),
+        mask_share=_mask_share(recipe),
         bidirectional=recipe.data.bidirectional,
         denoise=recipe.data.denoise,
     )
 
 
-def _hidden(recipe: Recipe) -> float:
-    """The share of tokens that a model does not see: to guess it, or to do without."""
+def _mask_share(recipe: Recipe) -> float:
+    """The share of input tokens that are masked or dropped in training."""
     settings = recipe.train
     if recipe.task == "classify":
         return settings.token_dropout
@@ -256,10 +229,10 @@ def _hidden(recipe: Recipe) -> float:
     return settings.mask_share if settings.objective == "masked" else 0.0
 
 
-def _batches(
+def _open_batches(
     recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, classes: tuple[str, ...]
 ) -> tuple[BucketedBatches | PackedBatches, dict[str, BucketedBatches]]:
-    """What to learn from, and every set to evaluate on, the training text under `train`."""
+    """The training batches, and the batches of every set, that of train included."""
     settings, data = recipe.train, recipe.data
     dropout = {"train": recipe.tokenizer.dropout}
     stores = {
@@ -269,11 +242,11 @@ def _batches(
         for name, corpus in corpora.items()
     }
     rows: dict[str, Rows | None] = dict.fromkeys(stores)
-    if "dev" not in stores:  # a share of train is set aside
+    if "dev" not in stores:  # some of train is set aside for dev
         stores["dev"] = stores["train"].without_segmentations()
         count = len(stores["train"])
         rows["dev"], rows["train"] = hold_out_dev(count, data.dev_seed)
-    sets = {name: batches_of(recipe, store, rows[name]) for name, store in stores.items()}
+    sets = {name: build_batches(recipe, store, rows[name]) for name, store in stores.items()}
     if not (data.pack or data.windows):
         return sets["train"], sets
     packed = (RandomWindows if data.windows else PackedBatches)(
@@ -285,3 +258,36 @@ def _batches(
         rows=rows["train"],
     )
     return packed, sets
+
+
+def _describe_dev(corpora: dict[str, Corpus], store: Store, seed: int) -> str:
+    """One line about what is set aside for dev."""
+    part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
+    if "dev" not in corpora:
+        held_out, _ = hold_out_dev(len(store), seed)
+        part = f"{len(held_out):,} of the {len(store):,} texts of train"
+    return f"dev: {part}, set aside, because no dev files are named."
+
+
+def _clean_part(name: str, whole: BucketedBatches, seen: list[int]) -> dict[str, BucketedBatches]:
+    """The part of a set that is not also in train, which is evaluated beside the whole set."""
+    unseen = np.setdiff1d(np.arange(len(whole.store)), seen)
+    return {f"{name}-clean": whole.subset(unseen)} if len(unseen) else {}
+
+
+def _report_truncation(sets: dict[str, BucketedBatches], max_length: int, say: Say) -> None:
+    for name, batches in sets.items():
+        if batches.truncated:
+            are = "text is" if batches.truncated == 1 else "texts are"
+            say(f"{name}: {batches.truncated:,} {are} longer than {max_length} tokens; truncated.")
+
+
+def _read_pairs(
+    corpora: dict[str, Corpus], sets: dict[str, BucketedBatches]
+) -> dict[str, list[Pair]]:
+    """The sentence pairs of every set but train; dev is read from train if it was set aside."""
+    return {
+        name: sentence_pairs(corpora.get(name.removesuffix("-clean"), corpora["train"]), batches)
+        for name, batches in sets.items()
+        if name != "train"
+    }

@@ -1,0 +1,87 @@
+"""`heed train --dry-run`: parameters, memory and time, estimated from a few real steps."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from heed.config import Recipe
+from heed.data.batching.bucketed import BucketedBatches
+from heed.data.batching.packing import PackedBatches
+from heed.device import choose_device
+from heed.errors import ConfigError
+from heed.runs.run import Run
+from heed.train import precompile
+from heed.train.distributed.ranks import is_torchrun, rank0_error_only
+from heed.train.optimizers.build import describe_rates
+from heed.train.prepare.init_from import resolve_init
+from heed.train.prepare.setup import prepare, validate_recipe
+from heed.train.run import build_loop
+
+TIMED_STEPS = 5
+"""Steps that are timed, after one to warm up."""
+
+
+@rank0_error_only()
+def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
+    """Print parameters, memory and time, from a few steps in a temporary folder."""
+    if is_torchrun():
+        raise ConfigError(["--dry-run estimates one process: call heed without torchrun."])
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    torch_device = choose_device(device)
+    recipe, pretrained = resolve_init(recipe)
+    validate_recipe(recipe, pretrained)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder) / "dry", recipe)
+        setup = prepare(recipe, run, device=torch_device, say=say, pretrained=pretrained)
+        precompile.stop_compiling()
+        loop = build_loop(setup, run, say=say)
+        seconds = []
+        for batches in loop.loader.iterate(0, min(TIMED_STEPS + 1, loop.steps)):
+            began = time.perf_counter()
+            loop.update(batches)
+            if torch_device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    timed = sorted(seconds[1:] or seconds)
+    median = timed[len(timed) // 2]
+    say(f"parameters  {parameters:,}")
+    say(f"rates       {describe_rates(loop.state.optimizer, recipe.train.lr)}")
+    say(f"vocabulary  {setup.tokenizer.vocab_size:,}")
+    say(
+        f"texts       {_count_texts(setup.train)} to learn from, "
+        f"{', '.join(f'{_count_texts(split)} in {name}' for name, split in setup.sets.items())}"
+    )
+    say(f"memory      {_describe_memory(parameters, torch_device)}")
+    say(f"steps       {loop.steps:,}, {loop.loader.steps_per_epoch:,} an epoch")
+    say(
+        f"time        about {_format_duration(median * loop.steps)}, without evaluation "
+        f"({median * 1e3:.0f} ms a step)"
+    )
+
+
+def _count_texts(split: BucketedBatches | PackedBatches) -> str:
+    """The number of texts, and of windows where a language model reads long texts in several."""
+    texts, windows = split.example_count, len(split.rows)
+    return f"{texts:,} ({windows:,} windows)" if windows > texts else f"{texts:,}"
+
+
+def _describe_memory(parameters: int, device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at the peak"
+    size = parameters * 16 / 2**20
+    return f"{size:.0f} MiB for weights, gradients and optimizer, without activations"
+
+
+def _format_duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
