@@ -95,7 +95,7 @@ def test_files_of_ones_own_replace_a_generated_world(name: str, pairs: Path) -> 
     recipe, _ = resolve.resolve_recipe(name, None, own, dev, None, None)
     assert (recipe.data.train, recipe.data.dev, recipe.data.synthetic) == (own, dev, None)
     for train in (own, None):
-        with pytest.raises(ConfigError, match=r"--data is for .* makes its own text"):
+        with pytest.raises(ConfigError, match=r"--data is for .* text of this one is generated"):
             resolve.resolve_recipe(name, None, train, None, None, None, pairs)
 
 
