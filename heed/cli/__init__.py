@@ -12,11 +12,11 @@ import typer
 from heed import __version__
 
 # Importing these modules registers their commands, in the order that `heed --help` lists them.
-from heed.cli import evaluate, machine, predict, train
-from heed.cli.common import app, describe_file_error
+# isort: off
+from heed.cli import train, predict, evaluate, convert, machine
 
-# isort: split
-from heed.cli import convert
+# isort: on
+from heed.cli.common import app, describe_file_error
 
 __all__ = ["app", "convert", "evaluate", "machine", "main", "predict", "train"]
 

@@ -74,8 +74,8 @@ def translate(
 ) -> None:
     """Translate sentences, a file or standard input: one line out for each line in.
 
-    Defaults come from the recipe's [decode]. Any sampling option (--temperature … --seed) turns
-    sampling on; --beam turns it off.
+    Defaults come from the recipe's decode section. Any sampling option (--temperature … --seed)
+    turns sampling on; --beam turns it off.
 
     heed translate runs/demo "The old woman sees the cat."
 
@@ -183,8 +183,8 @@ def generate(
 ) -> None:
     """Continue generating from prompts, the lines of a file or of standard input.
 
-    Without any prompt, generate from an empty one. Defaults come from the recipe's [decode]. Tokens
-    are sampled, unless the recipe sets a beam and no sampling option is given.
+    Without any prompt, generate from an empty one. Defaults come from the recipe's decode
+    section. Tokens are sampled, unless the recipe sets a beam and no sampling option is given.
 
     heed generate runs/mine --prompt "My fellow Americans" --length 50 --top-p 0.9
 
