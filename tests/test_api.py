@@ -83,11 +83,13 @@ def translator(run: Path) -> Translator:
 
 def test_the_documented_way_to_draw_attention(run: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
-    (block,) = (x for x in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "plot" in x)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (plotting,) = (block for block in blocks if "plot.save" in block)
+    script = f'import heed\n\nmt = heed.Translator.load("runs/mine")\n{plotting}'
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(run)
     answer = subprocess.run(
-        [sys.executable, "-c", block],
+        [sys.executable, "-c", script],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
