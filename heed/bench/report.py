@@ -27,7 +27,7 @@ def _training(figures: RecipeFigures) -> Table:
     shape = figures.fixed_shape
     source = f"{shape['source_length']}→" if shape["source_length"] else ""
     real = f"real lengths,\n{figures.shapes} shapes"
-    full = f"no padding,\n{shape['texts']} texts of {source}{shape['length']}"
+    full = f"no padding,\n{shape['batch_size']} texts of {source}{shape['length']}"
     table = build_table("training", real, full, right=(real, full))
     paces = (figures.real, figures.fixed)
 
