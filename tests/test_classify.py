@@ -425,7 +425,7 @@ GOOD = [f"{label}\t{text} one two" for label in "xy" for text in ("red", "blue",
     [
         (GOOD, [*GOOD, "q\tred"], "not in train: 'q'", "dev.tsv:9"),
         (["x\tred one", "x\tblue two"], GOOD, "every label is 'x'", "bad.tsv"),
-        ([*GOOD * 4, "z\tonly this one"], None, "class 'z' has no text left", "bad.tsv"),
+        ([*GOOD * 4, "z\tonly this one"], None, "class 'z' has no training example", "bad.tsv"),
         (GOOD, [" \t "], "no usable record is left", "dev.tsv"),
     ],
 )
