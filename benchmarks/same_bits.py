@@ -44,7 +44,7 @@ from common import machine
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heed.cli import app
+from heed.cli.main import app
 from heed.config import ModelConfig
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy

@@ -1,5 +1,5 @@
 """`python -m heed` is `heed`."""
 
-from heed.cli import main
+from heed.cli.main import main
 
 main()

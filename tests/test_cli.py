@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from heed import __version__
-from heed.cli import app
+from heed.cli.main import app
 from heed.config import DecodeConfig
 from heed.recipes import names
 
@@ -40,7 +40,7 @@ def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys\n"
         "sys.argv = ['heed', '--help']\n"
-        "from heed.cli import main\n"
+        "from heed.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "heavy = {'torch', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from heed import Classifier, Translator
-from heed.cli import main
+from heed.cli.main import main
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.data.tokenizers.pretrained import PretrainedTokenizer

@@ -15,7 +15,7 @@ import typer
 from evaluating import train_small, write_text
 
 from heed import plugins
-from heed.cli import app
+from heed.cli.main import app
 from heed.config import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from heed.cli import main
 from heed.cli.common import print_json
+from heed.cli.main import main
 from heed.config import Recipe
 from heed.data.token_store import cache_root
 from heed.export import export

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import heed as package
 from heed import LanguageModel
-from heed.cli import app
+from heed.cli.main import app
 from heed.config import DecodeConfig, Recipe
 from heed.data import synthetic
 from heed.data.tokenizers.special_tokens import EOS, SPECIAL_TOKEN_NAMES

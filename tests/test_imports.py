@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
 import json, sys
-from heed.cli import main
+from heed.cli.main import main
 out = sys.argv.pop(1)
 try:
     main()

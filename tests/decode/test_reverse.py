@@ -14,7 +14,7 @@ from support import new_translator
 from typer.testing import CliRunner
 
 from heed.api import Translator
-from heed.cli import app
+from heed.cli.main import app
 from heed.config import Recipe
 from heed.data.tokenizers.special_tokens import BOS, EOS
 from heed.decode.alignment import soft_alignments

@@ -447,7 +447,7 @@ def listen(*, src, cache_hit, **rest):
     if not cache_hit:
         compiled.append(src.name)
 knobs.compilation.listener = listen
-from heed.cli import app
+from heed.cli.main import app
 from heed.evaluate import after_training
 from heed.train.precompile import start
 

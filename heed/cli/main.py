@@ -1,0 +1,83 @@
+"""The entry point of `heed`: every command, the options they share, and how errors are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from heed import __version__
+
+# Importing these modules registers their commands, in the order that `heed --help` lists them.
+# isort: off
+from heed.cli import train, predict, evaluate, convert, diagnostics
+
+# isort: on
+from heed.cli.common import app, describe_file_error
+
+__all__ = ["app", "convert", "diagnostics", "evaluate", "main", "predict", "train"]
+
+
+def _print_version(requested: bool) -> None:
+    """Print the version and exit."""
+    if requested:
+        typer.echo(f"heed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options that every command has."""
+    if debug:
+        os.environ["HEED_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line; after distributed training, end all ranks with one exit code."""
+    try:
+        _run_command()
+    except SystemExit as end:
+        if "heed.train.distributed.ranks" in sys.modules:
+            from heed.train.distributed.ranks import exit_process
+
+            exit_process(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+        raise
+
+
+def _run_command() -> None:
+    """Run a command; an error that the user can fix is printed as a sentence, with exit code 2."""
+    from heed.errors import HeedError, HeedWarning, StoppedError
+
+    default_showwarning = warnings.showwarning
+
+    def showwarning(
+        message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any
+    ) -> None:
+        if issubclass(category, HeedWarning):
+            typer.echo(f"heed: {message}", err=True)
+        else:
+            default_showwarning(message, category, *args, **kwargs)
+
+    warnings.showwarning = showwarning
+    try:
+        app()
+    except StoppedError as stopped:
+        typer.echo(str(stopped), err=True)
+        raise SystemExit(stopped.code) from None
+    except (HeedError, OSError) as error:
+        message = describe_file_error(error) if isinstance(error, OSError) else error
+        if message is None or os.environ.get("HEED_DEBUG"):
+            raise
+        typer.echo(f"heed: {message}", err=True)
+        raise SystemExit(2) from None
