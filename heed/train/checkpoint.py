@@ -16,7 +16,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -25,12 +25,10 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.optim import Optimizer
 
 from heed.errors import RunError
 from heed.models.weights import read_weights, write_weights
 from heed.runs.run import BEST, list_weights
-from heed.train.distributed.sharding import distribute_like
 
 CHUNK, BLOCK = 1 << 26, 1 << 20
 """Bytes that one thread hashes, and bytes that it reads at once."""
@@ -218,46 +216,3 @@ def _flush_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-# ------------------------------------------------------------------------------ optimizer state
-
-
-def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of an optimizer as named tensors and plain numbers."""
-    state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
-    for index, values in state["state"].items():
-        for name, value in values.items():
-            values_of_kind = tensors if isinstance(value, Tensor) else numbers
-            values_of_kind[f"optimizer.{index}.{name}"] = value
-    groups = [
-        {key: value for key, value in group.items() if not isinstance(value, Tensor)}
-        for group in state["param_groups"]
-    ]
-    return tensors, {"numbers": numbers, "groups": groups}
-
-
-def restore_optimizer(
-    optimizer: Optimizer, tensors: dict[str, Tensor], saved: dict[str, Any]
-) -> None:
-    """Restore what `optimizer_state` returned."""
-    state: dict[int, dict[str, Any]] = {}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, value in _optimizer_items(tensors, saved["numbers"]):
-        _, index, key = name.split(".", 2)
-        if isinstance(value, Tensor):
-            value = distribute_like(value, parameters[int(index)])
-        state.setdefault(int(index), {})[key] = value
-    groups = optimizer.state_dict()["param_groups"]
-    for group, saved_group in zip(groups, saved["groups"], strict=True):
-        group.update(saved_group)
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _optimizer_items(
-    tensors: dict[str, Tensor], numbers: dict[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    yield from ((name, t) for name, t in tensors.items() if name.startswith("optimizer."))
-    yield from numbers.items()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from heed.train.checkpoint import optimizer_state, restore_optimizer
 from heed.train.counters import STEP, Counters
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.distributed.sharding import UnshardedModel, distribute_like, gather_full
@@ -145,3 +144,46 @@ def _copy_into(model: nn.Module, weights: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.copy_(weights[name])
+
+
+# ------------------------------------------------------------------------------ optimizer state
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of an optimizer as named tensors and plain numbers."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            values_of_kind = tensors if isinstance(value, Tensor) else numbers
+            values_of_kind[f"optimizer.{index}.{name}"] = value
+    groups = [
+        {key: value for key, value in group.items() if not isinstance(value, Tensor)}
+        for group in state["param_groups"]
+    ]
+    return tensors, {"numbers": numbers, "groups": groups}
+
+
+def restore_optimizer(
+    optimizer: Optimizer, tensors: dict[str, Tensor], saved: dict[str, Any]
+) -> None:
+    """Restore what `optimizer_state` returned."""
+    state: dict[int, dict[str, Any]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, value in _optimizer_items(tensors, saved["numbers"]):
+        _, index, key = name.split(".", 2)
+        if isinstance(value, Tensor):
+            value = distribute_like(value, parameters[int(index)])
+        state.setdefault(int(index), {})[key] = value
+    groups = optimizer.state_dict()["param_groups"]
+    for group, saved_group in zip(groups, saved["groups"], strict=True):
+        group.update(saved_group)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _optimizer_items(
+    tensors: dict[str, Tensor], numbers: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    yield from ((name, t) for name, t in tensors.items() if name.startswith("optimizer."))
+    yield from numbers.items()

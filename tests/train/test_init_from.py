@@ -686,7 +686,7 @@ def test_without_a_whole_checkpoint_it_does_not_go_on_from_random_weights(
         trained(recipe, tmp_path / "run")
     for tensors in (tmp_path / "run").rglob("tensors.safetensors"):
         tensors.write_bytes(b"")
-    with pytest.raises(RunError, match="none of its checkpoints is whole"):
+    with pytest.raises(RunError, match="all of its checkpoints are damaged"):
         train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
 
 

@@ -2,6 +2,8 @@
 
 The shape of the model and the tokenizer are the pretrained model's. So are all weights of the body,
 which is the embeddings and the stack, and those of the head if the task is the same.
+
+Hugging Face readers are imported where they are used: training from scratch needs none.
 """
 
 from __future__ import annotations
@@ -17,10 +19,7 @@ from torch import Tensor
 from heed.config import InitConfig, ModelConfig, Recipe, Section, TokenizerConfig
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, RunError
-from heed.models import LanguageModel, Model, Translator, huggingface
-from heed.models.huggingface.architecture import MODEL_CLASSES, AnyModel
-from heed.models.huggingface.folder import CONFIG
-from heed.models.huggingface.reparameterize import CLASSIFIER_KEYS, NGRAM_KEYS, effective_config
+from heed.models import LanguageModel, Model, Translator
 from heed.models.layer_index import LayerIndex, layer_indices
 from heed.models.weights import read_weights
 from heed.nn import lora
@@ -71,6 +70,10 @@ def load_pretrained(name: str) -> PretrainedModel:
 
 
 def _load_huggingface(name: str) -> PretrainedModel:
+    from heed.models import huggingface
+    from heed.models.huggingface.architecture import MODEL_CLASSES
+    from heed.models.huggingface.folder import CONFIG
+
     if Path(name).is_dir() and not (Path(name) / CONFIG).exists():
         raise RunError(
             "this is neither a run nor a folder of transformers: there is no recipe.toml and no "
@@ -86,27 +89,19 @@ def _load_huggingface(name: str) -> PretrainedModel:
             todo="Put it beside the weights: `save_pretrained` of a fast tokenizer writes it.",
         )
     task = next((task for task, kind in MODEL_CLASSES.items() if isinstance(model, kind)), None)
-    return PretrainedModel(
-        name,
-        task,
-        model.config,
-        tokenizer,
-        model.state_dict(),
-        TokenizerConfig(),
-        _class_names(model),
-    )
-
-
-def _class_names(model: AnyModel) -> tuple[str, ...]:
-    """The class names of a Hugging Face classifier; placeholders (`LABEL_0`) are none."""
-    names = huggingface.class_names(model.source_files[CONFIG])
-    return () if all(name.startswith("LABEL_") for name in names) else names
+    classes = huggingface.class_names(model.source_files[CONFIG])
+    if all(name.startswith("LABEL_") for name in classes):  # placeholders
+        classes = ()
+    weights = model.state_dict()
+    return PretrainedModel(name, task, model.config, tokenizer, weights, TokenizerConfig(), classes)
 
 
 def resolve_init(recipe: Recipe) -> tuple[Recipe, PretrainedModel | None]:
     """Fill in the keys that the pretrained model decides, and refuse those that contradict it."""
     if recipe.init.from_model is None:
         return recipe, None
+    from heed.models.huggingface.reparameterize import CLASSIFIER_KEYS, effective_config
+
     pretrained = load_pretrained(recipe.init.from_model)
     shape = effective_config(recipe.task, pretrained.config)
     # A classifier's head may differ: it is then new.
@@ -131,6 +126,8 @@ def resolve_init(recipe: Recipe) -> tuple[Recipe, PretrainedModel | None]:
 
 def _ngram_defaults(recipe: Recipe) -> dict[str, Any]:
     """Defaults in place of the pretrained model's n-gram keys, if this model has no n-grams."""
+    from heed.models.huggingface.reparameterize import NGRAM_KEYS
+
     has_none = recipe.task != "classify" or _set_keys(recipe.model).get("ngrams") == 1
     return ModelConfig().model_dump(include=NGRAM_KEYS) if has_none else {}
 
