@@ -3,7 +3,7 @@
     python benchmarks/launch_modes_agree.py               kernel by kernel, and compiled, on the CPU
     python benchmarks/launch_modes_agree.py --device cuda as captured graphs as well
 
-A translator and a language model learn the generated world for 200 updates from one seed, by the
+A translator and a language model learn the synthetic corpus for 200 updates from one seed, by the
 real engine in folders that are thrown away. The loss of every update is held against that of the
 run that launches kernel by kernel. Compiled blocks draw other random numbers for dropout, so there
 two curves are compared: without dropout, update by update; with it, by their means over stretches.

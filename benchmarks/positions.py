@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from common import keep, side_by_side, table
 from torch import Tensor, nn
 
-from heed.bench.standard_shapes import Setting, trainee
+from heed.bench.standard_shapes import Setting, build_trainee
 from heed.config import ModelConfig
 from heed.device import wants_bf16
 from heed.models import LanguageModel, build
@@ -126,7 +126,7 @@ def captured(model: LanguageModel, ids: Tensor, path: str) -> Callable[[], objec
     batch = setting.batch(device)
     recipe = setting.recipe([f"train.execution={'graphs' if device.type == 'cuda' else 'eager'}"])
     bf16 = wants_bf16(recipe.train.precision, device)
-    update = trainee(setting, recipe, batch, device=device, bf16=bf16).update
+    update = build_trainee(setting, recipe, batch, device=device, bf16=bf16).update
     return lambda: update([batch])
 
 

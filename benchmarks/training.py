@@ -32,7 +32,7 @@ from heed.bench.standard_shapes import (
     SMALL_LM,
     SMALL_MT,
     Setting,
-    trainee,
+    build_trainee,
     with_peer_batch,
     with_small_batch,
 )
@@ -116,7 +116,7 @@ class Bench:
             recipe = setting.recipe(changes)
             bf16 = wants_bf16(precision, self.device)
             batch = setting.batch(self.device)
-            return trainee(setting, recipe, batch, device=self.device, bf16=bf16).update
+            return build_trainee(setting, recipe, batch, device=self.device, bf16=bf16).update
 
         return make
 

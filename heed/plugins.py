@@ -84,7 +84,7 @@ def _execute(path: Path, source: bytes, digest: str) -> tuple[str, ...]:
     spec = spec_from_loader(name, _SourceLoader(path, source))
     if spec is None or spec.loader is None:
         raise TypeError("a source loader makes a spec")
-    for registry in REGISTRIES:  # built-in classes register first, and are none of the plug-in's
+    for registry in REGISTRIES:  # built-in classes register first: they are not the plug-in's
         before[registry.kind] |= {each: registry[each] for each in registry.declared}
     module = sys.modules[name] = module_from_spec(spec)
     try:

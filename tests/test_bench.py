@@ -29,9 +29,9 @@ from heed.bench.standard_shapes import (
     SMALL_LM,
     SMALL_MT,
     Setting,
+    build_trainee,
     measure,
     settings_for,
-    trainee,
     with_small_batch,
 )
 from heed.bench.startup import STAGES
@@ -172,7 +172,7 @@ def test_a_standard_batch_is_real_through_and_through(setting: Setting) -> None:
 def test_a_standard_shape_learns() -> None:
     batch = SPEEDY.batch(CPU)
     recipe = SPEEDY.recipe(["train.execution=eager", "train.lr=0.01"])
-    found = trainee(SPEEDY, recipe, batch, device=CPU, bf16=False)
+    found = build_trainee(SPEEDY, recipe, batch, device=CPU, bf16=False)
     before = [p.detach().clone() for p in found.model.parameters()]
     found.update([batch])
     moved = [bool((p != q).any()) for p, q in zip(found.model.parameters(), before, strict=True)]

@@ -117,7 +117,7 @@ def test_a_recipe_whose_files_are_elsewhere_says_how_to_name_their_folder(
 
 
 def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
-    """Before training, not after it; a generated world has one."""
+    """Before training, not after it; a synthetic corpus has one."""
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
     test = [str(pairs / f"test.{side}") for side in ("en", "fr")]
     with pytest.raises(ConfigError, match="evaluate_test"):

@@ -1,7 +1,8 @@
-"""A recipe on this machine: its own text, its own batches, the step that training would take.
+"""Speed of a recipe on this machine: its text, its batches, and the step that training would take.
 
-Real updates are timed over whole epochs, so that every shape has its share, and beside them the
-shape that most of the text has, full and without padding. What real lengths cost is the difference.
+Steps on real batches are timed over whole epochs, so that every batch shape has its share. Steps on
+the shape with most of the tokens, full and without padding, are timed too. The difference is the
+cost of padding and of varied lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from heed.api import Translator as Api
 from heed.bench.peers import peer_of, peer_step
-from heed.bench.standard_shapes import launched
+from heed.bench.standard_shapes import describe_execution
 from heed.bench.startup import Startup
 from heed.bench.throughput import (
     FEWEST,
@@ -45,16 +46,16 @@ from heed.train.run import build_loop, oom_guard
 Say = Callable[[str], None]
 FOREVER = 1 << 30
 COMPARED = 8
-"""Updates on which a peer is measured."""
+"""Steps on which a peer is measured."""
 DECODED = {"cuda": 256, "cpu": 32}
-"""Sentences translated."""
+"""Sentences translated to measure decoding, by device."""
 METHODS = {"greedy": 1, "beam 4": 4}
-"""Ways to decode, by how many hypotheses they keep."""
+"""Decoding methods, with their beam."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another implementation on the same batches, taking turns; real tokens a second."""
+    """Another implementation, timed alternating on the same batches; real tokens per second."""
 
     name: str
     theirs: float
@@ -64,7 +65,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class RecipeFigures:
-    """Everything measured."""
+    """All figures of one recipe on this machine."""
 
     task: str
     device: str
@@ -72,24 +73,24 @@ class RecipeFigures:
     parameters: int
     vocabulary: int
     peak_tflops: float
-    """Of one large matrix product here, in this arithmetic."""
+    """Speed of one large matrix product on this device in this dtype."""
     speed: str
-    """How updates are launched, and why so."""
+    """How steps are executed, and why."""
     startup: dict[str, float]
-    """Seconds from the command's start to the end of its first update, by part."""
+    """Seconds from the start of the command to the end of its first step, by part."""
     shapes: int
     real: Pace
     share_of_peak: float
-    """Of the arithmetic over all cells that real lengths fill."""
+    """Share of the peak on real batches, padding included."""
     fixed_shape: dict[str, int | None]
     fixed: Pace
     fixed_share_of_peak: float
     real_over_fixed: float
-    """In padded tokens a second."""
+    """Ratio of padded tokens per second."""
     memory: int | None
-    """Bytes, at its height: of the GPU, else of the process."""
+    """Peak bytes: of the GPU, else of the process."""
     decoding: dict[str, float]
-    """Sentences a second, by method; each as long as its source at most."""
+    """Sentences per second, by method; an output is at most as long as its source."""
     against: Peer | None
 
 
@@ -102,16 +103,16 @@ def measure(
     startup: Startup,
     say: Say,
 ) -> RecipeFigures:
-    """Prepare a recipe as training does, in a folder that is thrown away, and time it."""
-    said: list[str] = []
+    """Prepare a recipe as training does, in a temporary folder, and time it."""
+    messages: list[str] = []
 
-    def listen(text: str) -> None:
-        said.append(text)
+    def record(text: str) -> None:
+        messages.append(text)
         say(text)
 
     with startup.part("device"):
-        chosen = choose_device(device)
-        torch.zeros(1, device=chosen)
+        torch_device = choose_device(device)
+        torch.zeros(1, device=torch_device)
     with tempfile.TemporaryDirectory() as folder, oom_guard(recipe):
         recipe, pretrained = resolve_init(recipe)
         with startup.part("read and check"):
@@ -120,18 +121,18 @@ def measure(
         setup = prepare(
             recipe,
             run,
-            device=chosen,
-            say=listen,
+            device=torch_device,
+            say=record,
             pretrained=pretrained,
             stage=startup.part,
         )
         precompile.stop_compiling()
-        loop = build_loop(setup, run, say=listen, stage=startup.part)
-        speed = launched(said, recipe)
-        return _figures(setup, loop, startup, speed, updates, against=against)
+        loop = build_loop(setup, run, say=record, stage=startup.part)
+        speed = describe_execution(messages, recipe)
+        return _measure_all(setup, loop, startup, speed, updates, against=against)
 
 
-def _figures(
+def _measure_all(
     setup: TrainingSetup,
     loop: Loop,
     startup: Startup,
@@ -140,20 +141,20 @@ def _figures(
     *,
     against: bool,
 ) -> RecipeFigures:
-    """Time everything, in an order that lets nothing warm up what should be cold."""
+    """Time everything, in an order in which nothing warms up what should be measured cold."""
     device, dtype = setup.device, torch.bfloat16 if setup.bf16 else torch.float32
-    with closing(_forever(loop)) as walk:
+    with closing(_endless_batches(loop)) as walk:
         with startup.part("first update"):
             loop.update(next(walk))
             synchronize(device)
         began = startup.finished()
-        met = warm_up(loop, walk)
+        fullest = warm_up(loop, walk)
         real = real_pace(loop, walk, updates)
     memory = peak_memory(device)
-    largest = max(met, key=lambda shape: cells(shape) * real.shapes[shape])
-    fixed = fixed_pace(loop, full(met[largest], setup.tokenizer.vocab_size), updates)
+    largest = max(fullest, key=lambda shape: cells(shape) * real.shapes[shape])
+    fixed = fixed_pace(loop, full(fullest[largest], setup.tokenizer.vocab_size), updates)
     peak = matrix_peak(device, dtype)
-    peer = _beside_peer(setup, loop, min(COMPARED, updates or COMPARED)) if against else None
+    peer = _compare_with_peer(setup, loop, min(COMPARED, updates or COMPARED)) if against else None
     ours, best = real.pace(loop), fixed.pace(loop)
     return RecipeFigures(
         task=setup.recipe.task,
@@ -172,21 +173,20 @@ def _figures(
         fixed_share_of_peak=best.tflops * 1e12 / peak,
         real_over_fixed=ours.padded_tokens_per_second / best.padded_tokens_per_second,
         memory=memory,
-        decoding=_decoding(setup),
+        decoding=_decoding_rates(setup),
         against=peer,
     )
 
 
-def _forever(loop: Loop) -> Generator[list[Batch], None, None]:
-    """The batches of one update after another, past the recipe's last."""
+def _endless_batches(loop: Loop) -> Generator[list[Batch], None, None]:
+    """The batches of one step after another, without end."""
     yield from loop.loader.iterate(0, FOREVER)
 
 
-def _decoding(setup: TrainingSetup) -> dict[str, float]:
-    """Sentences a second, of the dev set, from text to text.
+def _decoding_rates(setup: TrainingSetup) -> dict[str, float]:
+    """Sentences of the dev set decoded per second, from text to text.
 
-    A model that has hardly learnt does not know when to stop, so an output may be as long as its
-    source and no longer.
+    A model after few steps rarely predicts the end, so an output is at most as long as its source.
     """
     if not isinstance(setup.model, Translator):
         return {}
@@ -203,17 +203,17 @@ def _decoding(setup: TrainingSetup) -> dict[str, float]:
     texts = setup.tokenizer.decode_batch(ids[: DECODED[setup.device.type]])
     api, rates = Api(setup.model.eval(), setup.tokenizer, setup.recipe), {}
     for name, width in METHODS.items():
-        write = partial(
+        translate = partial(
             api.translations, texts, beam=width, sample=False, max_ratio=1.0, max_extra=0
         )
         if setup.device.type == "cuda":
-            write()  # cold kernels are the first sentence's, not every one's
-        rates[name] = len(texts) / seconds(write, setup.device)
+            translate()  # compiles the kernels, which is not timed
+        rates[name] = len(texts) / seconds(translate, setup.device)
     return rates
 
 
-def _beside_peer(setup: TrainingSetup, loop: Loop, updates: int) -> Peer:
-    """heed and its peer in `transformers` on the same real batches, taking turns."""
+def _compare_with_peer(setup: TrainingSetup, loop: Loop, updates: int) -> Peer:
+    """Time heed and its peer in `transformers`, alternating, on the same real batches."""
     staged, counts = list(loop.loader.iterate(0, updates)), Counts()
     for batches in staged:
         counts.take(batches)
@@ -229,10 +229,10 @@ def _beside_peer(setup: TrainingSetup, loop: Loop, updates: int) -> Peer:
         for batches in staged:
             update(batches)
 
-    taken = side_by_side(
+    medians = side_by_side(
         {"ours": ours, "theirs": theirs}, device=setup.device, rounds=FEWEST, warmup=1
     )
-    rates = {name: counts.real / spent for name, spent in taken.items()}
+    rates = {name: counts.real / spent for name, spent in medians.items()}
     name = f"transformers {type(peer).__name__}"
     return Peer(name, rates["theirs"], rates["ours"], rates["ours"] / rates["theirs"])
 

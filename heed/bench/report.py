@@ -48,9 +48,9 @@ def _training(figures: RecipeFigures) -> Table:
 
 def _startup(figures: RecipeFigures) -> Table:
     table = build_table("part", "seconds", right=["seconds"], show_header=False)
-    for name, taken in figures.startup.items():
+    for name, seconds in figures.startup.items():
         style = "bold" if name == "total" else ""
-        table.add_row(name, f"{taken:.2f} s", style=style, end_section=name == "other")
+        table.add_row(name, f"{seconds:.2f} s", style=style, end_section=name == "other")
     return table
 
 
@@ -82,7 +82,7 @@ def standard_report(figures: list[StandardFigures]) -> RenderableType:
             cells += [f"{row.peer_tokens_per_second:,.0f}", f"[bold]{row.ratio:.2f}[/]"]
         table.add_row(row.name, *cells)
     peak = max(row.peak_tflops for row in figures)
-    notes = [f"Of peak: a large matrix product, in turns with the steps; here {peak:.3g} TFLOP/s."]
+    notes = [f"Of peak: of a large matrix product, timed in alternation; here {peak:.3g} TFLOP/s."]
     notes += [f"{row.name}: {row.speed}" for row in figures]
     return Group(table, *map(Text, notes))
 

@@ -63,19 +63,19 @@ def run_bench(
 def _standard(
     device: str, updates: int | None, against: bool, changes: Sequence[str], say: Say
 ) -> Measured:
-    chosen = choose_device(device)
-    settings = standard_shapes.settings_for(chosen)
+    torch_device = choose_device(device)
+    settings = standard_shapes.settings_for(torch_device)
     rows = []
     for setting in settings:
         say(f"Measuring {setting.name}…")
         rows.append(
             standard_shapes.measure(
-                setting, changes, device=chosen, rounds=updates, against=against
+                setting, changes, device=torch_device, rounds=updates, against=against
             )
         )
     figures = {
         "environment": describe_environment(),
-        "device": str(chosen),
+        "device": str(torch_device),
         "standard": [asdict(row) for row in rows],
     }
     return figures, standard_report(rows)

@@ -28,7 +28,7 @@ MANY = 10_000
 MOST_LOGITS = 2**31
 """Maximum logits in a peer's batch: in float32, with gradients, they are its largest tensors."""
 TURN = 0.2
-"""Seconds of a turn when several contenders alternate."""
+"""Seconds per turn where several functions are timed alternating."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ class Trainee:
 
     model: Model
     update: Callable[[list[Batch]], None]
-    said: list[str]
+    messages: list[str]
     """Messages about the chosen execution, and why."""
 
 
-def trainee(
+def build_trainee(
     setting: Setting, recipe: Recipe, batch: Batch, *, device: torch.device, bf16: bool
 ) -> Trainee:
     """The model and step of a run of this recipe, for one batch shape."""
@@ -164,16 +164,16 @@ def trainee(
     captures = device.type == "cuda" and train.optimizer in CAPTURABLE
     optimizer = build_optimizer(model, rule, lr_tensor=captures)
     state = State(model, optimizer, device, ema_decay=train.ema)
-    said: list[str] = []
+    messages: list[str] = []
     ahead = PlannedWork(train.steps or MANY, [setting.shape], batch)
     objective = Objective(model, label_smoothing=train.label_smoothing, rdrop=train.rdrop)
-    step = build_step(recipe, objective, state, ahead, bf16=bf16, say=said.append)
+    step = build_step(recipe, objective, state, ahead, bf16=bf16, say=messages.append)
 
     def update(batches: list[Batch]) -> None:
         set_lr(optimizer, train.lr, 1.0)
         step(batches)
 
-    return Trainee(model, update, said)
+    return Trainee(model, update, messages)
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,10 @@ def measure(
     recipe = setting.recipe(changes)
     bf16 = wants_bf16(recipe.train.precision, device)
     batch = setting.batch(device)
-    before = _held(device)
-    ours = trainee(setting, recipe, batch, device=device, bf16=bf16)
+    before = _reset_peak_memory(device)
+    ours = build_trainee(setting, recipe, batch, device=device, bf16=bf16)
     ours.update([batch])
-    held = None if before is None else torch.cuda.max_memory_allocated(device) - before
+    memory = None if before is None else torch.cuda.max_memory_allocated(device) - before
     product = Product.on(device, torch.bfloat16 if bf16 else torch.float32)
     contenders: dict[str, Work] = {"heed": lambda: ours.update([batch]), "peak": product.run}
     peer = peer_of(ours.model, length=setting.length) if against else None
@@ -222,36 +222,36 @@ def measure(
         contenders["peer"] = lambda: update([smaller])
     turn = TURN if rounds is None else 0.0
     rounds = rounds or (10 if device.type == "cuda" else 5)
-    taken = side_by_side(contenders, device=device, rounds=rounds, turn=turn)
-    rate = 1 / taken["heed"]
-    theirs = beside.tokens / taken["peer"] if peer is not None else None
-    peak = product.operations / taken["peak"]
+    medians = side_by_side(contenders, device=device, rounds=rounds, turn=turn)
+    rate = 1 / medians["heed"]
+    theirs = beside.tokens / medians["peer"] if peer is not None else None
+    peak = product.operations / medians["peak"]
     flops = count_operations(ours.model, setting.shape).needed * rate
     return StandardFigures(
         setting.name,
-        launched(ours.said, recipe),
+        describe_execution(ours.messages, recipe),
         rate,
         rate * setting.tokens,
         rate * setting.texts * setting.length,
         flops / 1e12,
         peak / 1e12,
         flops / peak,
-        held,
+        memory,
         type(peer).__name__ if peer is not None else None,
         theirs,
         rate * setting.tokens / theirs if theirs else None,
     )
 
 
-def launched(said: Sequence[str], recipe: Recipe) -> str:
-    """How updates are launched and why, of what was said; there may have been no question."""
-    why = " ".join(line for line in said if line.startswith("Execution"))
+def describe_execution(messages: Sequence[str], recipe: Recipe) -> str:
+    """How steps are executed and why, from the messages; without one, the recipe decides."""
+    why = " ".join(line for line in messages if line.startswith("Execution"))
     if not why and recipe.train.execution != "auto":
         why = f"Execution: {recipe.train.execution}, as in the recipe."
     return why or "Execution: eager."
 
 
-def _held(device: torch.device) -> int | None:
+def _reset_peak_memory(device: torch.device) -> int | None:
     """Free memory of earlier measurements, reset the peak; the bytes still in use on a GPU."""
     gc.collect()
     torch.compiler.reset()  # what other shapes compiled would count towards its limit

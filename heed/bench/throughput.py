@@ -67,17 +67,17 @@ class Counts:
 
     def pace(self, loop: Loop) -> Pace:
         """These counts per second."""
-        model, taken = loop.setup.model, self.seconds
+        model, elapsed = loop.setup.model, self.seconds
         work = sum(count_operations(model, shape).needed * k for shape, k in self.shapes.items())
         return Pace(
             updates=self.updates,
-            seconds=taken,
-            updates_per_second=self.updates / taken,
-            padded_tokens_per_second=self.padded / taken,
-            real_tokens_per_second=self.real / taken,
-            target_tokens_per_second=self.targets / taken,
+            seconds=elapsed,
+            updates_per_second=self.updates / elapsed,
+            padded_tokens_per_second=self.padded / elapsed,
+            real_tokens_per_second=self.real / elapsed,
+            target_tokens_per_second=self.targets / elapsed,
             padding=1.0 - self.real / self.padded,
-            tflops=work / taken / 1e12,
+            tflops=work / elapsed / 1e12,
         )
 
 
@@ -95,18 +95,18 @@ def cells(shape: BatchShape) -> int:
 
 def warm_up(loop: Loop, walk: Iterator[list[Batch]]) -> dict[BatchShape, Batch]:
     """Train until every batch shape occurred, or for a while; the fullest batch of each shape."""
-    missing, met = len(loop.setup.train.shapes()), dict[BatchShape, Batch]()
+    missing, fullest = len(loop.setup.train.shapes()), dict[BatchShape, Batch]()
     began = time.perf_counter()
     for done, batches in enumerate(walk, start=1):
         loop.update(batches)
         for batch in batches:
-            best = met.setdefault(shape_of(batch), batch)
-            met[shape_of(batch)] = max(best, batch, key=lambda batch: batch.count)
+            best = fullest.setdefault(shape_of(batch), batch)
+            fullest[shape_of(batch)] = max(best, batch, key=lambda batch: batch.count)
         spent = time.perf_counter() - began
-        if done >= FEWEST and (len(met) >= missing or spent > WARM):
+        if done >= FEWEST and (len(fullest) >= missing or spent > WARM):
             break
     synchronize(loop.state.device)
-    return met
+    return fullest
 
 
 def real_pace(loop: Loop, walk: Iterator[list[Batch]], updates: int | None) -> Counts:
@@ -168,9 +168,8 @@ def full(batch: Batch, vocab: int) -> Batch:
         tensors["source_mask"] = torch.ones_like(batch.source_mask)
     count = batch.count
     if batch.targets.shape == batch.mask.shape:
-        asked = (
-            batch.targets != IGNORE_INDEX
-        ) | batch.mask  # a masked LM predicts masked tokens only
-        tensors["targets"] = torch.where(asked, batch.targets, random(batch.targets))
+        # Targets of real tokens stay: a masked LM predicts masked tokens only.
+        unchanged = (batch.targets != IGNORE_INDEX) | batch.mask
+        tensors["targets"] = torch.where(unchanged, batch.targets, random(batch.targets))
         count = int((tensors["targets"] != IGNORE_INDEX).sum())
     return batch.with_tensors(tensors, count=count)

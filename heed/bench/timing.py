@@ -46,7 +46,7 @@ def side_by_side(
     for _ in range(rounds):
         for name, run in contenders.items():
             times[name].append(seconds(run, device, calls=calls[name]))
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def seconds(run: Work, device: torch.device | str, *, calls: int = 1) -> float:
@@ -79,10 +79,10 @@ def matrix_peak(device: torch.device, dtype: torch.dtype, *, size: int | None = 
     """FLOP/s of one large matrix product on this device: the peak that steps are compared with."""
     product = Product.on(device, dtype, size=size)
     rounds = 30 if device.type == "cuda" else 5
-    taken = side_by_side(
+    medians = side_by_side(
         {"product": product.run}, device=device, rounds=rounds, warmup=1, turn=0.02
     )
-    return product.operations / taken["product"]
+    return product.operations / medians["product"]
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -93,8 +93,8 @@ def peak_memory(device: torch.device) -> int | None:
         return None
     import resource
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def process_age() -> float:

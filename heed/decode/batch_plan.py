@@ -17,7 +17,7 @@ CAPACITY_STEP = 16
 MIN_SLOTS, MIN_CAPACITY = 8, 32
 """The smallest decode state where shapes are bucketed."""
 MIN_GROUP = 64
-"""Inputs that make it worth encoding a group apart from longer ones."""
+"""Fewest inputs that are encoded as a group, separately from longer ones."""
 WIDE = 64
 """Slots from which on there are two bucket sizes per octave: there, unused slots take time."""
 COMPACT_BELOW = 0.95

@@ -67,9 +67,9 @@ class StreamedText:
     def end(self) -> str:
         """All text held back, when no more tokens come."""
         new = "" if self.stopped else self._release(self._detokenizer.end())
-        held, self._held = self._held, ""
-        self.text += held
-        return new + held
+        last, self._held = self._held, ""
+        self.text += last
+        return new + last
 
     def _release(self, new: str) -> str:
         """Add text to what is held back, and return what is certain of it."""

@@ -71,7 +71,7 @@ class ModelStep(ABC):
     def prefill(
         self, prompt: Prompt, *, with_attention: bool
     ) -> tuple[Tensor, Tensor | None, Cache]:
-        """Logits of the first token [b, v], its cross-attention [b, m] if asked for, the cache."""
+        """Logits of the first token [b, v], its cross-attention [b, m] if requested, the cache."""
         cache, prompt_bp, model = Cache(), prompt.prompt_bp, self.model
         if isinstance(model, Translator):
             if prompt.source_bm is None:
@@ -95,7 +95,7 @@ class ModelStep(ABC):
     def next_logits(
         self, state: DecodeState, *, with_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits after the last tokens [b, k, v], and their cross-attention [b, k, m] if asked."""
+        """Logits after the last tokens [b, k, v], and cross-attention [b, k, m] if requested."""
 
     @abstractmethod
     def reorder(self, state: DecodeState, parents_bk: Tensor) -> None:

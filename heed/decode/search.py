@@ -82,7 +82,9 @@ class Search:
         if capture is None:
             capture = on_gpu and all(model.config.family == "transformer" for model in models)
         self.capture = capture
-        self.unwritten = torch.tensor(specials.suppressed_ids, dtype=torch.long, device=self.device)
+        self.suppressed_ids = torch.tensor(
+            specials.suppressed_ids, dtype=torch.long, device=self.device
+        )
         self.sizes = batch_plan.StateSizes(bucketed=self.capture)
         self._captured: dict[ShapeKey, tuple[DecodeState, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
@@ -348,7 +350,7 @@ class Search:
         logits = ensemble_logits([logits for logits, _ in outputs])
         attentions = [attention for _, attention in outputs if attention is not None]
         if self.specials.suppressed_ids:
-            logits.index_fill_(-1, self.unwritten, -torch.inf)
+            logits.index_fill_(-1, self.suppressed_ids, -torch.inf)
         return logits, torch.stack(attentions).mean(0) if attentions else None
 
     def _choose_first(

@@ -101,9 +101,9 @@ def reserved_names(recipe: Recipe, test: Sequence[str]) -> set[str]:
     """Names of the run's own sets, which other files given by `--test` must not take."""
     if not test:
         return set()
-    given = [*map(_resolved, test)]
+    test_files = [*map(_resolved, test)]
     sets = {"dev": [], **_recipe_sets(recipe)}
-    return {name for name, files in sets.items() if [*map(_resolved, files)] != given}
+    return {name for name, files in sets.items() if [*map(_resolved, files)] != test_files}
 
 
 def _resolved(file: str) -> Path:

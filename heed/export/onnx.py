@@ -64,7 +64,10 @@ def export(run: Path, folder: Path) -> None:
         save(graph, folder / f"{graph.name}.onnx")
     tokenizer.save(folder / "tokenizer.json")
     config = {"task": recipe.task, **_model_sizes(model), "max_length": recipe.data.max_length}
-    config |= {"ids": asdict(tokenizer.specials), "unwritten": tokenizer.specials.suppressed_ids}
+    config |= {
+        "ids": asdict(tokenizer.specials),
+        "suppressed_ids": tokenizer.specials.suppressed_ids,
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     classes = Run(run).labels_path
     if classes.exists():

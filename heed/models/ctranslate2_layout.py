@@ -51,7 +51,7 @@ class SpecialIds:
     unknown: int
     begin: int
     end: int
-    unwritten: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
 
 
 def find_unsupported(config: ModelConfig) -> list[str]:
@@ -110,7 +110,7 @@ def save(
     with (
         model.embedding.table.weight.device
     ):  # tables that heed computes on the fly are created on this device
-        spec = _spec(model, positions(model, least), special_ids.unwritten)
+        spec = _spec(model, positions(model, least), special_ids.suppressed_ids)
     spec.config.unk_token, spec.config.eos_token = (
         names[special_ids.unknown],
         names[special_ids.end],
@@ -126,7 +126,7 @@ def save(
     spec.save(str(folder))
 
 
-def _spec(model: Translator, rows: int | None, unwritten: Sequence[int]) -> Any:
+def _spec(model: Translator, rows: int | None, suppressed_ids: Sequence[int]) -> Any:
     """The specification of the whole model."""
     source = model.embedding if model.source_embedding is None else model.source_embedding
     encoder = _stack(specs.TransformerEncoderSpec, model.encoder, model.config, rows)
@@ -134,7 +134,7 @@ def _spec(model: Translator, rows: int | None, unwritten: Sequence[int]) -> Any:
     encoder.embeddings[0].weight = _cpu_float32(source.table.weight)
     decoder.embeddings.weight = _cpu_float32(model.embedding.table.weight)
     encoder.scale_embeddings, decoder.scale_embeddings = source.scale, model.embedding.scale
-    _linear(decoder.projection, model.head.weight, _suppressed_bias(model, unwritten))
+    _linear(decoder.projection, model.head.weight, _suppressed_bias(model, suppressed_ids))
     if model.head.scale is not None:
         decoder.scale_outputs = float(model.head.scale)
     return specs.TransformerSpec(encoder, decoder)
@@ -213,15 +213,15 @@ def _linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
         spec.bias = _cpu_float32(bias)
 
 
-def _suppressed_bias(model: Translator, unwritten: Sequence[int]) -> Tensor | None:
+def _suppressed_bias(model: Translator, suppressed_ids: Sequence[int]) -> Tensor | None:
     """The bias of the output projection, with the logits of never-generated tokens suppressed."""
     bias_v = model.head.bias
-    if not unwritten:
+    if not suppressed_ids:
         return bias_v
     suppressed_v = (
         torch.zeros(len(model.head.weight)) if bias_v is None else bias_v.detach().clone()
     )
-    suppressed_v[list(unwritten)] = SUPPRESSED_LOGIT
+    suppressed_v[list(suppressed_ids)] = SUPPRESSED_LOGIT
     return suppressed_v
 
 

@@ -13,7 +13,7 @@ from heed.nn.norm import build_norm
 
 
 class VocabularyHead(nn.Module):
-    """Vectors to logits over a vocabulary, by the embedding's table or a matrix of its own.
+    """Vectors to logits over a vocabulary, by the embedding's table or a separate matrix.
 
     With `lm_head_transform`, a linear layer, the activation and a norm come first (Devlin et al.
     2019).

@@ -4,8 +4,8 @@ Reading a layer's `weight` gives the sum, computed anew in every pass, so each k
 weight takes an adapted one. That costs one product of [rows, r] and [r, w] per layer, negligible
 beside its tokens. B begins with zeros: a fresh adapter changes nothing.
 
-Queries, keys and values are rows of one matrix. Each has factors of its own, as if it were a matrix
-of its own: one pair for all three would have to share its rank among them.
+Queries, keys and values are rows of one matrix. Each has its own factors, as if it were a separate
+matrix: one pair for all three would have to share its rank among them.
 
 Shapes: w width, r rank.
 """

@@ -28,7 +28,7 @@ class Position(nn.Module):
 
     name: ClassVar[str] = "none"
     per_layer: ClassVar[bool] = False
-    """Whether every layer has parameters of its own."""
+    """Whether every layer has its own parameters."""
     bias_uses_query: ClassVar[bool] = False
     """Whether the bias depends on the query, so that layers cannot share it."""
     needs_weights: bool = False

@@ -146,7 +146,7 @@ class Stack(nn.Module):
         for block, *inputs in self._layers(context, cross_context, cache):
             stream, self_weights, cross_weights = block(stream, *inputs, weights=weights)
             if weights:
-                stream = stream.settle()
+                stream = stream.add_pending_branch()
                 out.hidden.append(stream.x_bnw)
                 out.self_weights.append(self_weights)
                 if cross_weights is not None:
@@ -199,7 +199,7 @@ class Stack(nn.Module):
 def _layer_positions(
     first: Position, config: ModelConfig, layers: int, *, causal: bool
 ) -> nn.ModuleList:
-    """The encodings of layers 1, 2, …, where each layer has parameters of its own."""
+    """The encodings of layers 1, 2, …, where each layer has its own parameters."""
     others = range(1, layers) if first.per_layer else ()
     return nn.ModuleList(build_position(config, causal=causal) for _ in others)
 

@@ -45,7 +45,7 @@ class Label:
         return None if self.name is None else self.probabilities[self.name]
 
     def line(self, *, probabilities: bool = False) -> str:
-        """The label, then tab-separated probabilities if asked for; empty for a blank text."""
+        """The label, then tab-separated probabilities if requested; empty for a blank text."""
         cells = [escape_tsv(self.name or "")]
         if probabilities:
             cells += [f"{escape_tsv(name)}={p:.4f}" for name, p in self.probabilities.items()]

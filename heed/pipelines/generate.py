@@ -1,6 +1,6 @@
 """The generation pipeline: prompts to ids, through a language model, and back to text.
 
-Every sample is an input of its own to the search, so many samples of one prompt cost no more than
+Every sample is a separate input to the search, so many samples of one prompt cost no more than
 samples of as many prompts. Sample j of prompt i uses the random stream of `seed`, i and j: it is
 the same alone as among others, and its first tokens are the same for every `length`.
 """
@@ -126,7 +126,7 @@ class GenerationPipeline:
         for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             limited_by = "length" if limit == length else "positions"
             of_prompt = []
-            # A beam returns fewer than it was asked for where the vocabulary is very small.
+            # A beam returns fewer than requested where the vocabulary is very small.
             for j, (hypothesis, text) in enumerate(zip(hypotheses[i], streamed[i], strict=False)):
                 new = text.add(hypothesis.ids[text.tokens :]) + text.end()
                 if on_text is not None and new:
@@ -143,7 +143,7 @@ class GenerationPipeline:
             "batch_size": self.settings.batch_size,
             "specials": self.tokenizer.specials,
         }
-        beams = 1 if self.settings.sample else samples  # every sample is an input of its own
+        beams = 1 if self.settings.sample else samples  # every sample is a separate input
         strategy = build_strategy(self.settings, beams, PromptSample)
         if on_tokens is not None and isinstance(strategy, IndependentStrategy):
             return StreamingSearch([self.model], strategy, on_tokens, **options)
@@ -163,7 +163,7 @@ class GenerationPipeline:
         inputs = samples if isinstance(search.strategy, PromptSample) else 1
         hypotheses: list[list[Hypothesis]] = [[] for _ in prompt_ids]
         for limit in sorted(set(limits)):  # one limit for all, except where positions end
-            rows = [i for i, own in enumerate(limits) if own == limit for _ in range(inputs)]
+            rows = [i for i, each in enumerate(limits) if each == limit for _ in range(inputs)]
             results = search.generate(
                 [prompt_ids[i] for i in rows],
                 max_tokens=limit,
@@ -174,7 +174,7 @@ class GenerationPipeline:
         return hypotheses
 
     def _tokens_left(self, tokens: int) -> int:
-        """How many tokens may follow so many."""
+        """How many tokens may follow this many."""
         return MAX_SAMPLES if self.max_positions is None else max(1, self.max_positions - tokens)
 
     def _encode_prompt(self, prompt: str, length: int, cut: bool) -> list[int]:

@@ -34,9 +34,9 @@ class Choice:
     cut: bool = False
     """Whether the length limit ended it."""
     links: alignment.Links = field(default_factory=list)
-    """(source word, target word), if alignments were asked for."""
+    """(source word, target word), if alignments were requested."""
     weights: alignment.Floats | None = None
-    """[N, M], if alignments were asked for and the text was not split."""
+    """[N, M], if alignments were requested and the text was not split."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _join_parts(
 
     Scores are averaged by length in words; alignments count the words of the whole text.
     """
-    joined, first_words = [], list(_first_words(text, [start for start, _ in spans]))
+    choices, first_words = [], list(_first_words(text, [start for start, _ in spans]))
     for parts in zip(*choices_of, strict=False):
         links, target_words = [], 0
         for source_words, part in zip(first_words, parts, strict=True):
@@ -237,8 +237,8 @@ def _join_parts(
         sizes = [1 + len(part.text.split()) for part in parts]
         score = sum(n * part.score for n, part in zip(sizes, parts, strict=True)) / sum(sizes)
         whole = " ".join(part.text for part in parts if part.text)
-        joined.append(Choice(whole, score, any(part.cut for part in parts), links))
-    return joined
+        choices.append(Choice(whole, score, any(part.cut for part in parts), links))
+    return choices
 
 
 def _first_words(text: str, starts: Sequence[int]) -> Iterator[int]:
@@ -266,7 +266,7 @@ class TranslationLines:
     alignments: bool = False
     json: bool = False
     nbest: bool = False
-    """Whether several translations were asked for; JSON then has a list of them."""
+    """Whether several translations were requested; JSON then has a list of them."""
     translated: int = 0
     cut: int = 0
 

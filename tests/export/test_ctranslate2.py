@@ -407,7 +407,7 @@ def test_what_is_not_to_be_written_is_not(tmp_path: Path) -> None:
     assert model.head.bias is not None
     with torch.no_grad():
         model.head.bias[PAD] = 50.0
-    special_ids = layout.SpecialIds(UNK, BOS, EOS, unwritten=(PAD,))
+    special_ids = layout.SpecialIds(UNK, BOS, EOS, suppressed_ids=(PAD,))
     layout.save(model, names(model), tmp_path, special_ids=special_ids)
     served = ctranslate2.Translator(str(tmp_path), intra_threads=1)
     (written,) = served.translate_batch([["p7", "p8"]], beam_size=4, num_hypotheses=4)

@@ -41,7 +41,7 @@ MAX_BUCKETS = 12
 MIN_SAVING = 0.005
 """Share of all cells that one more bucket must save."""
 MAX_GROWTH = 2
-"""How many times its own cells an example may take where a corpus fills few batches."""
+"""Factor by which an example's padded size may grow where a corpus fills few batches."""
 CHUNK = 1 << 18
 """Examples processed together, few enough to fit in memory."""
 

@@ -2,8 +2,8 @@
 
 BPE merges the best pair of a word's subwords, again and again. With dropout, each pair is left out
 of every round with some probability and the best of the others is merged; a word is finished when
-no pair is left. A model that meets a word in many segmentations learns what its subwords mean, and
-how to spell.
+no pair is left. A model trained on many segmentations of a word learns what its subwords mean and
+which characters they have.
 
 A word is here what no merge crosses: letters or digits or punctuation, with the space before them.
 Each distinct word of some texts is segmented in a few ways, all words at once, one merge per round.

@@ -243,7 +243,7 @@ def _distance_bias(call: Call) -> DistanceBias | None:
 def prepare_shared(shared: SharedPosition, mask: Mask, position: Position) -> None:
     """Precompute tile plans and the shared bias once per pass.
 
-    Layers that find them made look identical to torch.compile.
+    With these computed before the first layer, torch.compile sees identical layers.
     """
     form, bias = form_of(position), None
     if not position.bias_uses_query:

@@ -34,7 +34,7 @@ class PendingRotation:
     def tables(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines for queries and for keys, each [b or 1, n, 2, d/2], made once."""
         if torch.compiler.is_compiling():
-            return self._make()  # Stored, they would make layers look different to the compiler.
+            return self._make()  # Stored, they would make layers differ for the compiler.
         if self._tables is None:
             self._tables = self._make()
         return self._tables

@@ -1,4 +1,4 @@
-"""A position's bias in the form a kernel asks for, made when it is asked for.
+"""A position's bias, computed in the form that a kernel needs, when it needs it.
 
 Shapes: b batch, n queries, m keys, h heads, d head width.
 """
@@ -32,7 +32,7 @@ class TilePlans:
 
 
 class PositionBias:
-    """A position's bias, made only in the form and at the moment a kernel asks for it.
+    """A position's bias, computed only in the form that a kernel needs, when it needs it.
 
     One object serves all layers when the bias does not depend on their queries.
     """

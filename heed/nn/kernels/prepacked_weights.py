@@ -65,7 +65,7 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[object, str, Tensor, Tens
 def _can_pack(weight: Tensor) -> bool:
     fits = weight.device.type == "cpu" and weight.dtype in DTYPES
     has_mkldnn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    # The operations by which torch's own compiler packs weights; they are private, and may go.
+    # torch's compiler packs weights by these operations. They are private: torch may drop them.
     has_ops = all(hasattr(torch.ops.mkldnn, name) for name in (PACK, RUN))
     return fits and has_mkldnn and has_ops and not torch.is_autocast_enabled("cpu")
 

@@ -23,7 +23,7 @@ MAX_WIDTH = 8192
 """The kernel holds whole rows; it does not take wider ones."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEED_SIZE = 2
-"""Numbers per seed: 16 bytes apart, all look alike to Triton, which then compiles once."""
+"""Numbers per seed. At multiples of 16 bytes all pointers are alike to Triton: it compiles once."""
 MAX_SUBLAYERS = 3
 """Of a block: self-attention, cross-attention, feed-forward."""
 
@@ -81,9 +81,9 @@ class ResidualStream(NamedTuple):
             seed = self.seeds.take()
             return self._with(add_norm(self.x_bnw, branch_bnw, norm, self.dropout, seed=seed)[1])
         waiting = self._with(self.x_bnw, branch_bnw)
-        return waiting.settle() if torch.compiler.is_compiling() else waiting
+        return waiting.add_pending_branch() if torch.compiler.is_compiling() else waiting
 
-    def settle(self) -> ResidualStream:
+    def add_pending_branch(self) -> ResidualStream:
         """The stream with its branch added now, by torch's own steps."""
         if self.branch_bnw is None:
             return self
@@ -160,38 +160,38 @@ class _AddNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         from heed.nn.kernels.triton.residual_norm import NormConfig, add_and_norm
 
-        ctx.rule = NormConfig(centred, eps, dropped)
+        ctx.config = NormConfig(centred, eps, dropped)
         ctx.dtypes = x.dtype, x.dtype if branch is None else branch.dtype
         dtype = _normed_dtype(
             torch.promote_types(*ctx.dtypes), x.device.type, for_linear=for_linear
         )
-        joined, normed, moments = add_and_norm(x, branch, seed, weight, bias, ctx.rule, dtype)
-        ctx.save_for_backward(joined, moments, seed, weight)
+        stream, normed, moments = add_and_norm(x, branch, seed, weight, bias, ctx.config, dtype)
+        ctx.save_for_backward(stream, moments, seed, weight)
         ctx.has = branch is not None, bias is not None
         ctx.set_materialize_grads(False)
-        return joined, normed
+        return stream, normed
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, d_joined: Tensor | None, d_normed: Tensor | None
+        ctx: Any, d_stream: Tensor | None, d_normed: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         from heed.nn.kernels.triton.residual_norm import add_and_norm_backward
 
-        joined, moments, seed, weight = ctx.saved_tensors
+        stream, moments, seed, weight = ctx.saved_tensors
         has_branch, has_bias = ctx.has
         if d_normed is None:
-            d_normed = torch.zeros_like(joined)
+            d_normed = torch.zeros_like(stream)
         dx, d_branch, sums = add_and_norm_backward(
-            joined, moments, seed, weight, ctx.rule, d_joined, d_normed, ctx.dtypes, has_bias
+            stream, moments, seed, weight, ctx.config, d_stream, d_normed, ctx.dtypes, has_bias
         )
         sums = sums.to(weight.dtype)
         d_bias = sums[1] if has_bias else None
         return dx, d_branch if has_branch else None, sums[0], d_bias, *[None] * 5
 
 
-def _normed_dtype(joined: torch.dtype, device: str, *, for_linear: bool) -> torch.dtype:
+def _normed_dtype(sum_dtype: torch.dtype, device: str, *, for_linear: bool) -> torch.dtype:
     """A norm's output dtype. Under autocast torch gives float32, which a linear layer narrows."""
     if not torch.is_autocast_enabled(device):
-        return joined
+        return sum_dtype
     return torch.get_autocast_dtype(device) if for_linear else torch.float32
