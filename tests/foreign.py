@@ -127,8 +127,8 @@ CASES = {
 
 def make(case: Case, *, wide: bool = False, **changes: Any) -> Any:
     """A model with every number moved away from where it began, in evaluation mode."""
-    told = TINY[case.family] | (WIDE[case.family] if wide else {}) | case.changes | changes
-    config = getattr(transformers, CONFIGS[case.family])(**told, attn_implementation="eager")
+    kwargs = TINY[case.family] | (WIDE[case.family] if wide else {}) | case.changes | changes
+    config = getattr(transformers, CONFIGS[case.family])(**kwargs, attn_implementation="eager")
     torch.manual_seed(0)
     model = getattr(transformers, case.name)(config)
     with torch.no_grad():

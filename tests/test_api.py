@@ -115,7 +115,7 @@ def test_a_run_loads_as_what_it_is(run: Path, translator: Translator) -> None:
 
 
 def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
-    told = {
+    tables = {
         "task": "generate",
         "data": {"train": [str(place / "train.txt")], "dev": [str(place / "dev.txt")]},
         "model": {"layers": 1, "width": 16, "heads": 2},
@@ -123,7 +123,7 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(place / "cache"))
-        train_run.start(Recipe.of(told), place / "lm", device="cpu", console=Console(quiet=True))
+        train_run.start(Recipe.of(tables), place / "lm", device="cpu", console=Console(quiet=True))
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
     authors = [weakref.ref(model.pipeline(seed=seed)) for seed in range(9)]
@@ -179,7 +179,7 @@ def test_few_ways_to_write_are_kept(translator: Translator) -> None:
 
 
 def test_a_beam_needs_no_word_against_draws(translator: Translator) -> None:
-    """A run whose recipe samples searches where it is told to, by every door."""
+    """A run whose recipe samples can still search, from Python and the command line."""
     recipe = replace(translator.recipe, decode=DecodeConfig(sample=True, seed=1))
     drawing = Translator(translator.model, translator.tokenizer, recipe)
     assert drawing.translate(LINES, beam=2) == translator.translate(LINES, beam=2)
@@ -206,7 +206,9 @@ def test_an_ensemble_of_one_run_is_the_run(run: Path, translator: Translator) ->
         assert one.choices[0].score == pytest.approx(other.choices[0].score, abs=1e-4)
 
 
-def test_runs_write_together_if_they_share_pieces(run: Path, another: Path, stranger: Path) -> None:
+def test_runs_form_an_ensemble_if_they_share_a_tokenizer(
+    run: Path, another: Path, stranger: Path
+) -> None:
     both = Translator.load(run, another, device="cpu")
     assert len(both.translate(LINES)) == len(LINES)
     with pytest.raises(RunError, match="tokenizer differs from that of"):
@@ -287,9 +289,9 @@ def test_every_way_in_says_the_same(run: Path, another: Path, place: Path) -> No
     assert all(float(row[1]) <= 0 for row in rows)
     answer = translate(str(run), *lines, *flags, "--json")
     for line, row in zip(answer.stdout.decode().split("\n"), rows, strict=False):
-        facts = json.loads(line)
-        assert facts["translation"] == row[0]
-        assert len(facts["weights"]) == len(row[0].split())
+        result = json.loads(line)
+        assert result["translation"] == row[0]
+        assert len(result["weights"]) == len(row[0].split())
 
 
 def test_samples_come_again(run: Path) -> None:

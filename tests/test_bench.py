@@ -225,11 +225,11 @@ def test_what_has_no_peer_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
 def measure_here(name: str | None, *changes: str, **options: Any) -> tuple[dict[str, Any], str]:
     """The command's figures, and its tables as a terminal of 80 columns shows them."""
     named = (name, None, None, None, list(changes), None)
-    facts, report = run_bench(named, device="cpu", console=Console(file=io.StringIO()), **options)
+    results, report = run_bench(named, device="cpu", console=Console(file=io.StringIO()), **options)
     shown = Console(file=io.StringIO(), width=80)
     shown.print(report)
     assert isinstance(shown.file, io.StringIO)
-    return json.loads(json.dumps(facts)), shown.file.getvalue()
+    return json.loads(json.dumps(results)), shown.file.getvalue()
 
 
 @pytest.mark.parametrize("name", ["demo-translate", "demo-generate", "demo-classify"])

@@ -1,4 +1,4 @@
-"""Classifiers from end to end: small runs, trained, asked and scored by the real commands."""
+"""Classifiers from end to end: small runs, trained, used and scored by the real commands."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_labels_and_probabilities_agree(run: Path) -> None:
 
 def test_a_text_is_answered_alike_in_any_company(run: Path) -> None:
     classifier = Classifier.load(run, device="cpu")
-    asked = [line for line in LINES if line.strip()]
-    together = classifier.probabilities(asked)
-    for text, chances in zip(asked, together, strict=True):
+    texts = [line for line in LINES if line.strip()]
+    together = classifier.probabilities(texts)
+    for text, chances in zip(texts, together, strict=True):
         alone = classifier.probabilities([text])[0]
         assert list(alone.values()) == pytest.approx(list(chances.values()), rel=1e-4)
 
@@ -123,7 +123,7 @@ def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:
         (place / "elsewhere.tsv").rename(train)
 
 
-def test_every_text_is_cut_into_pieces_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_text_is_tokenized_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classifier = Classifier.load(run, device="cpu")
     encode, read = classifier.tokenizer.encode_batch, list[str]()
 
@@ -136,7 +136,7 @@ def test_every_text_is_cut_into_pieces_once(run: Path, monkeypatch: pytest.Monke
     assert read == [line for line in LINES if line.strip()]
 
 
-def test_a_label_that_no_class_has_is_refused_in_one_voice(tmp_path: Path) -> None:
+def test_a_label_that_no_class_has_is_refused_with_one_message(tmp_path: Path) -> None:
     """Where text is stored as where answers are scored: the label, its place and the nearest."""
     (tmp_path / "test.tsv").write_text("text\tlabel\none\tAnsel\ntwo\tBrid\n")
     corpus, classes = open_corpus([str(tmp_path / "test.tsv")], task="classify"), ("Ansel", "Brida")
@@ -167,12 +167,12 @@ def test_arguments_files_and_pipes_give_the_same(run: Path, tmp_path: Path) -> N
     assert by_pipe.stdout.split("\n")[:-1] == expected
     assert "1 of 6 texts are longer than this model reads" in by_pipe.stderr
     flags = ["--file", str(tmp_path / "lines"), "--json", "--probabilities", "--device", "cpu"]
-    facts = [
+    results = [
         json.loads(line) for line in heed("classify", str(run), *flags).stdout.split("\n")[:-1]
     ]
-    assert [one["label"] or "" for one in facts] == expected
-    assert [one["text"] for one in facts] == LINES
-    for one in facts:
+    assert [one["label"] or "" for one in results] == expected
+    assert [one["text"] for one in results] == LINES
+    for one in results:
         assert one["probability"] == max(one["probabilities"].values(), default=None)
     shown = heed("classify", str(run), *LINES, "--probabilities", "--device", "cpu").stdout
     rows = [line.split("\t") for line in shown.split("\n")[:-1]]
@@ -221,16 +221,17 @@ def test_whatever_a_class_is_called_it_stays_in_its_cell(names: list[str], seed:
 # ---------------------------------------------------------------------------------------- pairs
 
 
-def test_a_pair_is_told_by_both_its_texts(pairs: Path) -> None:
+def test_a_pair_is_classified_by_both_its_texts(pairs: Path) -> None:
     classifier = Classifier.load(pairs, device="cpu")
     assert classifier.classes.pairs
-    asked = [(a, b) for a in "abcd" for b in "abcd"]
-    said = classifier.classify(asked)
+    text_pairs = [(a, b) for a in "abcd" for b in "abcd"]
+    said = classifier.classify(text_pairs)
     right = sum(
-        label == ("same" if a == b else "other") for (a, b), label in zip(asked, said, strict=True)
+        label == ("same" if a == b else "other")
+        for (a, b), label in zip(text_pairs, said, strict=True)
     )
     assert right > 12
-    lines, _ = pumped(pairs, [[f"{a}\t{b}" for a, b in asked], [""]])
+    lines, _ = pumped(pairs, [[f"{a}\t{b}" for a, b in text_pairs], [""]])
     assert lines == [*said, ""]
     with pytest.raises(DataError, match=r"line 2: this line has 0 tabs.*one tab"):
         pumped(pairs, [["a\tb", "no tab"]])
@@ -266,10 +267,10 @@ def test_class_weights_weigh_the_losses_of_training_alone(place: Path) -> None:
         "train": {"steps": 1, "class_weights": "balanced", "precision": "float32"},
     }
 
-    def weights(told: Any) -> tuple[float, ...] | None:
-        tables["train"] = {"steps": 1, "precision": "float32", "class_weights": told}
+    def weights(scheme: Any) -> tuple[float, ...] | None:
+        tables["train"] = {"steps": 1, "precision": "float32", "class_weights": scheme}
         recipe = Recipe.of(tables)
-        run = Run.create(place / f"uneven-{told if isinstance(told, str) else 'table'}", recipe)
+        run = Run.create(place / f"uneven-{scheme if isinstance(scheme, str) else 'table'}", recipe)
         parts = prepare(recipe, run, device=torch.device("cpu"), say=lambda _: None)
         batch = parts.train.batch(parts.train.plan(0), 0)
         plain = loss(parts.model.eval(), batch)
@@ -316,61 +317,61 @@ def test_hidden_tokens_are_hidden_in_training_alone(run: Path, place: Path) -> N
 # ------------------------------------------------------------------------------------- evaluation
 
 
-def told(run: Path, **changes: Any) -> dict[str, Any]:
+def evaluate_quickly(run: Path, **changes: Any) -> dict[str, Any]:
     quick = replace(Options(resamples=50), **changes)
     return evaluate_run(run, quick, device="cpu", notify=lambda _: None)
 
 
-def shown(facts: dict[str, Any]) -> str:
+def shown(result: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(render_evaluation(facts))
+    console.print(render_evaluation(result))
     return console.export_text()
 
 
 def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
     test = place / "test.tsv"
-    facts = told(run, test=[str(test)])
+    result = evaluate_quickly(run, test=[str(test)])
     rows = [line.split("\t") for line in test.read_text(encoding="utf-8").splitlines()]
     said = Classifier.load(run, device="cpu").classify([text for _, text in rows])
     right = sum(label == answer for (label, _), answer in zip(rows, said, strict=True))
-    assert facts["accuracy"] == pytest.approx(right / len(rows))
-    assert facts["loss"] == pytest.approx(facts["log_loss"], rel=1e-4)
-    assert facts["in_train"] >= 10
-    assert facts["clean"]["texts"] == len(rows) - facts["in_train"]
-    assert np.sum(facts["confusion"]["counts"]) == len(rows)
-    assert sum(one["texts"] for one in facts["reliability"]) == len(rows)
-    for part in (facts, facts["clean"]):
+    assert result["accuracy"] == pytest.approx(right / len(rows))
+    assert result["loss"] == pytest.approx(result["log_loss"], rel=1e-4)
+    assert result["in_train"] >= 10
+    assert result["clean"]["texts"] == len(rows) - result["in_train"]
+    assert np.sum(result["confusion"]["counts"]) == len(rows)
+    assert sum(one["texts"] for one in result["reliability"]) == len(rows)
+    for part in (result, result["clean"]):
         for key in ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error"):
             assert part["interval"][key]["low"] <= part["interval"][key]["high"]
     with (run / "predictions" / "test.tsv").open(encoding="utf-8") as file:
         kept = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert [row["predicted"] for row in kept] == said
-    assert sum(row["in_train"] == "yes" for row in kept) == facts["in_train"]
+    assert sum(row["in_train"] == "yes" for row in kept) == result["in_train"]
     for name in ("confusion-test", "reliability-test"):
         assert (run / "figures" / f"{name}.png").stat().st_size > 0
-    text = shown(facts)
+    text = shown(result)
     for words in ("accuracy", "macro F1", "Brier", "confusion", "reliability", "not in train"):
         assert words in text
-    assert json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["test"] == facts
+    assert json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["test"] == result
 
 
 def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> None:
     before = Classifier.load(run, device="cpu")
     texts = [line for line in LINES if line.strip()]
     try:
-        facts = told(run, split="dev", calibrate=True)
-        fitted = facts["calibration"]
+        result = evaluate_quickly(run, split="dev", calibrate=True)
+        fitted = result["calibration"]
         assert (fitted["split"], fitted["texts"]) == ("dev", 20)
-        assert facts["log_loss"] <= facts["uncalibrated"]["log_loss"] + 1e-9
-        assert facts["loss"] == pytest.approx(facts["uncalibrated"]["log_loss"], rel=1e-4)
+        assert result["log_loss"] <= result["uncalibrated"]["log_loss"] + 1e-9
+        assert result["loss"] == pytest.approx(result["uncalibrated"]["log_loss"], rel=1e-4)
         after = Classifier.load(run, device="cpu")
         assert after.pipeline.temperature == fitted["temperature"]
         assert after.classify(texts) == before.classify(texts)
         assert after.probabilities(texts) != before.probabilities(texts)
-        again = told(run, test=[str(place / "test.tsv")])
+        again = evaluate_quickly(run, test=[str(place / "test.tsv")])
         assert again["calibration"] == fitted
         assert "temperature" in shown(again)
-        quick = told(run, test=[str(place / "test.tsv")], resamples=0)
+        quick = evaluate_quickly(run, test=[str(place / "test.tsv")], resamples=0)
         assert quick["uncalibrated"]["log_loss"] == again["uncalibrated"]["log_loss"]
         assert "temperature" in shown(quick)
     finally:
@@ -380,32 +381,32 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
 
 def test_baselines_learn_from_the_same_text(run: Path, place: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    facts = told(run, test=[str(place / "test.tsv")], baseline=True)
-    names = [one["name"] for one in facts["baselines"]]
+    result = evaluate_quickly(run, test=[str(place / "test.tsv")], baseline=True)
+    names = [one["name"] for one in result["baselines"]]
     assert names[0] == "majority class"
     assert len(names) == 3
     labels = [line.partition("\t")[0] for line in (place / "train.tsv").read_text().splitlines()]
     commonest = max(sorted(set(labels)), key=labels.count)
-    share = facts["classes"][commonest]["texts"] / facts["texts"]
-    assert facts["baselines"][0]["accuracy"] == pytest.approx(share)
-    for part in (facts, facts["clean"]):
+    share = result["classes"][commonest]["texts"] / result["texts"]
+    assert result["baselines"][0]["accuracy"] == pytest.approx(share)
+    for part in (result, result["clean"]):
         for one in part["baselines"]:
             test = one["paired"]
             assert test["difference"] == pytest.approx(part["accuracy"] - one["accuracy"])
             assert 0 < test["p"] <= 1
     # They know the training text by heart, as linear models of rare words do.
-    assert facts["baselines"][1]["accuracy"] > facts["clean"]["baselines"][1]["accuracy"] - 0.2
-    text = shown(facts)
+    assert result["baselines"][1]["accuracy"] > result["clean"]["baselines"][1]["accuracy"] - 0.2
+    text = shown(result)
     assert "linear SVM, chosen on dev" in text
     assert text.count("majority class") == 2
 
 
 def test_the_real_evaluation_command(run: Path, place: Path) -> None:
-    asked = ["--test", str(place / "test.tsv"), "--bootstrap", "20", "--device", "cpu"]
-    answer = heed("evaluate", str(run), *asked, "--json")
+    flags = ["--test", str(place / "test.tsv"), "--bootstrap", "20", "--device", "cpu"]
+    answer = heed("evaluate", str(run), *flags, "--json")
     assert answer.returncode == 0, answer.stderr
-    facts = json.loads(answer.stdout)
-    assert {"accuracy", "macro_f1", "confusion", "reliability", "interval"} <= facts.keys()
+    result = json.loads(answer.stdout)
+    assert {"accuracy", "macro_f1", "confusion", "reliability", "interval"} <= result.keys()
 
 
 # -------------------------------------------------------------------------------------- bad input
@@ -461,9 +462,9 @@ def test_a_class_that_the_run_does_not_know(run: Path, tmp_path: Path) -> None:
 
 
 def test_flags_for_another_task_are_refused(place: Path, run: Path) -> None:
-    for asked in ({"decode": {"beam": 2}}, {"metrics": ["bleu"]}):
+    for options in ({"decode": {"beam": 2}}, {"metrics": ["bleu"]}):
         with pytest.raises(ConfigError, match="--beam and --metric are for translations"):
-            told(run, **asked)
+            evaluate_quickly(run, **options)
 
 
 def test_a_head_of_two_maps_is_loaded(place: Path) -> None:

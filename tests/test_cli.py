@@ -54,8 +54,8 @@ def test_help_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", ["translate", "generate", "evaluate"])
 def test_a_flag_for_a_key_of_a_recipe_has_its_help(command: str) -> None:
-    asked = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).stdout
-    shown = dict(re.findall(r"--([\w-]+) .*?<\w+> +(.*?) *│", asked))
+    output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).stdout
+    shown = dict(re.findall(r"--([\w-]+) .*?<\w+> +(.*?) *│", output))
     keys = {flag: DecodeConfig.model_fields.get(flag.replace("-", "_")) for flag in shown}
     known = {flag: key.description or "" for flag, key in keys.items() if key is not None}
     assert "beam" in known or "top-k" in known
@@ -117,7 +117,7 @@ def test_every_shipped_recipe_can_be_shown() -> None:
 
 @pytest.mark.parametrize("asked", [["recipes"], ["recipes", "demo-translate"], ["check", "--json"]])
 def test_a_reader_that_leaves_ends_any_command_alike(asked: list[str], tmp_path: Path) -> None:
-    """With the code of the signal, whoever prints: rich, typer or the command itself."""
+    """With the code of the signal, whichever prints: rich, typer or the command itself."""
     (tmp_path / "train.tsv").write_text("a\tone\nb\ttwo\n")
     files = [str(tmp_path / "train.tsv")] if asked[0] == "check" else []
     read, write = os.pipe()

@@ -67,8 +67,10 @@ class Heed:
         with pytest.raises(SystemExit) as end:
             main()
         code = end.value.code
-        told = self.capsys.readouterr()
-        return Answer(code if isinstance(code, int) else int(code is not None), told.out, told.err)
+        captured = self.capsys.readouterr()
+        return Answer(
+            code if isinstance(code, int) else int(code is not None), captured.out, captured.err
+        )
 
 
 @pytest.fixture
@@ -77,13 +79,13 @@ def heed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def with_tokenizer(folder: Path) -> int:
-    """Words and marks, where ours are not; returns how many."""
+    """Words and special tokens, at other ids than ours; returns how many."""
     core = tokenizers.Tokenizer(models.WordLevel(unk_token=MARKS[1]))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.WordLevelTrainer(special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     core.train_from_iterator(LINES, trainer)
-    told = dict(zip(ROLES, MARKS, strict=True))
-    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core, **told)
+    roles = dict(zip(ROLES, MARKS, strict=True))
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core, **roles)
     wrapped.save_pretrained(folder)
     return int(core.get_vocab_size())
 
@@ -122,7 +124,7 @@ def test_a_run_of_a_folder_and_a_folder_of_the_run(name: str, tmp_path: Path, he
 
 
 def test_an_imported_translator_translates(tmp_path: Path, heed: Heed) -> None:
-    """As `generate` does with the same weights and pieces."""
+    """As `generate` does with the same weights and tokens."""
     source = folder_of("marian", tmp_path / "in")
     assert heed("import", source, "--run", tmp_path / "run").code == 0
     said = heed("translate", tmp_path / "run", *LINES, "--beam", "1").out.splitlines()
@@ -130,10 +132,10 @@ def test_an_imported_translator_translates(tmp_path: Path, heed: Heed) -> None:
     model = transformers.MarianMTModel.from_pretrained(source).eval()
     for line, found in zip(LINES, said, strict=True):
         ids = tokenizer(line, add_special_tokens=False).input_ids
-        told = torch.tensor([[*ids, model.config.eos_token_id]])
+        inputs = torch.tensor([[*ids, model.config.eos_token_id]])
         most = 2 * len(ids) + 10
         banned = [[model.config.pad_token_id]]
-        (row,) = model.generate(told, num_beams=1, max_new_tokens=most + 1, bad_words_ids=banned)
+        (row,) = model.generate(inputs, num_beams=1, max_new_tokens=most + 1, bad_words_ids=banned)
         ours = tokenizer.decode(row[1 : most + 1], skip_special_tokens=True)
         assert found.split() == ours.split()
 
@@ -156,14 +158,14 @@ def test_other_commands_read_such_a_run(tmp_path: Path, heed: Heed) -> None:
     (tmp_path / "test.tsv").write_text("good\ta dog\nbad\tthe cat\n", encoding="utf-8")
     (tmp_path / "test.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
     few = ("--bootstrap", "20", "--json")
-    told = heed("evaluate", runs / "classes", "--test", tmp_path / "test.tsv", *few)
-    assert json.loads(told.out)["texts"] == 2, told.err
-    told = heed("evaluate", runs / "writes", "--test", tmp_path / "test.txt", *few)
-    assert json.loads(told.out)["texts"] == 3, told.err
+    answer = heed("evaluate", runs / "classes", "--test", tmp_path / "test.tsv", *few)
+    assert json.loads(answer.out)["texts"] == 2, answer.err
+    answer = heed("evaluate", runs / "writes", "--test", tmp_path / "test.txt", *few)
+    assert json.loads(answer.out)["texts"] == 3, answer.err
     for name, flags in (("classes", []), ("writes", []), ("writes", ["--split", "test"])):
-        told = heed("evaluate", runs / name, *flags)
-        assert (told.code, told.err.count(".")) == (2, 2)
-        assert "this run names no text to evaluate on. Name files with --test." in told.err
+        answer = heed("evaluate", runs / name, *flags)
+        assert (answer.code, answer.err.count(".")) == (2, 2)
+        assert "this run names no text to evaluate on. Name files with --test." in answer.err
     assert "finished" in heed("resume", runs / "writes").out
     assert len(json.loads(heed("runs", runs, "--json").out)) == 2
 
@@ -205,14 +207,14 @@ def test_a_translator_trained_here(tmp_path: Path, heed: Heed) -> None:
     for line in (tmp_path / "test.en").read_text().splitlines():
         read = tokenizer(line, return_tensors="pt")
         most = 2 * len(mt.tokenizer.encode(line)) + 10
-        told = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
-        (row,) = model.generate(**told, num_beams=1, max_new_tokens=most + 1)
+        inputs = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
+        (row,) = model.generate(**inputs, num_beams=1, max_new_tokens=most + 1)
         found = tokenizer.decode(row[1 : most + 1], skip_special_tokens=True)
         assert found.split() == mt.translate([line])[0].split()
 
 
 def test_generate_ends_where_heed_ends(tmp_path: Path, heed: Heed) -> None:
-    """Nothing is told to `generate`: what stands in the folder is enough, for long texts, too."""
+    """`generate` needs no arguments: the folder's configuration is enough, also for long texts."""
     for name, size in (("train", 100), ("dev", 5), ("test", 5)):
         for suffix, side in (("en", "english"), ("fr", "french")):
             said = [
@@ -221,13 +223,13 @@ def test_generate_ends_where_heed_ends(tmp_path: Path, heed: Heed) -> None:
             ]
             threes = (" ".join(said[i : i + 3]) + "\n" for i in range(0, 3 * size, 3))
             (tmp_path / f"{name}.{suffix}").write_text("".join(threes), encoding="utf-8")
-    told = SHAPE | {"kind": "word", "steps": 150, "batch_tokens": 1024}
-    mt, tokenizer, model = exported(tmp_path, heed, **told)
+    settings = SHAPE | {"kind": "word", "steps": 150, "batch_tokens": 1024}
+    mt, tokenizer, model = exported(tmp_path, heed, **settings)
     lines, lengths = (tmp_path / "test.en").read_text().splitlines(), [0]
     for line, ours in zip(lines, mt.translations(lines), strict=True):
         read = tokenizer(line, return_tensors="pt")
-        told = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
-        (row,) = model.generate(**told)
+        inputs = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
+        (row,) = model.generate(**inputs)
         found = tokenizer.decode(row, skip_special_tokens=True)
         if not ours.cut:  # heed's own limit is shorter, by the source
             assert found.split() == ours.text.split()
@@ -246,13 +248,17 @@ def untrained(folder: Path, task: str, **tables: dict[str, Any]) -> Run:
     return run
 
 
-def test_generate_is_told_the_beam(tmp_path: Path, heed: Heed) -> None:
+def test_generation_config_has_the_beam(tmp_path: Path, heed: Heed) -> None:
     decode = {"beam": 3, "length_penalty": 0.5, "early_stop": True}
     shape = {"norm_place": "post", "position": "sinusoidal"}
     run = untrained(tmp_path / "run", "translate", model=shape, decode=decode)
     assert heed("export", run.folder, tmp_path / "out").code == 0
-    told = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
-    assert (told.num_beams, told.length_penalty, told.early_stopping) == (3, 0.5, True)
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (generation.num_beams, generation.length_penalty, generation.early_stopping) == (
+        3,
+        0.5,
+        True,
+    )
     assert heed("import", tmp_path / "out", "--run", tmp_path / "back").code == 0
     back = Run.open(tmp_path / "back").recipe().decode.model_dump()
     assert decode == {key: back[key] for key in decode}
@@ -264,8 +270,8 @@ def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
     (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tlabel\n" + "".join(rows * 4))
     shape = {"norm_place": "post", "position": "learned", "embedding_norm": True}
     shape |= {"pooling": "first", "pooler": True, "kind": "word"}
-    told = SHAPE | shape
-    Classifier.train(train=[tmp_path / "pairs.tsv"], run=tmp_path / "0", device="cpu", **told)
+    settings = SHAPE | shape
+    Classifier.train(train=[tmp_path / "pairs.tsv"], run=tmp_path / "0", device="cpu", **settings)
     before = Classifier.load(tmp_path / "0", device="cpu")
     assert before.classes.pairs
     for number in range(2):
@@ -276,8 +282,8 @@ def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
         assert heed("import", out, "--run", back).code == 0
         after = Classifier.load(back, device="cpu")
         assert after.classes == before.classes
-        asked = [("a", "b"), ("c", "c")]
-        assert after.classify(asked) == before.classify(asked)
+        pairs = [("a", "b"), ("c", "c")]
+        assert after.classify(pairs) == before.classify(pairs)
         assert heed("classify", back, "a\tb").out.split() == before.classify([("a", "b")])
     huggingface.save(*huggingface.load(out), tmp_path / "single")  # as one that learnt single texts
     config = json.loads((tmp_path / "single" / "config.json").read_text())
@@ -313,16 +319,16 @@ def test_a_refusal_says_which_formats_take_it(
 def spoil(folder: Path, how: str) -> str:
     """Break a folder; returns what is to be said of it."""
     config, weights = folder / "config.json", folder / "model.safetensors"
-    told = json.loads(config.read_text())
+    config_json = json.loads(config.read_text())
     held = load_file(weights)
     first = next(iter(held))
     if how == "another architecture":
-        told["architectures"] = ["LlamaForCausalLM"]
-        config.write_text(json.dumps(told))
+        config_json["architectures"] = ["LlamaForCausalLM"]
+        config.write_text(json.dumps(config_json))
         return "LlamaForCausalLM is not supported"
     if how == "no architecture":
-        del told["architectures"]
-        config.write_text(json.dumps(told))
+        del config_json["architectures"]
+        config.write_text(json.dumps(config_json))
         return "architectures does not name the class"
     if how == "no config":
         config.unlink()
@@ -331,19 +337,19 @@ def spoil(folder: Path, how: str) -> str:
         config.write_text("{")
         return "this file is not valid JSON"
     if how == "config that lies":
-        config.write_text(json.dumps(told | {"hidden_size": 20}))
+        config.write_text(json.dumps(config_json | {"hidden_size": 20}))
         return "the weights do not match config.json"
     if how == "config with nonsense":
-        config.write_text(json.dumps(told | {"num_attention_heads": "many"}))
+        config.write_text(json.dumps(config_json | {"num_attention_heads": "many"}))
         return "num_attention_heads is 'many', which is not a whole number"
     if how == "config that no model can have":
-        config.write_text(json.dumps(told | {"num_attention_heads": 5}))
+        config.write_text(json.dumps(config_json | {"num_attention_heads": 5}))
         return "does not divide by heads 5"
     if how == "another activation":
-        config.write_text(json.dumps(told | {"hidden_act": "mish"}))
+        config.write_text(json.dumps(config_json | {"hidden_act": "mish"}))
         return "hidden_act = 'mish' is not supported"
     if how == "a decoder":
-        config.write_text(json.dumps(told | {"is_decoder": True}))
+        config.write_text(json.dumps(config_json | {"is_decoder": True}))
         return "is_decoder = True is not supported"
     if how == "a weight missing":
         save_file({key: x for key, x in held.items() if key != first}, weights)

@@ -95,7 +95,7 @@ def test_no_steps_are_refused_and_the_old_demo_stays(
 def test_what_is_not_a_demos_is_never_removed(
     folder: Path, result: dict[str, object], name: str, tmp_path: Path
 ) -> None:
-    """A file added to a whole demo, or one of its own that was changed, is somebody's work."""
+    """A file added to a whole demo, or one of its own that was changed, is the user's work."""
     run = tmp_path / "run"
     shutil.copytree(folder / str(result["run"]), run)
     (run / name).write_text("mine")
@@ -137,10 +137,10 @@ def test_a_demo_that_finds_no_room_names_no_run_to_resume(
         raise checkpoint.disk_error(OSError(errno.ENOSPC, "No space left"), path)
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
-    with pytest.raises(RunError, match="the disk is full") as told:
+    with pytest.raises(RunError, match="the disk is full") as error:
         run_demo(tmp_path / "run", console=Console(quiet=True), steps=2)
-    assert told.value.where == str(tmp_path / "run")
-    assert "resume" not in str(told.value)
+    assert error.value.where == str(tmp_path / "run")
+    assert "resume" not in str(error.value)
     assert not [*tmp_path.iterdir()]
 
 

@@ -66,8 +66,8 @@ def recipe(home: Path) -> Recipe:
 @pytest.fixture(scope="module")
 def written(home: Path, recipe: Recipe) -> Path:
     """The recipe as a file."""
-    (home / "told.toml").write_text(recipe.toml())
-    return home / "told.toml"
+    (home / "recipe.toml").write_text(recipe.toml())
+    return home / "recipe.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -176,11 +176,11 @@ def refused(
     capsys.readouterr()
     with pytest.raises(SystemExit) as end, somebody():
         main()
-    told = capsys.readouterr().err
-    assert end.value.code == 2, told
-    assert told.startswith("heed: ")
-    assert told.count("\n") == 1
-    return told
+    stderr = capsys.readouterr().err
+    assert end.value.code == 2, stderr
+    assert stderr.startswith("heed: ")
+    assert stderr.count("\n") == 1
+    return stderr
 
 
 @pytest.mark.parametrize("command", ["train", "train without --run", "demo", "export"])
@@ -199,9 +199,9 @@ def test_a_read_only_folder_is_an_error(
         "demo": ["demo", "--run", closed],
         "export": ["export", run, closed / "a"],
     }
-    told = refused(words[command], monkeypatch, capsys)
-    assert "no permission to open or write" in told
-    assert "Name another place" in told
+    message = refused(words[command], monkeypatch, capsys)
+    assert "no permission to open or write" in message
+    assert "Name another place" in message
     assert not [*closed.iterdir()]
 
 
@@ -210,8 +210,8 @@ def test_a_run_in_a_read_only_folder_is_not_resumed(
 ) -> None:
     begun = Run.create(home / "begun", recipe)
     begun.folder.chmod(0o555)
-    told = refused(["resume", begun.folder], monkeypatch, capsys)
-    assert str(begun.folder) in told
+    message = refused(["resume", begun.folder], monkeypatch, capsys)
+    assert str(begun.folder) in message
 
 
 def test_a_read_only_cache_is_named_and_leaves_no_run(
@@ -225,9 +225,9 @@ def test_a_read_only_cache_is_named_and_leaves_no_run(
     opened.mkdir()
     monkeypatch.setenv("HEED_CACHE", str(closed / "cache"))
     words: list[str | Path] = ["train", written, "--run", opened / "run"]
-    told = refused(words, monkeypatch, capsys)
-    assert str(closed / "cache") in told
-    assert "Set HEED_CACHE" in told
+    message = refused(words, monkeypatch, capsys)
+    assert str(closed / "cache") in message
+    assert "Set HEED_CACHE" in message
     assert not [*opened.iterdir()]
 
 
@@ -239,8 +239,8 @@ def test_a_path_through_a_file_is_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words: list[str | Path] = [command, *([written] if command == "train" else [])]
-    told = refused([*words, "--run", "/dev/null/x"], monkeypatch, capsys)
-    assert "/dev/null/x: a part of this path is a file" in told
+    message = refused([*words, "--run", "/dev/null/x"], monkeypatch, capsys)
+    assert "/dev/null/x: a part of this path is a file" in message
 
 
 def test_an_export_does_not_replace_the_current_folder(
@@ -248,8 +248,8 @@ def test_an_export_does_not_replace_the_current_folder(
 ) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
-    told = refused(["export", run, ".", "--to", "hf"], monkeypatch, capsys)
-    assert "Name a new one, such as model." in told
+    message = refused(["export", run, ".", "--to", "hf"], monkeypatch, capsys)
+    assert "Name a new one, such as model." in message
     assert not [*(tmp_path / "in").iterdir()]
 
 
@@ -288,8 +288,8 @@ def test_metrics_on_a_full_disk_are_an_error(
     begun.metrics_path.symlink_to(FULL)
     monkeypatch.setattr(train_run, "_truncate_metrics", lambda run, lines: None)
     monkeypatch.setattr(os, "geteuid", lambda: 1)  # as oneself
-    told = refused(["resume", begun.folder, "--device", "cpu"], monkeypatch, capsys)
-    assert f"{begun.metrics_path}: the disk is full." in told
+    message = refused(["resume", begun.folder, "--device", "cpu"], monkeypatch, capsys)
+    assert f"{begun.metrics_path}: the disk is full." in message
 
 
 @on_full
@@ -318,11 +318,11 @@ def test_errors_name_the_final_path_instead_of_the_temporary_one(tmp_path: Path)
 
 @given(number=st.sampled_from([*OS_ERRORS, errno.EIO, errno.ELOOP]), name=st.text(min_size=1))
 def test_every_error_about_a_file_has_a_message(number: int, name: str) -> None:
-    told = describe_os_error(OSError(number, os.strerror(number), name))
-    assert told is not None
-    assert told.where == name
-    assert told.what.endswith(".")
-    assert told.todo
+    error = describe_os_error(OSError(number, os.strerror(number), name))
+    assert error is not None
+    assert error.where == name
+    assert error.what.endswith(".")
+    assert error.todo
 
 
 def test_errors_about_no_file_are_not_described() -> None:

@@ -62,15 +62,15 @@ def tables(place: Path, **changes: Any) -> dict[str, Any]:
         "sets": {"near": [str(place / "near.txt")], "far": [str(place / "far.txt")]},
         "max_length": 16,
     }
-    told: dict[str, Any] = {
+    sections: dict[str, Any] = {
         "task": "generate",
         "data": data | changes.pop("data", {}),
         "tokenizer": {"kind": "byte"} | changes.pop("tokenizer", {}),
         "model": SMALL | changes.pop("model", {}),
         "train": {"steps": 20, "batch_size": 16, "lr": 0.01, "evaluate_every": 10} | FLOAT,
     }
-    told["train"] |= changes.pop("train", {})
-    return told | changes
+    sections["train"] |= changes.pop("train", {})
+    return sections | changes
 
 
 def trained(place: Path, name: str, **changes: Any) -> Path:
@@ -92,8 +92,8 @@ def model(run: Path) -> LanguageModel:
     return found
 
 
-def told(*arguments: str) -> str:
-    """What a command says, run here: a process of its own takes seconds to begin."""
+def run_command(*arguments: str) -> str:
+    """A command's output, run in this process: a new one takes seconds to start."""
     answer = CliRunner().invoke(app, [*arguments, *CPU], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     return answer.stdout
@@ -112,8 +112,10 @@ def refused(*arguments: str) -> str:
 @pytest.fixture(scope="module")
 def judged(run: Path) -> dict[str, Any]:
     """What `heed evaluate RUN` says of dev, and beside it of the named sets."""
-    facts: dict[str, Any] = json.loads(told("evaluate", str(run), "--bootstrap", "50", "--json"))
-    return facts
+    result: dict[str, Any] = json.loads(
+        run_command("evaluate", str(run), "--bootstrap", "50", "--json")
+    )
+    return result
 
 
 def test_a_run_is_judged_on_dev_and_every_named_set(judged: dict[str, Any], place: Path) -> None:
@@ -125,29 +127,29 @@ def test_a_run_is_judged_on_dev_and_every_named_set(judged: dict[str, Any], plac
     for key in ("texts", "tokens", "words", "bytes", "loss", "bits_per_byte", "word_perplexity"):
         assert near["clean"][key] == pytest.approx(far[key])
     assert far["bytes"] == (place / "far.txt").stat().st_size
-    for facts in (judged, near, far):
-        assert facts["perplexity"] == pytest.approx(math.exp(facts["loss"]))
-        assert facts["bits_comparable"]
-        for name, span in facts["interval"].items():
-            assert span["low"] < facts[name] < span["high"]
+    for result in (judged, near, far):
+        assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+        assert result["bits_comparable"]
+        for name, span in result["interval"].items():
+            assert span["low"] < result[name] < span["high"]
 
 
 def test_every_text_stays_in_the_run_folder(judged: dict[str, Any], run: Path, place: Path) -> None:
-    for name, facts in {"dev": judged, **judged["sets"]}.items():
+    for name, result in {"dev": judged, **judged["sets"]}.items():
         lines = (run / "documents" / f"{name}.tsv").read_text(encoding="utf-8").splitlines()
         head, *rows = (line.split("\t") for line in lines)
-        assert len(rows) == facts["texts"]
+        assert len(rows) == result["texts"]
         columns = dict(zip(head, zip(*rows, strict=True), strict=True))
         tokens = np.array(columns["tokens"], float)
-        assert tokens.sum() == facts["tokens"]
+        assert tokens.sum() == result["tokens"]
         total = (tokens * np.array(columns["loss"], float)).sum()
-        assert total / tokens.sum() == pytest.approx(facts["loss"], abs=1e-3)
+        assert total / tokens.sum() == pytest.approx(result["loss"], abs=1e-3)
     assert columns["text"] == tuple((place / "far.txt").read_text().splitlines())
 
 
 def test_the_stride_says_how_much_a_token_sees(run: Path, judged: dict[str, Any]) -> None:
-    asked = ["--split", "far", "--bootstrap", "0", "--json", "--stride"]
-    blocks, half = (json.loads(told("evaluate", str(run), *asked, n)) for n in ("16", "8"))
+    command = ["--split", "far", "--bootstrap", "0", "--json", "--stride"]
+    blocks, half = (json.loads(run_command("evaluate", str(run), *command, n)) for n in ("16", "8"))
     assert half["loss"] == judged["sets"]["far"]["loss"] != blocks["loss"]
     trained_with = min(
         line["far"]["loss"] for line in Run(run).metrics() if line["event"] == "evaluate"
@@ -161,15 +163,17 @@ TEXTS = ["Le chat voit la femme.", "😀 <pad> [bold]", ""]
 
 def test_texts_of_ones_own_token_by_token(run: Path, model: LanguageModel) -> None:
     flags = [part for text in TEXTS for part in ("--text", text)]
-    facts = json.loads(told("evaluate", str(run), *flags, "--json"))
-    for text, one, own in zip(TEXTS, facts["scored_texts"], model.token_losses(TEXTS), strict=True):
+    result = json.loads(run_command("evaluate", str(run), *flags, "--json"))
+    for text, one, own in zip(
+        TEXTS, result["scored_texts"], model.token_losses(TEXTS), strict=True
+    ):
         assert one["text"] == text
         assert [token["loss"] for token in one["by_token"]] == pytest.approx(own.losses.tolist())
         assert one["tokens"] == len(one["by_token"]) == len(text.encode()) + 1
-        pieces = [token["token"] for token in one["by_token"]]
-        assert pieces[-1] == SPECIAL_TOKEN_NAMES[EOS]
+        tokens = [token["token"] for token in one["by_token"]]
+        assert tokens[-1] == SPECIAL_TOKEN_NAMES[EOS]
         assert one["loss"] == pytest.approx(own.losses.mean())
-    shown = told("evaluate", str(run), *flags)
+    shown = run_command("evaluate", str(run), *flags)
     for words in ("Le chat voit la femme.", "[bold]", "probability", "bits per byte"):
         assert words in shown
 
@@ -180,21 +184,25 @@ def test_without_its_files_a_run_judges_all_the_same(run: Path, place: Path) -> 
     shutil.copytree(run, alone)
     recipe = (alone / "recipe.toml").read_text()
     (alone / "recipe.toml").write_text(recipe.replace(str(place), str(place / "gone")))
-    assert json.loads(told("evaluate", str(alone), "--text", "Le chat", "--json"))["scored_texts"]
+    assert json.loads(run_command("evaluate", str(alone), "--text", "Le chat", "--json"))[
+        "scored_texts"
+    ]
     text.write_text("Le chat voit la femme.\n")
-    facts = json.loads(told("evaluate", str(alone), "--test", str(text), "--json"))
-    assert facts["in_train"] is None
-    assert facts["texts"] == 1
-    assert "cannot be read" in facts["overlap_unknown"]
+    result = json.loads(run_command("evaluate", str(alone), "--test", str(text), "--json"))
+    assert result["in_train"] is None
+    assert result["texts"] == 1
+    assert "cannot be read" in result["overlap_unknown"]
 
 
 def test_unknown_words_make_bits_incomparable(place: Path) -> None:
     run = trained(place, "words", tokenizer={"kind": "word"}, data={"max_length": 32})
-    shown = told("evaluate", str(run), "--test", str(place / "far.txt"))
+    shown = run_command("evaluate", str(run), "--test", str(place / "far.txt"))
     assert "do not compare with another tokenizer's" in shown
-    facts = json.loads(told("evaluate", str(run), "--test", str(place / "far.txt"), "--json"))
-    assert facts["unknown_tokens"] > 0
-    assert not facts["bits_comparable"]
+    result = json.loads(
+        run_command("evaluate", str(run), "--test", str(place / "far.txt"), "--json")
+    )
+    assert result["unknown_tokens"] > 0
+    assert not result["bits_comparable"]
 
 
 def test_a_translator_has_no_such_texts(place: Path) -> None:
@@ -216,21 +224,23 @@ WRITE = ("--length", "20", "--seed", "3", "--top-k", "40")
 
 
 def test_the_same_text_again_alone_or_among_others(run: Path, model: LanguageModel) -> None:
-    asked = ["generate", str(run), *WRITE, "--json"]
-    lines = told(*asked, "--prompt", "Le chat", "--prompt", "née", "--samples", "3").splitlines()
-    facts = [json.loads(line) for line in lines]
-    assert [(one["prompt"], one["sample"]) for one in facts] == [
+    command = ["generate", str(run), *WRITE, "--json"]
+    lines = run_command(
+        *command, "--prompt", "Le chat", "--prompt", "née", "--samples", "3"
+    ).splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [(one["prompt"], one["sample"]) for one in results] == [
         (prompt, sample) for prompt in ("Le chat", "née") for sample in range(3)
     ]
-    assert json.loads(told(*asked, "--prompt", "Le chat"))["text"] == facts[0]["text"]
+    assert json.loads(run_command(*command, "--prompt", "Le chat"))["text"] == results[0]["text"]
     again = model.generate(["Le chat", "née"], length=20, samples=3, seed=3, top_k=40)
-    assert [one["text"] for one in facts] == [text for several in again for text in several]
-    for one in facts:
+    assert [one["text"] for one in results] == [text for several in again for text in several]
+    for one in results:
         assert one["text"] == one["prompt"] + one["continuation"]
         assert one["tokens"] == 20 if one["ended"] == "length" else one["tokens"] < 20
 
 
-def test_the_recipe_s_beam_searches_unless_draws_are_asked_for(model: LanguageModel) -> None:
+def test_the_recipe_s_beam_searches_unless_sampling_is_requested(model: LanguageModel) -> None:
     """And without one, tokens are drawn."""
     recipe = replace(model.recipe, decode=DecodeConfig(beam=3, length_penalty=0.5))
     other = LanguageModel(model.model, model.tokenizer, recipe)
@@ -249,26 +259,31 @@ def test_the_recipe_s_beam_searches_unless_draws_are_asked_for(model: LanguageMo
 def test_every_way_in(run: Path, model: LanguageModel, place: Path) -> None:
     prompts = ["Le chat", "", "La femme 😀"]
     (place / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
-    asked = ["generate", str(run), *WRITE]
-    by_file = told(*asked, "--file", str(place / "prompts.txt"))
+    command = ["generate", str(run), *WRITE]
+    by_file = run_command(*command, "--file", str(place / "prompts.txt"))
     flags = [part for prompt in prompts for part in ("--prompt", prompt)]
-    assert told(*asked, *flags) == by_file
-    assert told("generate", str(run), *prompts[:2], *WRITE, "--prompt", prompts[2]) == by_file
-    assert told(*asked, *flags, "--stream") == by_file
+    assert run_command(*command, *flags) == by_file
+    assert (
+        run_command("generate", str(run), *prompts[:2], *WRITE, "--prompt", prompts[2]) == by_file
+    )
+    assert run_command(*command, *flags, "--stream") == by_file
     for by_pipe in ([], ["--file", "-"]):
-        answer = heed(*asked, *CPU, *by_pipe, stdin="".join(f"{line}\n" for line in prompts))
+        answer = heed(*command, *CPU, *by_pipe, stdin="".join(f"{line}\n" for line in prompts))
         assert answer.stdout == by_file, answer.stderr
     out, author = io.BytesIO(), model.pipeline(seed=3, top_k=40)
     nothing = line_io.open_lines(None, Path(os.devnull))
     task = GenerationLines(author, 20)
     line_io.run_lines(line_io.lines_or_default(nothing, ""), task, out=out, warn=print)
-    assert out.getvalue().decode() == told(*asked, "--prompt", "")
+    assert out.getvalue().decode() == run_command(*command, "--prompt", "")
 
 
 def test_stop_strings(run: Path) -> None:
-    asked = ["generate", str(run), "--prompt", "Le", "--samples", "5", "--length", "60", "--json"]
-    free = [json.loads(line) for line in told(*asked).splitlines()]
-    cut = [json.loads(line) for line in told(*asked, "--stop", "e", "--stop", "a").splitlines()]
+    command = ["generate", str(run), "--prompt", "Le", "--samples", "5", "--length", "60", "--json"]
+    free = [json.loads(line) for line in run_command(*command).splitlines()]
+    cut = [
+        json.loads(line)
+        for line in run_command(*command, "--stop", "e", "--stop", "a").splitlines()
+    ]
     for before, after in zip(free, cut, strict=True):
         ends = [at for at in map(before["continuation"].find, "ea") if at >= 0]
         assert after["continuation"] == before["continuation"][: min(ends, default=None)]
@@ -283,13 +298,13 @@ def test_a_terminal_sees_it_come(run: Path, model: LanguageModel) -> None:
         return model.generate(["é😀"], length=60, temperature=1.5, seed=seed)[0][0]
 
     seed = next(seed for seed in range(99) if len(text(seed)) > 30 and not text(seed)[2:].isascii())
-    asked = ["generate", str(run), "--prompt", "é😀", "--length", "60", "--temperature", "1.5"]
-    asked += ["--seed", str(seed)]
-    whole = told(*asked, "--no-stream").encode()
+    command = ["generate", str(run), "--prompt", "é😀", "--length", "60", "--temperature", "1.5"]
+    command += ["--seed", str(seed)]
+    whole = run_command(*command, "--no-stream").encode()
     assert whole.decode() == text(seed) + "\n"
     near, far = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "heed", *asked, *CPU],
+        [sys.executable, "-m", "heed", *command, *CPU],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -333,10 +348,10 @@ def test_bad_flags_are_a_sentence(run: Path, flags: list[str], said: str) -> Non
 def test_a_prompt_longer_than_learned_positions(place: Path) -> None:
     run = trained(place, "learned", model={"position": "learned"}, train={"steps": 1})
     prompt = "Le chat voit la femme"
-    asked = ["generate", str(run), "--temperature", "9", "--prompt"]
-    assert "21 tokens, but the model has positions for 15" in refused(*asked, prompt)
-    assert told(*asked, prompt, "--cut-prompt").startswith(prompt)
-    answer = CliRunner().invoke(app, [*asked, prompt[:12], *CPU])
+    command = ["generate", str(run), "--temperature", "9", "--prompt"]
+    assert "21 tokens, but the model has positions for 15" in refused(*command, prompt)
+    assert run_command(*command, prompt, "--cut-prompt").startswith(prompt)
+    answer = CliRunner().invoke(app, [*command, prompt[:12], *CPU])
     assert answer.stdout.startswith(prompt[:12])
     assert "prompt 1: ended where the model's positions end" in answer.stderr
 
@@ -357,9 +372,19 @@ def test_a_stream_resumes_to_the_same_bits(place: Path) -> None:
 
 
 def test_from_python(place: Path) -> None:
-    told: dict[str, Any] = {"kind": "char", "unit": "file", "windows": "random", "max_length": 8}
+    settings: dict[str, Any] = {
+        "kind": "char",
+        "unit": "file",
+        "windows": "random",
+        "max_length": 8,
+    }
     model = LanguageModel.train(
-        train=[place / "train.txt"], run=place / "python", device="cpu", steps=2, **SMALL, **told
+        train=[place / "train.txt"],
+        run=place / "python",
+        device="cpu",
+        steps=2,
+        **SMALL,
+        **settings,
     )
     assert model.recipe.data.windows == "random"
     assert model.generate(length=3)[0][0]
@@ -369,11 +394,11 @@ def test_a_streams_dev_set_is_the_end_of_its_file(place: Path) -> None:
     run = trained(place, "ended", data=STREAM, train={"steps": 4, "evaluate_train": True})
     line = next(line for line in Run(run).metrics() if line["event"] == "evaluate")
     assert line.keys() >= {"train", "dev", "near", "far"}
-    facts = json.loads(told("evaluate", str(run), "--stride", "8", "--json"))
-    assert (facts["split"], facts["texts"], facts["in_train"]) == ("dev", 1, 0)
+    result = json.loads(run_command("evaluate", str(run), "--stride", "8", "--json"))
+    assert (result["split"], result["texts"], result["in_train"]) == ("dev", 1, 0)
     lines = (place / "train.txt").read_text().splitlines(keepends=True)
-    assert facts["bytes"] == len("".join(lines[-7:]).encode())
-    assert facts["loss"] == pytest.approx(line["dev"]["loss"], rel=1e-4)
+    assert result["bytes"] == len("".join(lines[-7:]).encode())
+    assert result["loss"] == pytest.approx(line["dev"]["loss"], rel=1e-4)
     assert (run / "figures" / "perplexity.png").stat().st_size
 
 
@@ -398,8 +423,8 @@ def test_the_folder_of_the_data_is_that_of_the_tokenizers_text(place: Path) -> N
     (place / "recipe.toml").write_text(
         'task = "generate"\n[data]\ntrain = ["train.txt"]\n[tokenizer]\ntext = ["far.txt"]\n'
     )
-    told, _ = resolved(str(place / "recipe.toml"), None, None, None, None, None, place)
-    assert told.tokenizer.text == [str(place / "far.txt")]
+    recipe, _ = resolved(str(place / "recipe.toml"), None, None, None, None, None, place)
+    assert recipe.tokenizer.text == [str(place / "far.txt")]
 
 
 @pytest.mark.parametrize(
@@ -417,9 +442,11 @@ def test_keys_that_make_no_sense(place: Path, changes: dict[str, Any], said: str
 
 
 def test_blocks_are_for_language_models(place: Path) -> None:
-    told = tables(place, task="classify", data={"windows": "random"})
+    sections = tables(place, task="classify", data={"windows": "random"})
     with pytest.raises(ConfigError, match="windows is for causal language models"):
-        train_run.start(Recipe.of(told), place / "no", device="cpu", console=Console(quiet=True))
+        train_run.start(
+            Recipe.of(sections), place / "no", device="cpu", console=Console(quiet=True)
+        )
 
 
 QUICK = ["train.steps=2", "train.warmup=0", "model.width=24", "model.layers=1"]

@@ -68,11 +68,11 @@ def test_a_translation_recipe_trains(name: str, pairs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_files_of_ones_own_leave_no_file_of_the_recipe(name: str, pairs: Path) -> None:
+def test_a_user_s_files_leave_no_file_of_the_recipe(name: str, pairs: Path) -> None:
     """Wherever it is started, a run names no text that its user did not."""
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
-    told = ["train.evaluate_test=false"]
-    recipe, _ = resolve.resolve_recipe(name, None, own, None, told, None)
+    changes = ["train.evaluate_test=false"]
+    recipe, _ = resolve.resolve_recipe(name, None, own, None, changes, None)
     data = recipe.data
     assert (data.train, data.dev, data.test, data.sets) == (own, [], [], {})
     assert data.synthetic is None
@@ -88,7 +88,7 @@ def test_files_that_a_folder_placed_stay(pairs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("demo-")])
-def test_files_of_ones_own_replace_a_generated_world(name: str, pairs: Path) -> None:
+def test_a_user_s_files_replace_the_synthetic_corpus(name: str, pairs: Path) -> None:
     own, dev = (
         [str(pairs / f"{split}.{side}") for side in ("en", "fr")] for split in ("train", "dev")
     )
@@ -116,7 +116,7 @@ def test_a_recipe_whose_files_are_elsewhere_says_how_to_name_their_folder(
     resolve.resolve_recipe(name, None, None, None, None, None)
 
 
-def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
+def test_a_missing_test_set_cannot_be_evaluated(pairs: Path) -> None:
     """Before training, not after it; a synthetic corpus has one."""
     own = [str(pairs / f"train.{side}") for side in ("en", "fr")]
     test = [str(pairs / f"test.{side}") for side in ("en", "fr")]
@@ -126,8 +126,8 @@ def test_a_test_set_that_is_not_there_cannot_be_asked_for(pairs: Path) -> None:
         "ted-en-fr/minute", None, own, None, [f"data.test={test}"], None
     )
     assert recipe.data.test == test
-    asked = ["train.evaluate_test=true"]
-    assert resolve.resolve_recipe("demo-translate", None, None, None, asked, None)[
+    overrides = ["train.evaluate_test=true"]
+    assert resolve.resolve_recipe("demo-translate", None, None, None, overrides, None)[
         0
     ].train.evaluate_test
 

@@ -26,11 +26,11 @@ def test_everything_holds_on_this_machine() -> None:
 
 
 @pytest.mark.parametrize("able", [{}, {"amx_bf16": True}])
-def test_the_arithmetic_that_is_told_is_what_training_takes(
+def test_the_reported_precision_is_what_training_uses(
     able: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    told = " ".join(describe_machine())
-    assert ("bfloat16" in told) == wants_bf16("auto", torch.device("cpu")) == bool(able)
-    assert ("float32" in told) != ("bfloat16" in told)
+    description = " ".join(describe_machine())
+    assert ("bfloat16" in description) == wants_bf16("auto", torch.device("cpu")) == bool(able)
+    assert ("float32" in description) != ("bfloat16" in description)

@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
 FILES: dict[str, Any] = {"data.synthetic": None, "data.train": ["a", "b"]}
 
 
-def told(task: str, values: dict[str, Any], **init: str) -> Recipe:
+def make_recipe(task: str, values: dict[str, Any], **init: str) -> Recipe:
     tables: dict[str, Any] = {"task": task, "data": {"synthetic": 9}, "init": init}
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -43,24 +43,24 @@ def told(task: str, values: dict[str, Any], **init: str) -> Recipe:
 def test_a_key_is_for_its_task(key: str, task: str) -> None:
     masked = {"train.objective": "masked"} if key == "train.mask_share" else {}
     if task == TASK_OF_KEY[key]:
-        assert not list(find_conflicts(told(task, {key: OTHER[key]} | masked)))
+        assert not list(find_conflicts(make_recipe(task, {key: OTHER[key]} | masked)))
         return
     with pytest.raises(
         ConfigError, match=f"{key.partition('.')[2]} is for task '{TASK_OF_KEY[key]}'"
     ):
-        validate_recipe(told(task, {key: OTHER[key]}))
+        validate_recipe(make_recipe(task, {key: OTHER[key]}))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_every_key_is_by_default_is_never_refused(task: str) -> None:
     """So the recipe of a run, which has all keys, can be trained again."""
-    plain = told(task, {})
+    plain = make_recipe(task, {})
     assert not list(find_conflicts(plain))
     assert not list(find_conflicts(Recipe.of(plain.tables())))
     for key in TASK_OF_KEY:
         section, _, name = key.partition(".")
         default = SECTIONS[section].model_fields[name].default
-        assert not list(find_conflicts(told(task, {key: default})))
+        assert not list(find_conflicts(make_recipe(task, {key: default})))
 
 
 @pytest.mark.parametrize("name", names())
@@ -70,31 +70,33 @@ def test_every_shipped_recipe_makes_sense(name: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("key", "named"), [("dev", ["a"]), ("test", ["a"]), ("sets", {"b": []})])
-def test_files_beside_a_generated_world_are_not_left_unread(
+def test_files_beside_a_synthetic_corpus_are_refused(
     task: str, key: str, named: list[str] | dict[str, list[str]]
 ) -> None:
     with pytest.raises(
         ConfigError, match=rf"{key} would not be read: .* text is generated .*--train"
     ):
-        validate_recipe(told(task, {f"data.{key}": named}))
-    assert not list(find_conflicts(told(task, {f"data.{key}": named, **FILES})))
+        validate_recipe(make_recipe(task, {f"data.{key}": named}))
+    assert not list(find_conflicts(make_recipe(task, {f"data.{key}": named, **FILES})))
 
 
 def test_a_share_to_mask_is_for_the_masked_objective() -> None:
     with pytest.raises(ConfigError, match="mask_share is for objective 'masked'"):
-        validate_recipe(told("generate", {"train.mask_share": 0.3}))
+        validate_recipe(make_recipe("generate", {"train.mask_share": 0.3}))
 
 
 def test_what_the_origin_has_is_not_held_against_a_recipe() -> None:
     """A classifier may begin from a translator of any shape."""
-    assert not list(find_conflicts(told("classify", {"model.decoder_layers": 3}, **{"from": "mt"})))
+    assert not list(
+        find_conflicts(make_recipe("classify", {"model.decoder_layers": 3}, **{"from": "mt"}))
+    )
 
 
 @pytest.mark.parametrize("init", [{}, {"from": "models/mine"}])
 def test_more_positions_are_advised_only_where_they_can_be_had(init: dict[str, str]) -> None:
     few = {"model.position": "learned", "model.max_positions": 8}
     with pytest.raises(ConfigError, match=r"lower data\.max_length") as refused:
-        validate_recipe(told("translate", few, **init))
+        validate_recipe(make_recipe("translate", few, **init))
     assert ("raise model.max_positions" in str(refused.value)) is not bool(init)
 
 
@@ -122,6 +124,6 @@ def test_more_positions_are_advised_only_where_they_can_be_had(init: dict[str, s
     ],
 )
 def test_the_best_is_of_a_set_that_is_scored(values: dict[str, Any], known: bool) -> None:
-    said = list(find_conflicts(told("translate", values)))
+    said = list(find_conflicts(make_recipe("translate", values)))
     assert len(said) == (not known)
     assert all("best_metric cannot be" in sentence for sentence in said)

@@ -234,13 +234,13 @@ def test_nothing_but_a_config_error_is_ever_raised(values: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("over", ["sequence", "batch"])
 @pytest.mark.parametrize("task", ["generate", "translate"])
-def test_a_leak_is_told_for_causal_tasks(task: str, over: str) -> None:
+def test_a_leak_is_reported_for_causal_tasks(task: str, over: str) -> None:
     changes: dict[str, Any] = {"merge": "reweight", "reweight_over": over}
     config = ModelConfig(**changes)
-    told = config.find_leak(task)
-    assert told is not None
-    assert over in told
-    assert "leaky = true" in told
+    leak = config.find_leak(task)
+    assert leak is not None
+    assert over in leak
+    assert "leaky = true" in leak
     assert config.find_leak("classify") is None
     assert ModelConfig(**changes, leaky=True).find_leak(task) is None
 

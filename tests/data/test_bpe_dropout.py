@@ -137,8 +137,8 @@ def test_every_round_drops_anew(share: float) -> None:
     count = 40_000
     merges = MergeTable({"a": 0, "aa": 1}, [("a", "a")])
     ids = np.tile(np.array([0, 0, 0, merges.boundary]), count)
-    pieces, starts, sizes = apply_merges(ids, np.full(count, 4), merges, share, generator())
-    first = pieces[starts]
+    merged, starts, sizes = apply_merges(ids, np.full(count, 4), merges, share, generator())
+    first = merged[starts]
     chances = {
         "left": (1 - share, (sizes == 2) & (first == 1)),
         "right": (share * (1 - share), (sizes == 2) & (first == 0)),
@@ -184,10 +184,10 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Corpus]:
     }
 
 
-def store_of(corpora: dict[str, Corpus], task: str, root: Path, **told: float | int) -> Store:
+def store_of(corpora: dict[str, Corpus], task: str, root: Path, **options: float | int) -> Store:
     classes = corpora[task].labels() if task == "classify" else ()
-    seed = int(told.pop("seed", 0))
-    return open_store(corpora[task], trained(), classes=classes, root=root, seed=seed, **told)
+    seed = int(options.pop("seed", 0))
+    return open_store(corpora[task], trained(), classes=classes, root=root, seed=seed, **options)
 
 
 TASKS = ["translate", "classify", "generate"]
@@ -211,8 +211,8 @@ def test_a_store_holds_every_text_in_every_segmentation(
 
 
 def test_a_store_hangs_on_dropout_and_seed(corpora: dict[str, Corpus], tmp_path: Path) -> None:
-    told = [(0.0, 0), (0.1, 0), (0.1, 1), (0.2, 0)]
-    stores = [store_of(corpora, "generate", tmp_path, dropout=d, seed=s) for d, s in told]
+    settings = [(0.0, 0), (0.1, 0), (0.1, 1), (0.2, 0)]
+    stores = [store_of(corpora, "generate", tmp_path, dropout=d, seed=s) for d, s in settings]
     assert len({store.folder for store in stores}) == 4
     again = store_of(corpora, "generate", tmp_path / "elsewhere", dropout=0.1, seed=1)
     assert all(

@@ -120,10 +120,10 @@ def test_a_batch_is_what_a_plain_loop_makes(
     for number in (0, len(plan) - 1):
         batch, places = batches.batch(plan, number), plan.items(number)
         starts = [0] * len(places) if batches.starts is None else batches.starts[places].tolist()
-        asked = 0
+        targets = 0
         for i, (row, start) in enumerate(zip(batch.rows, starts, strict=True)):
             read, said, *source = plain(store, task, row, start, limit)
-            asked += len(said)
+            targets += len(said)
             blank = batch.ids.shape[1] - len(read)
             assert batch.ids[i].tolist() == read + [PAD] * blank
             assert batch.mask[i].tolist() == [True] * len(read) + [False] * blank
@@ -136,7 +136,7 @@ def test_a_batch_is_what_a_plain_loop_makes(
                 blank = batch.source.shape[1] - len(source[0])
                 assert batch.source[i].tolist() == source[0] + [PAD] * blank
                 assert batch.source_mask[i].tolist() == [True] * len(source[0]) + [False] * blank
-        assert batch.count == asked
+        assert batch.count == targets
         assert batch.ids.dtype == batch.targets.dtype == torch.int64
 
 
@@ -190,16 +190,16 @@ def test_translation_reads_what_was_said_before(folder: Path) -> None:
 def test_windows_ask_for_every_token_once(folder: Path, limit: int) -> None:
     store = store_of(folder, "generate")
     batches = BucketedBatches(store, "generate", max_length=limit, batch_size=9)
-    plan, asked = batches.plan_in_order(), []
+    plan, predicted = batches.plan_in_order(), []
     for i in range(len(plan)):
         batch = batches.batch(plan, i)
         assert batch.ids.shape[1] <= max(limit, 1)
         for row, read, said in zip(batch.rows, batch.ids, batch.targets, strict=True):
             real = said[said != IGNORE_INDEX].tolist()
-            asked += [(row, token) for token in real]
+            predicted += [(row, token) for token in real]
             assert read[1 : len(real)].tolist() == real[:-1]
     wanted = [(row, token) for row in range(200) for token in [*store.sides[0][row].tolist(), EOS]]
-    assert asked == wanted
+    assert predicted == wanted
 
 
 def test_long_texts_are_cut_and_counted(folder: Path) -> None:
@@ -221,10 +221,10 @@ def test_masked_windows_hold_every_token(folder: Path, limit: int) -> None:
     assert sum(int(batch.mask.sum()) for batch in made) == tokens + 2 * texts
     for batch in made:
         ids = torch.where(batch.targets == IGNORE_INDEX, batch.ids, batch.targets)
-        marks = (ids == BOS) | (ids == EOS)
-        asked, words = batch.targets != IGNORE_INDEX, batch.mask & ~marks
-        assert not (asked & ~words).any()
-        assert torch.equal(asked.any(dim=1), words.any(dim=1))
+        specials = (ids == BOS) | (ids == EOS)
+        predicted, words = batch.targets != IGNORE_INDEX, batch.mask & ~specials
+        assert not (predicted & ~words).any()
+        assert torch.equal(predicted.any(dim=1), words.any(dim=1))
 
 
 def test_masked_tokens_are_the_ones_predicted(folder: Path) -> None:
@@ -233,16 +233,16 @@ def test_masked_tokens_are_the_ones_predicted(folder: Path) -> None:
     plan = batches.plan_in_order()
     batch, again = batches.batch(plan, 0), batches.batch(plan, 0)
     assert torch.equal(batch.ids, again.ids)
-    asked = batch.targets != IGNORE_INDEX
-    assert bool(asked.any(dim=1).all())
-    untouched = ~asked & batch.mask
+    predicted = batch.targets != IGNORE_INDEX
+    assert bool(predicted.any(dim=1).all())
+    untouched = ~predicted & batch.mask
     for i, row in enumerate(batch.rows):
         text = torch.tensor([BOS, *store.sides[0][row].tolist(), EOS])
         kept = untouched[i][: len(text)]
         assert torch.equal(batch.ids[i][: len(text)][kept], text[kept])
         assert torch.equal(batch.targets[i][: len(text)][~kept], text[~kept])
-        assert not asked[i][len(text) :].any()
-    share = asked.sum() / batch.mask.sum()
+        assert not predicted[i][len(text) :].any()
+    share = predicted.sum() / batch.mask.sum()
     assert 0.25 < share < 0.4
-    hidden = (batch.ids[asked] == MASK).float().mean()
+    hidden = (batch.ids[predicted] == MASK).float().mean()
     assert 0.7 < hidden < 0.9

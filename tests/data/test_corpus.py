@@ -163,8 +163,8 @@ def test_columns_by_name_number_and_pairs(tmp_path: Path) -> None:
         (("a b", "c d"), "yes"),
         (("e", "f"), "no"),
     ]
-    asked = open_corpus([path], task="translate", columns=["hypothesis", 2])
-    assert texts(asked) == [("c d", "a b"), ("f", "e")]
+    reordered = open_corpus([path], task="translate", columns=["hypothesis", 2])
+    assert texts(reordered) == [("c d", "a b"), ("f", "e")]
     with pytest.raises(DataError, match="no column 'label'"):
         open_corpus([path], task="classify", columns=["premise", "label"])
 
@@ -323,8 +323,10 @@ def test_fingerprint_is_of_bytes_alone(tmp_path: Path) -> None:
     one = [write(tmp_path / "a.en", "ab"), write(tmp_path / "a.fr", "c")]
     moved = [write(tmp_path / "x" / "b.en", "ab"), write(tmp_path / "x" / "b.fr", "c")]
     shifted = [write(tmp_path / "c.en", "a"), write(tmp_path / "c.fr", "bc")]
-    marks = [open_corpus(paths, task="translate").fingerprint() for paths in (one, moved, shifted)]
-    assert marks[0] == marks[1] != marks[2]
+    fingerprints = [
+        open_corpus(paths, task="translate").fingerprint() for paths in (one, moved, shifted)
+    ]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 def test_requests_that_make_no_sense(tmp_path: Path) -> None:

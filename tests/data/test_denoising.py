@@ -103,8 +103,8 @@ def test_each_pair_has_its_turn(texts: int, share: float, both: bool, epoch: int
     directions = Directions(texts, bidirectional=both, denoise=share)
     found: Counter[int] = Counter()
     epochs = -(-texts // directions.denoised)
-    for turn in range(epoch, epoch + epochs):
-        way, text = directions.locate(slice(0, len(directions)), turn)
+    for each_epoch in range(epoch, epoch + epochs):
+        way, text = directions.locate(slice(0, len(directions)), each_epoch)
         for number, one in enumerate(directions.entries):
             own = text[way == number].tolist()
             assert len({*own}) == len(own) == (directions.denoised if one.is_denoising else texts)

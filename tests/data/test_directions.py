@@ -104,7 +104,7 @@ def test_some_rows_come_in_both_directions_too(store: Store) -> None:
     ]
 
 
-def test_one_mark_for_begin_and_end_cannot_tell_languages_apart() -> None:
+def test_one_token_for_begin_and_end_cannot_distinguish_languages() -> None:
     with pytest.raises(DataError, match="BOS and EOS are the same token"):
         Directions(3, SpecialTokens(bos=3, eos=3), bidirectional=True)
     assert len(Directions(3, SpecialTokens(bos=3, eos=3))) == 3

@@ -374,6 +374,6 @@ def test_a_person_and_a_program_can_read_the_report(tmp_path: Path) -> None:
     assert "not ready for training" in page.getvalue()
     severities = [one.severity for one in report.findings]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
-    told = json.loads(report.to_json())
-    assert told["findings"][0]["places"][0] == {"path": str(sides[0]), "line": 3}
-    assert told["summary"]["train"]["dropped"] == {"empty": 1}
+    result = json.loads(report.to_json())
+    assert result["findings"][0]["places"][0] == {"path": str(sides[0]), "line": 3}
+    assert result["summary"]["train"]["dropped"] == {"empty": 1}

@@ -42,12 +42,12 @@ def speech(seed: int, count: int) -> tuple[Array, Array]:
 
 @given(longest=st.integers(1, 100_000))
 def test_bucket_lengths_are_close(longest: int) -> None:
-    rungs = bucket_lengths(longest)
-    assert rungs[-1] == longest
-    assert all(rung % LENGTH_MULTIPLE == 0 for rung in rungs[:-1])
-    steps = np.diff(rungs)
+    bounds = bucket_lengths(longest)
+    assert bounds[-1] == longest
+    assert all(length % LENGTH_MULTIPLE == 0 for length in bounds[:-1])
+    steps = np.diff(bounds)
     assert bool((steps > 0).all())
-    assert bool((steps <= np.maximum(LENGTH_MULTIPLE, rungs[:-1] / 4)).all())
+    assert bool((steps <= np.maximum(LENGTH_MULTIPLE, bounds[:-1] / 4)).all())
 
 
 @given(sources=LENGTHS, lengths=LENGTHS, tokens=st.integers(1, 3000), paired=st.booleans())
@@ -86,9 +86,9 @@ def test_texts_of_one_length_have_one_shape() -> None:
 
 def test_how_texts_are_ordered_does_not_change_the_shapes() -> None:
     sources, lengths = speech(1, 1000)
-    turn = np.random.default_rng(2).permutation(1000)
+    order = np.random.default_rng(2).permutation(1000)
     one = layout_of(sources, lengths, tokens=500)
-    assert one.shapes == layout_of(sources[turn], lengths[turn], tokens=500).shapes
+    assert one.shapes == layout_of(sources[order], lengths[order], tokens=500).shapes
 
 
 @given(count=st.integers(0, 3 * CHUNK))

@@ -48,9 +48,9 @@ def test_blank_lines_before_a_header_hide_no_separator(tmp_path: Path) -> None:
 
 def test_any_row_may_lack_its_label_the_first_too(tmp_path: Path) -> None:
     rows = ['{"text": "a b"}', '{"text": "c d", "label": "x"}', '{"text": "e", "label": "y"}']
-    for turn in range(len(rows)):
-        turned = rows[turn:] + rows[:turn]
-        path = write(tmp_path / f"{turn}.jsonl", "\n".join(turned))
+    for shift in range(len(rows)):
+        rotated = rows[shift:] + rows[:shift]
+        path = write(tmp_path / f"{shift}.jsonl", "\n".join(rotated))
         assert infer_task([path]) == "classify"
         assert open_corpus([path], task="classify").labels() == ["x", "y"]
 

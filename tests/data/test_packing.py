@@ -49,7 +49,7 @@ def _check(store: Store, size: int, batch: int, epoch: int) -> None:
         len(plan) - 1
     )
     assert len(batches.batch(plan, len(plan) - 1).ids) <= shape.batch_size
-    asked: dict[int, list[tuple[int, int, int]]] = {row: [] for row in range(len(store))}
+    predicted: dict[int, list[tuple[int, int, int]]] = {row: [] for row in range(len(store))}
     for number in range(len(plan)):
         made = batches.batch(plan, number)
         assert made.segments is not None
@@ -59,11 +59,11 @@ def _check(store: Store, size: int, batch: int, epoch: int) -> None:
             for column in np.flatnonzero(segments.numpy() >= 0):
                 row = made.rows[int(segments[column])]
                 place = int(item) * size + int(column)
-                asked[row].append((place, int(read[column]), int(said[column])))
+                predicted[row].append((place, int(read[column]), int(said[column])))
                 new = column == 0 or segments[column] != segments[column - 1]
                 assert int(positions[column]) == (0 if new else int(positions[column - 1]) + 1)
             assert bool((said[segments < 0] == IGNORE_INDEX).all())
-    for row, tokens in asked.items():
+    for row, tokens in predicted.items():
         text = store.sides[0][row].tolist()
         tokens.sort()
         assert [said for _, _, said in tokens] == [*text, EOS]

@@ -87,13 +87,13 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def saved(folder: Path, kind: str, *, config: bool = True) -> Path:
     """A tokenizer in a folder, with what its own library left in it."""
-    core, told = MADE[kind]
+    core, config_json = MADE[kind]
     core = tokenizers.Tokenizer.from_str(core.to_str())
     core.enable_truncation(4)
     core.enable_padding()
     core.save(str(folder / "tokenizer.json"))
     if config:
-        (folder / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config_json), encoding="utf-8")
     return folder / "tokenizer.json"
 
 
@@ -150,7 +150,7 @@ def test_it_comes_back_from_a_run_folder(kind: str, tmp_path: Path) -> None:
     assert again.encode_batch(LINES) == tokenizer.encode_batch(LINES)
 
 
-def test_fingerprints_tell_them_apart(tmp_path: Path) -> None:
+def test_fingerprints_differ(tmp_path: Path) -> None:
     found = set()
     for kind in KINDS:
         (tmp_path / kind).mkdir()
@@ -159,12 +159,16 @@ def test_fingerprints_tell_them_apart(tmp_path: Path) -> None:
 
 
 @each_kind
-def test_names_are_enough_where_no_file_tells(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "told").mkdir()
-    (tmp_path / "untold").mkdir()
-    told = loaded(tmp_path / "told", kind).specials
-    untold = Tokenizer.load(saved(tmp_path / "untold", kind, config=False)).specials
-    assert (untold.bos, untold.eos, untold.pad) == (told.bos, told.eos, told.pad)
+def test_special_tokens_are_known_by_name_without_a_config(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "with-config").mkdir()
+    (tmp_path / "by-name").mkdir()
+    with_config = loaded(tmp_path / "with-config", kind).specials
+    by_name = Tokenizer.load(saved(tmp_path / "by-name", kind, config=False)).specials
+    assert (by_name.bos, by_name.eos, by_name.pad) == (
+        with_config.bos,
+        with_config.eos,
+        with_config.pad,
+    )
 
 
 def test_tokens_are_shown_readably(tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def stretch(store: Store, side: int, more: int) -> TokenSpan:
 
 
 @each_kind
-def test_batches_begin_and_end_with_their_marks(kind: str, tmp_path: Path) -> None:
+def test_batches_begin_and_end_with_special_tokens(kind: str, tmp_path: Path) -> None:
     store = store_of(tmp_path, "generate", kind, LINES[:3])
     tokenizer = loaded(tmp_path, kind)
     specials, ids = tokenizer.specials, tokenizer.encode_batch(LINES[:3])
@@ -245,7 +249,7 @@ def test_masked_tokens_show_their_mask_token(tmp_path: Path) -> None:
 
 
 def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> None:
-    """Whoever tunes such a model is told what to leave out."""
+    """The error names the key of the recipe to leave out."""
     store = store_of(tmp_path, "translate", "unigram", [f"{line}\t{line}" for line in LINES])
     (sources, texts), random = (stretch(store, i, 0) for i in range(2)), np.random.default_rng(0)
     specials = texts.specials

@@ -66,10 +66,10 @@ def test_windows_are_spans_of_the_stream(
                 tuple(made.ids.shape) == (shape.batch_size, shape.length) == (batch, shape.length)
             )
             assert made.count == made.ids.numel()
-            for start, own, asked in zip(plan.items(number), made.ids, made.targets, strict=True):
+            for start, own, targets in zip(plan.items(number), made.ids, made.targets, strict=True):
                 stop = int(start) + min(size, len(read))
                 assert own.tolist() == read[int(start) : stop]
-                assert asked.tolist() == said[int(start) : stop]
+                assert targets.tolist() == said[int(start) : stop]
 
 
 def test_seed_and_epoch_are_all_that_counts(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ from heed.data.synthetic import SPEAKERS, SPLITS, Sentence, generate_sentences, 
 from heed.data.synthetic.lexicon import ADJECTIVES, NOUNS, VERBS
 from heed.errors import DataError
 
-World = dict[str, list[Sentence]]
+Splits = dict[str, list[Sentence]]
 CONTENT = {"NOUN", "VERB", "ADJ", "PROPN", "ADV", "NUM"}
 TAGS = {*CONTENT, "DET", "AUX", "PRON", "PART", "ADP", "CONJ", "SCONJ"}
 ELIDED = re.compile(r"^(l|d|n|j|qu)'(.+)$")
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def corpus() -> Splits:
     return {
         "train": list(generate_sentences("train", 60_000)),
         "dev": list(generate_sentences("dev", 700)),
@@ -93,8 +93,8 @@ def test_far_places_are_reached_at_once() -> None:
     assert [second] == list(generate_sentences("train", 1, start=far + 1))
 
 
-def test_documents_are_whole_and_in_order(world: World) -> None:
-    for lines in world.values():
+def test_documents_are_whole_and_in_order(corpus: Splits) -> None:
+    for lines in corpus.values():
         place = (0, 0)
         for before, line in pairwise(lines):
             place = (line.document, line.index)
@@ -121,8 +121,8 @@ def test_what_cannot_be_is_said_at_once(split: str, count: int, start: int, says
 # Text, alignment and tags
 
 
-def test_text_is_tidy(world: World) -> None:
-    for line in world["train"][:8_000] + world["test"]:
+def test_text_is_tidy(corpus: Splits) -> None:
+    for line in corpus["train"][:8_000] + corpus["test"]:
         for text in (line.english, line.french):
             assert re.fullmatch(r"[A-ZÀÉ][^.]*[^., ]\.", text)
             assert "  " not in text
@@ -130,8 +130,8 @@ def test_text_is_tidy(world: World) -> None:
         assert 3 <= len(line.english.split()) <= 20
 
 
-def test_every_word_is_aligned_and_tagged(world: World) -> None:
-    for line in world["train"][:8_000] + world["test"]:
+def test_every_word_is_aligned_and_tagged(corpus: Splits) -> None:
+    for line in corpus["train"][:8_000] + corpus["test"]:
         left, right = line.english.split(), line.french.split()
         assert len(line.english_tags) == len(left)
         assert len(line.french_tags) == len(right)
@@ -142,9 +142,9 @@ def test_every_word_is_aligned_and_tagged(world: World) -> None:
         assert {part for tag in line.french_tags for part in tag.split("+")} <= TAGS
 
 
-def test_content_words_meet_their_own_kind(world: World) -> None:
+def test_content_words_meet_their_own_kind(corpus: Splits) -> None:
     """A noun goes with a noun and an adjective with an adjective, wherever French puts it."""
-    for line in world["train"][:5_000]:
+    for line in corpus["train"][:5_000]:
         for tag in ("NOUN", "ADJ", "PROPN"):
             for i, own in enumerate(line.english_tags):
                 partners = [line.french_tags[j] for k, j in line.alignment if k == i]
@@ -153,11 +153,11 @@ def test_content_words_meet_their_own_kind(world: World) -> None:
                     assert any(tag in partner.split("+") for partner in partners), line
 
 
-def test_adjectives_change_places(world: World) -> None:
+def test_adjectives_change_places(corpus: Splits) -> None:
     """Word order differs enough between the languages for an alignment to be worth learning."""
     crossed = sum(
         any(j > q for (i, j) in line.alignment for (p, q) in line.alignment if i < p)
-        for line in world["train"][:2_000]
+        for line in corpus["train"][:2_000]
     )
     assert 0.3 < crossed / 2_000 < 0.9
 
@@ -165,9 +165,9 @@ def test_adjectives_change_places(world: World) -> None:
 # Grammar
 
 
-def test_english_settles_the_french(world: World) -> None:
+def test_english_settles_the_french(corpus: Splits) -> None:
     said: dict[str, str] = {}
-    for lines in world.values():
+    for lines in corpus.values():
         for line in lines:
             assert said.setdefault(line.english, line.french) == line.french
 
@@ -195,8 +195,8 @@ WRONG_ENGLISH = [
 ]
 
 
-def test_no_known_mistake_in_either_language(world: World) -> None:
-    lines = world["train"][:10_000] + world["dev"] + world["test"]
+def test_no_known_mistake_in_either_language(corpus: Splits) -> None:
+    lines = corpus["train"][:10_000] + corpus["dev"] + corpus["test"]
     # A line break ends a sentence, and no pattern crosses one.
     french = "\n".join(line.french for line in lines)
     english = "\n".join(line.english for line in lines)
@@ -213,36 +213,36 @@ def test_no_known_mistake_in_either_language(world: World) -> None:
         "ne", "pas", "jamais", "la", "les", "qui", "que", "était", "ont", "sera", "elles",
     ],
 )  # fmt: skip
-def test_the_grammar_is_all_there(world: World, form: str) -> None:
+def test_the_grammar_is_all_there(corpus: Splits, form: str) -> None:
     said = re.compile(rf"\b{form}" if form.endswith("'") else rf"\b{form}\b")
-    assert sum(bool(said.search(line.french)) for line in world["train"][:20_000]) >= 10
+    assert sum(bool(said.search(line.french)) for line in corpus["train"][:20_000]) >= 10
 
 
-def test_a_negation_has_two_halves(world: World) -> None:
-    for line in world["train"][:8_000]:
+def test_a_negation_has_two_halves(corpus: Splits) -> None:
+    for line in corpus["train"][:8_000]:
         said = words(line.french)
         assert said.count("ne") + said.count("n'") == said.count("pas") + said.count("jamais")
 
 
-def find(world: World, pattern: str) -> list[Sentence]:
-    return [line for line in world["train"][:30_000] if re.search(pattern, line.english)]
+def find(corpus: Splits, pattern: str) -> list[Sentence]:
+    return [line for line in corpus["train"][:30_000] if re.search(pattern, line.english)]
 
 
-def test_participles_agree(world: World) -> None:
-    for line in find(world, r"\bShe (went|fell|stayed|came)\b"):
+def test_participles_agree(corpus: Splits) -> None:
+    for line in find(corpus, r"\bShe (went|fell|stayed|came)\b"):
         assert re.search(
             r"\bElle est (souvent |toujours )?(allée|tombée|restée|venue)\b", line.french
         )
-    for line in find(world, r"\bShe (took|found) the (key|apple|ring) and (hid|carried) it\b"):
+    for line in find(corpus, r"\bShe (took|found) the (key|apple|ring) and (hid|carried) it\b"):
         assert re.search(r"\bet l'a (cachée|portée)\b", line.french)
-    for line in find(world, r"\b(key|apple|ring|crown) that (he|she|Paul|Marie) (took|hid)\b"):
+    for line in find(corpus, r"\b(key|apple|ring|crown) that (he|she|Paul|Marie) (took|hid)\b"):
         assert re.search(r"\bqu(e|'il|'elle)\b.* a (prise|cachée)\b", line.french)
-    assert find(world, r"\bShe went\b")
-    assert find(world, r"\b(key|apple|ring|crown) that (he|she|Paul|Marie) (took|hid)\b")
+    assert find(corpus, r"\bShe went\b")
+    assert find(corpus, r"\b(key|apple|ring|crown) that (he|she|Paul|Marie) (took|hid)\b")
 
 
-def test_a_negation_turns_a_into_de(world: World) -> None:
-    negated = find(world, r"\b(not|never) (eat|want|buy|have|take) an? ")
+def test_a_negation_turns_a_into_de(corpus: Splits) -> None:
+    negated = find(corpus, r"\b(not|never) (eat|want|buy|have|take) an? ")
     assert len(negated) > 50
     assert all(re.search(r"\b(pas|jamais)\b.* (de |d')", line.french) for line in negated)
 
@@ -260,7 +260,7 @@ BE = {"am", "is", "are", "was", "were", "be"}
 
 
 def combinations(line: Sentence) -> set[Combination]:
-    """Read the combinations back from the English text and tags, knowing nothing of the world's
+    """Read the combinations back from the English text and tags, knowing nothing of the corpus's
     own bookkeeping: a small parser with a stack of one for the relative clause."""
     found: set[Combination] = set()
     described: list[str] = []
@@ -322,38 +322,38 @@ def test_the_reader_of_combinations_reads() -> None:
     assert all(pair in allowed[kind] for kind, *rest in seen for pair in [tuple(rest)])
 
 
-def test_each_test_sentence_has_a_combination_never_seen_in_training(world: World) -> None:
+def test_each_test_sentence_has_a_combination_never_seen_in_training(corpus: Splits) -> None:
     trained: set[Combination] = set()
-    for lines in (world["train"], generate_sentences("train", 5_000, seed=77)):
+    for lines in (corpus["train"], generate_sentences("train", 5_000, seed=77)):
         for line in lines:
             trained |= combinations(line)
     for split in ("dev", "test"):
-        for line in world[split]:
+        for line in corpus[split]:
             assert combinations(line) - trained, line.english
 
 
-def test_no_sentence_is_in_two_splits(world: World) -> None:
+def test_no_sentence_is_in_two_splits(corpus: Splits) -> None:
     for side in ("english", "french"):
-        texts = {split: {getattr(line, side) for line in world[split]} for split in SPLITS}
+        texts = {split: {getattr(line, side) for line in corpus[split]} for split in SPLITS}
         assert not texts["train"] & texts["dev"]
         assert not texts["train"] & texts["test"]
         assert not texts["dev"] & texts["test"]
 
 
-def test_every_word_of_test_was_seen_often_enough(world: World) -> None:
+def test_every_word_of_test_was_seen_often_enough(corpus: Splits) -> None:
     for side in ("english", "french"):
         counts = Counter(
-            word for line in world["train"][:20_000] for word in words(getattr(line, side))
+            word for line in corpus["train"][:20_000] for word in words(getattr(line, side))
         )
         assert 300 < len(counts) < 620
         assert sum(count < 10 for count in counts.values()) < 0.02 * len(counts)
         for split in ("dev", "test"):
-            for line in world[split]:
+            for line in corpus[split]:
                 assert not set(words(getattr(line, side))) - set(counts)
 
 
-def test_lengths_and_relative_clauses(world: World) -> None:
-    lines = world["train"][:20_000]
+def test_lengths_and_relative_clauses(corpus: Splits) -> None:
+    lines = corpus["train"][:20_000]
     assert 8 <= sum(len(line.english.split()) for line in lines) / len(lines) <= 9.5
     related = sum(
         any(
@@ -386,8 +386,8 @@ def naive_bayes(train: Sequence[Sentence], test: Sequence[Sentence]) -> float:
     return right / len(test)
 
 
-def test_speakers_can_be_classified_but_not_by_one_word(world: World) -> None:
-    train, held_out = world["train"][:20_000], world["dev"] + world["test"]
+def test_speakers_can_be_classified_but_not_by_one_word(corpus: Splits) -> None:
+    train, held_out = corpus["train"][:20_000], corpus["dev"] + corpus["test"]
     assert 0.7 < naive_bayes(train, held_out) < 0.99
     shares = Counter(line.speaker for line in train)
     assert all(0.28 < shares[speaker] / len(train) < 0.39 for speaker in SPEAKERS)
@@ -400,10 +400,10 @@ def test_speakers_can_be_classified_but_not_by_one_word(world: World) -> None:
         assert right / len(train) < 0.65
 
 
-def test_order_matters(world: World) -> None:
+def test_order_matters(corpus: Splits) -> None:
     """A noun comes back within its story far more often than in the story that follows it."""
     stories: dict[int, list[set[str]]] = defaultdict(list)
-    for line in world["train"][:8_000]:
+    for line in corpus["train"][:8_000]:
         stories[line.document].append(
             {
                 LEMMAS[word][1]
@@ -460,7 +460,7 @@ def test_write_says_what_it_cannot(tmp_path: Path) -> None:
         write_corpus(tmp_path / "file", train=1, dev=1, test=1)
 
 
-def test_several_may_write_the_same_world_at_once(tmp_path: Path) -> None:
+def test_processes_may_write_the_same_corpus_at_once(tmp_path: Path) -> None:
     def all_files() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 

@@ -161,8 +161,8 @@ def test_each_id_has_a_token_and_a_word(kind: str, text: str) -> None:
 def test_the_tokens_of_a_word_spell_that_word(kind: str, words: list[str]) -> None:
     tokenizer, text = trained(kind), " ".join(words)
     ids_of: list[list[int]] = [[] for _ in words]
-    for piece, number in zip(tokenizer.encode(text), tokenizer.word_indices(text), strict=True):
-        ids_of[number].append(piece)
+    for token, number in zip(tokenizer.encode(text), tokenizer.word_indices(text), strict=True):
+        ids_of[number].append(token)
     assert [tokenizer.decode(ids).lstrip(" ") for ids in ids_of] == words
 
 
@@ -196,7 +196,7 @@ def test_the_library_alone_reads_the_file(kind: str, tmp_path: Path) -> None:
     assert all(plain.encode(text).ids == trained(kind).encode(text) for text in TRICKY + LINES)
 
 
-def test_fingerprints_tell_tokenizers_apart() -> None:
+def test_fingerprints_of_tokenizers_differ() -> None:
     several = [trained(kind, lowercase) for kind in KINDS for lowercase in (False, True)]
     several.append(Tokenizer.train(LINES, kind="bpe", vocab_size=SIZE + 1))
     several.append(Tokenizer.train(LINES[:50], kind="unigram", vocab_size=SIZE))

@@ -72,9 +72,9 @@ LETTERS = st.text("abcXYZ 019.,;:!?'\"()[]-–—’“”%$&…né\n", max_size
 def test_no_letter_is_lost_and_tokens_hold_no_space(text: str) -> None:
     if not text.strip():
         return
-    pieces = trained(text).tokenize(text)
-    assert not any(character.isspace() for piece in pieces for character in piece)
-    back = "".join(pieces).replace("``", '"').replace("''", '"')
+    tokens = trained(text).tokenize(text)
+    assert not any(character.isspace() for token in tokens for character in token)
+    back = "".join(tokens).replace("``", '"').replace("''", '"')
     assert back == "".join(text.split()).replace("''", '"').replace("``", '"')
 
 
@@ -84,7 +84,7 @@ def test_decoding_goes_from_left_to_right(texts: list[str]) -> None:
     if not any(text.strip() for text in texts):
         return
     tokenizer = trained(*texts)
-    ids = [piece for text in texts for piece in tokenizer.encode(text)]
+    ids = [token for text in texts for token in tokenizer.encode(text)]
     whole = tokenizer.decode(ids)
     for stop in range(len(ids)):
         assert whole.startswith(tokenizer.decode(ids[:stop]))

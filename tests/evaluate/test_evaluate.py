@@ -35,15 +35,15 @@ def test_the_real_commands(tmp_path: Path) -> None:
     folder, table = str(tmp_path / "run"), tmp_path / "out.tsv"
     made = heed("train", "demo-translate", *changes, "--device", "cpu", "--run", folder)
     assert made.returncode == 0, made.stderr
-    asked = ["--metric", "bleu", "--bootstrap", "20", "--device", "cpu"]
-    answer = heed("evaluate", folder, *asked, "--json", "--sentences", str(table))
+    flags = ["--metric", "bleu", "--bootstrap", "20", "--device", "cpu"]
+    answer = heed("evaluate", folder, *flags, "--json", "--sentences", str(table))
     assert answer.returncode == 0, answer.stderr
     result = json.loads(answer.stdout)
     assert (result["split"], result["texts"], result["in_train"]) == ("test", 30, 0)
     assert result["checkpoint"]["step"] == 8
     assert result["clean"]["bleu"] == result["bleu"]
     assert len(table.read_text(encoding="utf-8").splitlines()) == 1 + result["texts"]
-    shown = heed("evaluate", folder, *asked, "--split", "dev")
+    shown = heed("evaluate", folder, *flags, "--split", "dev")
     assert shown.returncode == 0, shown.stderr
     for words in ("at step 8", "dev/loss", "none of 30 texts", "token accuracy", "BLEU"):
         assert words in shown.stdout
@@ -88,8 +88,8 @@ def test_scores_equal_those_of_training_and_of_heed_score(run: Path, text: Path)
     english, french = sides(text, "test")
     lines = Path(english).read_text(encoding="utf-8")
     (text / "hyp").write_text(heed("translate", str(run), stdin=lines).stdout, encoding="utf-8")
-    asked = ["--ref", french, "--metric", "bleu,chrf", "--bootstrap", "20", "--json"]
-    scored = json.loads(heed("score", str(text / "hyp"), *asked).stdout)
+    flags = ["--ref", french, "--metric", "bleu,chrf", "--bootstrap", "20", "--json"]
+    scored = json.loads(heed("score", str(text / "hyp"), *flags).stdout)
     for key in ("bleu", "chrf", "signature", "interval", "length_ratio"):
         assert scored[key] == result[key]
 
@@ -144,9 +144,13 @@ def test_other_tasks_are_scored_by_the_same_path(text: Path, task: str) -> None:
     assert result["clean"]["texts"] == result["texts"] - result["in_train"]
     assert {"loss", "perplexity", "accuracy"} <= result["clean"].keys()
     _shown(result)
-    for asked in ({"sentences": text / "out.tsv"}, {"metrics": ["bleu"]}, {"decode": {"beam": 2}}):
+    for options in (
+        {"sentences": text / "out.tsv"},
+        {"metrics": ["bleu"]},
+        {"decode": {"beam": 2}},
+    ):
         with pytest.raises(HeedError, match="for translations"):
-            evaluate_small(run, **asked)
+            evaluate_small(run, **options)
 
 
 def _shown(result: dict[str, Any]) -> str:

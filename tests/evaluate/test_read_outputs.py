@@ -47,13 +47,13 @@ def runs(texts: Any, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def scored(hypotheses: list[Path], references: list[Path], **changes: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 20, "seed": None} | changes
-    source = told.pop("source", None)
-    return score_files(hypotheses, references, source, **told).to_dict()
+    kwargs: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 20, "seed": None} | changes
+    source = kwargs.pop("source", None)
+    return score_files(hypotheses, references, source, **kwargs).to_dict()
 
 
-def figures(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in one.items() if k != "system"} for one in facts["systems"]]
+def figures(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in one.items() if k != "system"} for one in result["systems"]]
 
 
 def test_runs_tables_and_lines_have_equal_scores(runs: tuple[Path, Path], files: Path) -> None:
@@ -70,9 +70,9 @@ def test_the_command_compares_runs(runs: tuple[Path, Path], files: Path) -> None
     few = ("--ref", str(files / "ref"), "--bootstrap", "20", "--json")
     answer = heed("score", *map(str, runs), *few)
     assert answer.returncode == 0, answer.stderr
-    facts = json.loads(answer.stdout)
-    assert facts["baseline"] == str(runs[0])
-    assert "p_bootstrap" in facts["systems"][1]["paired"]["bleu"]
+    result = json.loads(answer.stdout)
+    assert result["baseline"] == str(runs[0])
+    assert "p_bootstrap" in result["systems"][1]["paired"]["bleu"]
 
 
 @given(rows=st.lists(st.tuples(texts_, texts_, texts_), min_size=1, max_size=6))
@@ -137,17 +137,17 @@ def test_a_pipe_is_read_like_a_file(packed: bool, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- printed tables
 
 
-def shown(facts: dict[str, Any]) -> str:
+def shown(result: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=StringIO())
-    console.print(render_scores(facts))
+    console.print(render_scores(result))
     return console.export_text()
 
 
 def test_without_samples_the_difference_is_shown(files: Path) -> None:
-    facts = scored([files / "better", files / "worse"], [files / "ref"], resamples=0)
-    better, worse = facts["systems"]
+    result = scored([files / "better", files / "worse"], [files / "ref"], resamples=0)
+    better, worse = result["systems"]
     for key in ("bleu", "chrf"):
-        assert f"{worse[key] - better[key]:+.2f}" in shown(facts)
+        assert f"{worse[key] - better[key]:+.2f}" in shown(result)
 
 
 def test_a_p_value_that_is_too_small_is_marked(texts: Any, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_printed_bounds_stay_in_the_range_of_the_metric(texts: Any, tmp_path: Pa
     (tmp_path / "ref").write_text("".join(f"{line}\n" for line in texts.references[:40]))
     nearly = [*texts.references[:39], texts.worse[39]]
     (tmp_path / "hyp").write_text("".join(f"{line}\n" for line in nearly))
-    facts = scored([tmp_path / "hyp"], [tmp_path / "ref"], resamples=100)
-    assert facts["interval"]["bleu"]["high"] > 100
-    assert "100.00]" in shown(facts)
-    assert f"{facts['interval']['bleu']['high']:.2f}]" not in shown(facts)
+    result = scored([tmp_path / "hyp"], [tmp_path / "ref"], resamples=100)
+    assert result["interval"]["bleu"]["high"] > 100
+    assert "100.00]" in shown(result)
+    assert f"{result['interval']['bleu']['high']:.2f}]" not in shown(result)

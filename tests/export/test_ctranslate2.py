@@ -146,11 +146,11 @@ def sources(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def both(
-    model: Translator, served: CTranslate2Engine, texts: list[list[int]], **told: Any
+    model: Translator, served: CTranslate2Engine, texts: list[list[int]], **decode_options: Any
 ) -> list[Any]:
     """What heed finds, and what CTranslate2 does."""
-    nbest = told.pop("nbest", 1)
-    decode = DecodeConfig(**told)
+    nbest = decode_options.pop("nbest", 1)
+    decode = DecodeConfig(**decode_options)
     limits: dict[str, Any] = {"max_ratio": decode.max_ratio, "max_extra": decode.max_extra}
     searches = (Search([model], build_strategy(decode, nbest)), served.search(decode, nbest))
     return [search.translate(texts, **limits) for search in searches]
@@ -208,10 +208,10 @@ def test_whatever_the_settings(
     seed: int,
 ) -> None:
     """Each text has a limit of its own, and what it cut stands behind what ended."""
-    told: dict[str, Any] = {"beam": beam, "nbest": data.draw(st.integers(1, beam))}
-    told |= {"length_penalty": penalty, "early_stop": True}
-    told |= {"max_ratio": ratio, "max_extra": extra, "batch_size": size}
-    assert_same(*both(*talker, sources(10, seed), **told))
+    decode_options: dict[str, Any] = {"beam": beam, "nbest": data.draw(st.integers(1, beam))}
+    decode_options |= {"length_penalty": penalty, "early_stop": True}
+    decode_options |= {"max_ratio": ratio, "max_extra": extra, "batch_size": size}
+    assert_same(*both(*talker, sources(10, seed), **decode_options))
 
 
 def test_who_waits_finds_no_worse(talker: tuple[Translator, CTranslate2Engine]) -> None:
@@ -231,7 +231,7 @@ def engines(place: Path, cache: Path) -> list[Mt]:
 
 
 @pytest.mark.parametrize(
-    ("told", "least"),
+    ("decode_options", "least"),
     [
         ({}, 0.99),
         ({"beam": 4, "early_stop": True}, 0.99),
@@ -241,15 +241,15 @@ def engines(place: Path, cache: Path) -> list[Mt]:
     ],
 )
 def test_the_same_text(
-    engines: list[Mt], sentences: list[str], told: dict[str, Any], least: float
+    engines: list[Mt], sentences: list[str], decode_options: dict[str, Any], least: float
 ) -> None:
-    ours, theirs = (mt.translations(sentences, **told) for mt in engines)
+    ours, theirs = (mt.translations(sentences, **decode_options) for mt in engines)
     pairs = list(zip(ours, theirs, strict=True))
     same = [(mine, other) for mine, other in pairs if mine.text == other.text]
     assert len(same) >= least * len(pairs)
     for mine, other in same:
         assert mine.choices[0].score == pytest.approx(other.choices[0].score, abs=1e-3)
-    assert all(len(other.choices) == told.get("nbest", 1) for other in theirs)
+    assert all(len(other.choices) == decode_options.get("nbest", 1) for other in theirs)
 
 
 def test_one_line_for_each(place: Path, cache: Path, sentences: list[str]) -> None:
@@ -273,14 +273,14 @@ def _rounded(line: str) -> str:
 
 
 def test_alignments_are_the_models_own(engines: list[Mt], sentences: list[str]) -> None:
-    told: dict[str, Any] = {"alignments": True, "beam": 2, "early_stop": True}
-    ours, theirs = (mt.translations(sentences[:10], **told) for mt in engines)
+    decode_options: dict[str, Any] = {"alignments": True, "beam": 2, "early_stop": True}
+    ours, theirs = (mt.translations(sentences[:10], **decode_options) for mt in engines)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.choices[0].links == other.choices[0].links
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("decode_options", "said"),
     [
         ({"sample": True}, r"decode\.sample"),
         ({"coverage_penalty": 0.2, "beam": 2}, r"decode\.coverage_penalty"),
@@ -288,10 +288,10 @@ def test_alignments_are_the_models_own(engines: list[Mt], sentences: list[str]) 
     ],
 )
 def test_what_it_cannot_do_is_a_sentence(
-    engines: list[Mt], told: dict[str, Any], said: str
+    engines: list[Mt], decode_options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        engines[1].translations(["A cat."], **told)
+        engines[1].translations(["A cat."], **decode_options)
 
 
 def test_nor_can_it_be_loaded_as_one_likes(place: Path, cache: Path) -> None:
@@ -364,8 +364,8 @@ def test_the_program_of_the_docs(
 ) -> None:
     export(place / "run", tmp_path / "mine", to="ctranslate2")
     mt = Mt.load(place / "run", device="cpu")
-    told = {"beam": 4, "early_stop": True, "max_extra": 99}
-    text = mt.translate(["The old woman sees the cat."], **told)[0]
+    decode_options = {"beam": 4, "early_stop": True, "max_extra": 99}
+    text = mt.translate(["The old woman sees the cat."], **decode_options)[0]
     assert as_documented(0, tmp_path / "mine") == text
 
 
@@ -391,7 +391,7 @@ def test_a_refused_export_leaves_nothing(
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char", "byte"])
-def test_every_piece_has_a_name_of_its_own(kind: str) -> None:
+def test_every_token_has_a_unique_name(kind: str) -> None:
     """Those of tokens that the tokenizer does not know, too."""
     tokenizer = Tokenizer.train(["a cat <pad> sees\n\ta dog"] * 3, kind=kind)
     model = build("translate", tiny(), vocab=tokenizer.vocab_size + 2)
@@ -401,7 +401,7 @@ def test_every_piece_has_a_name_of_its_own(kind: str) -> None:
     assert tuple(named[: len(SPECIAL_TOKEN_NAMES)]) == SPECIAL_TOKEN_NAMES
 
 
-def test_what_is_not_to_be_written_is_not(tmp_path: Path) -> None:
+def test_suppressed_ids_are_not_generated(tmp_path: Path) -> None:
     """A model that others trained may never have learnt that padding is no text."""
     model = new_translator(lm_head_bias=True)
     assert model.head.bias is not None

@@ -62,7 +62,7 @@ def test_parts_say_what_the_model_does(variant: str) -> None:
 
 @torch.inference_mode()
 def test_prompts_may_be_padded() -> None:
-    """On the left, as whoever writes on from prompts of different lengths needs it."""
+    """On the left, as prompts of different lengths need it."""
     model = new_language_model(position="alibi")
     prompts, news = texts([6, 2]), texts([2, 2], seed=3)
     ids, mask = padded(prompts, left=[0, 4])
@@ -114,8 +114,8 @@ class Session:
 
     def __call__(self, *inputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
         flat = [x for one in inputs for x in ([one] if isinstance(one, Tensor) else one)]
-        told = {name: x.numpy() for name, x in zip(self.names, flat, strict=True)}
-        return [torch.from_numpy(np.asarray(x)) for x in self.core.run(None, told)]
+        feed = {name: x.numpy() for name, x in zip(self.names, flat, strict=True)}
+        return [torch.from_numpy(np.asarray(x)) for x in self.core.run(None, feed)]
 
 
 @pytest.fixture(scope="module")
@@ -142,17 +142,17 @@ def test_the_same_logits(exported: Path, place: Path, runtime: Any) -> None:
 
 def test_the_same_text(exported: Path, place: Path, runtime: Any, sentences: list[str]) -> None:
     """Greedy decoding by onnxruntime and the tokenizers library, and nothing of heed."""
-    facts = json.loads((exported / "config.json").read_text())
+    config = json.loads((exported / "config.json").read_text())
     core = tokenizers.Tokenizer.from_file(str(exported / "tokenizer.json"))
     encoder, decoder = (Session(runtime, exported / f"{x}.onnx") for x in ("encoder", "decoder"))
-    begin, end = facts["ids"]["bos"], facts["ids"]["eos"]
-    shape = (1, facts["kv_heads"], 0, facts["head_width"])
+    begin, end = config["ids"]["bos"], config["ids"]["eos"]
+    shape = (1, config["kv_heads"], 0, config["head_width"])
     written = []
     for line in sentences[:25]:
         ids = core.encode(line, add_special_tokens=False).ids
         source = torch.tensor([[*ids, end]])
         mask = torch.ones_like(source, dtype=torch.bool)
-        cross, past = encoder(source, mask), [torch.zeros(shape)] * 2 * facts["layers"]
+        cross, past = encoder(source, mask), [torch.zeros(shape)] * 2 * config["layers"]
         last, found = begin, []
         for _ in range(2 * len(ids) + 10):
             logits, *past = decoder(torch.tensor([[last]]), mask, cross, past)

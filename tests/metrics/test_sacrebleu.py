@@ -157,16 +157,16 @@ def test_files_that_do_not_fit_are_an_error(
     (files / "short").write_text("one\ntwo\n")
     (files / "empty").write_text("")
     (files / "latin").write_bytes(b"one\ncaf\xe9\n")
-    asked: dict[str, Any] = {"hypotheses": ["better"], "source": None, "metrics": "bleu"}
-    asked |= {"resamples": 0, "seed": None} | changes
+    kwargs: dict[str, Any] = {"hypotheses": ["better"], "source": None, "metrics": "bleu"}
+    kwargs |= {"resamples": 0, "seed": None} | changes
     with pytest.raises(HeedError, match=said):
         score_files(
-            [files / name for name in asked["hypotheses"]],
+            [files / name for name in kwargs["hypotheses"]],
             [files / "ref"],
-            asked["source"] and files / asked["source"],
-            metrics=asked["metrics"],
-            resamples=asked["resamples"],
-            seed=asked["seed"],
+            kwargs["source"] and files / kwargs["source"],
+            metrics=kwargs["metrics"],
+            resamples=kwargs["resamples"],
+            seed=kwargs["seed"],
         )
 
 

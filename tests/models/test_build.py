@@ -149,7 +149,7 @@ def test_a_feed_forward_is_its_formula(activation: str) -> None:
 
 @pytest.mark.parametrize("place", ["pre", "post"])
 @torch.no_grad()
-def test_a_block_normalises_where_it_was_told(place: str) -> None:
+def test_a_block_normalizes_where_configured(place: str) -> None:
     """x + f(norm(x)), with one more norm at the end; or norm(x + f(x)) as the 2017 paper has it."""
     model = new_classifier(norm_place=place, layers=1, position="none")
     assert isinstance(model.stack, Stack)
@@ -206,7 +206,9 @@ def test_a_trace_holds_every_layer() -> None:
     ],
     ids=["task", "vocab", "no-classes", "one-class"],
 )
-def test_a_wrong_order_is_told(task: str, options: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_a_wrong_configuration_is_refused(
+    task: str, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         build(task, tiny(), **options)
     (said,) = caught.value.complaints
@@ -220,7 +222,7 @@ def test_all_refusals_come_at_once() -> None:
     assert len(caught.value.complaints) == 3
 
 
-def test_an_lstm_is_not_asked_about_positions_or_heads() -> None:
+def test_an_lstm_ignores_positions_and_heads() -> None:
     build("generate", tiny(family="lstm", width=15, position="sinusoidal"), vocab=VOCAB)
 
 

@@ -33,11 +33,11 @@ def far(ours: Tensor, theirs: Tensor, mask: Tensor | None = None) -> float:
 def expect(case: Case, model: Any, ours: Any) -> None:
     """Logits, vectors of every layer and attention are theirs."""
     ids, mask = texts(case)
-    told = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+    inputs = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
     with torch.no_grad():
         if case.translates:
             written = texts(case, seed=1)[0]
-            theirs = model(input_ids=ids, decoder_input_ids=written, **told)
+            theirs = model(input_ids=ids, decoder_input_ids=written, **inputs)
             trace = ours.trace(ids, written, mask=mask)
             assert far(ours(ids, written, mask=mask), theirs.logits) <= SAME
             layers(trace.hidden["encoder"], theirs.encoder_hidden_states, mask)
@@ -47,8 +47,8 @@ def expect(case: Case, model: Any, ours: Any) -> None:
             attention(trace.cross, theirs.cross_attentions)
         else:
             if case.family == "gpt2":
-                told["position_ids"] = counted(mask)
-            theirs = model(input_ids=ids, **told)
+                inputs["position_ids"] = counted(mask)
+            theirs = model(input_ids=ids, **inputs)
             trace, found = ours.trace(ids, mask=mask), ours(ids, mask=mask)
             whole = isinstance(ours, Classifier)
             right = theirs.logits if hasattr(theirs, "logits") else theirs.last_hidden_state
@@ -159,13 +159,13 @@ def test_with_a_cache(name: str, folder: Path) -> None:
             here = slice(i, i + 1)
             if case.translates:
                 found = ours(ids if i == 0 else None, written[:, here], mask=mask, cache=cache)
-                told = {"input_ids": ids, "decoder_input_ids": written[:, here]}
-                told["attention_mask"] = mask
+                inputs = {"input_ids": ids, "decoder_input_ids": written[:, here]}
+                inputs["attention_mask"] = mask
             else:
                 found = ours(ids[:, here], mask=mask[:, here], cache=cache)
-                told = {"input_ids": ids[:, here], "attention_mask": mask[:, : i + 1]}
-                told["position_ids"] = counted(mask)[:, here]
-            theirs = model(**told, past_key_values=past, use_cache=True)
+                inputs = {"input_ids": ids[:, here], "attention_mask": mask[:, : i + 1]}
+                inputs["position_ids"] = counted(mask)[:, here]
+            theirs = model(**inputs, past_key_values=past, use_cache=True)
             past, real = theirs.past_key_values, None if case.translates else mask[:, here]
             right = theirs.logits if hasattr(theirs, "logits") else theirs.last_hidden_state
             assert real is not None or far(found, right) <= SAME
@@ -244,7 +244,7 @@ def test_what_is_computed_or_tied_may_be_there_as_well(folder: Path, tmp_path: P
         huggingface.load(path)
 
 
-def test_an_output_map_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_an_untied_output_projection(folder: Path, tmp_path: Path) -> None:
     """T5 1.1 reads by one table and writes by another."""
     model, _ = tiny("t5-gated", folder)
     own = torch.randn(VOCAB, 16)

@@ -83,13 +83,13 @@ def test_no_bit_is_lost_on_the_way_through(name: str, tmp_path: Path) -> None:
     whole = again.state_dict()
     assert all(torch.equal(weight, whole[key]) for key, weight in model.state_dict().items())
     ids, mask = texts(case)
-    told = {"decoder_input_ids": ids} if case.translates else {}
+    inputs = {"decoder_input_ids": ids} if case.translates else {}
     with torch.no_grad():
-        one, other = (m(input_ids=ids, attention_mask=mask, **told)[0] for m in (model, again))
+        one, other = (m(input_ids=ids, attention_mask=mask, **inputs)[0] for m in (model, again))
     assert torch.equal(one, other)
 
 
-def test_what_generate_was_told_is_kept(tmp_path: Path) -> None:
+def test_the_generation_config_is_kept(tmp_path: Path) -> None:
     model = make(CASES["marian"])
     model.generation_config.num_beams = 4
     model.generation_config.bad_words_ids = [[1]]
@@ -183,8 +183,8 @@ def test_generate_writes_what_our_search_writes(tmp_path: Path) -> None:
     huggingface.save(model, TOKENIZER, tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     read = tokenizer(LINES, return_tensors="pt", padding=True)
-    told = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
-    theirs = back(tmp_path).generate(**told, num_beams=1, do_sample=False, max_new_tokens=13)
+    inputs = {"input_ids": read["input_ids"], "attention_mask": read["attention_mask"]}
+    theirs = back(tmp_path).generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=13)
     sources = TOKENIZER.encode_batch(LINES)
     found = Search([model], Greedy()).translate(sources, max_ratio=1e-9, max_extra=12)
     for row, (one,) in zip(theirs, found, strict=True):

@@ -72,8 +72,8 @@ def test_what_enters_the_first_block() -> None:
     norm = (state["stack.embedding_norm.weight"], state["stack.embedding_norm.bias"])
     expected = F.layer_norm(x, (16,), *norm, eps=1e-5)
     assert apart(first_vectors(model, ids, types=types), expected) <= 1e-6
-    untold, zeros = (first_vectors(model, ids, types=t) for t in (None, torch.zeros_like(ids)))
-    assert torch.equal(untold, zeros)
+    default, zeros = (first_vectors(model, ids, types=t) for t in (None, torch.zeros_like(ids)))
+    assert torch.equal(default, zeros)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -143,15 +143,15 @@ def test_a_cache_changes_nothing(shape: str) -> None:
     model, (source, target) = new_translator(**SHAPES[shape]), texts([6, 7])
     whole, cache = model(source[None], target[None]), Cache()
     for i in range(7):
-        told = source[None] if i == 0 else None
-        step = model(told, target[None, i : i + 1], cache=cache)
+        source_or_none = source[None] if i == 0 else None
+        step = model(source_or_none, target[None, i : i + 1], cache=cache)
         assert apart(step[:, 0], whole[:, i]) <= 1e-5
 
 
 @each_shape
 @torch.no_grad()
 def test_the_search_reads_as_the_model_does(shape: str) -> None:
-    """Greedy, by the board of cells, and by the whole text again at every step."""
+    """Greedy, with a decode state, and by the whole text again at every step."""
     model = new_translator(**SHAPES[shape])
     source = texts([5])[0].tolist()
     ((found,),) = Search([model], Greedy()).translate([source], max_ratio=1e-9, max_extra=8)

@@ -141,9 +141,9 @@ def test_fused_reads_masks_and_positions_as_plain_does(
     real = torch.rand(b, m, generator=torch.Generator().manual_seed(seed)) < 0.7
     mask = Mask(n, m, call.q.device, causal=causal, real_bm=real if hides else None)
     places = torch.arange(m)[None]
-    told = places[:, m - n :] if causal else torch.arange(n)[None], places
-    q, k = position.rotate(call.q, call.k, *told)
-    bias = PositionBias(position, *told, q_bhnd=q, scale=0.5)
+    positions = places[:, m - n :] if causal else torch.arange(n)[None], places
+    q, k = position.rotate(call.q, call.k, *positions)
+    bias = PositionBias(position, *positions, q_bhnd=q, scale=0.5)
     fast = dispatch.attention(q, k, call.v, mask=mask, bias=bias, scale=0.5)
     plain, weights = attend(q, k, call.v, mask=mask.dense(), bias=bias.dense(), scale=0.5)
     assert apart(fast, plain) <= TOLERANCE[dtype]
@@ -272,7 +272,7 @@ def _repeated(grouped: MultiHeadAttention) -> dict[str, Tensor]:
     return {f"qkv.{key}": spread(value.detach()) for key, value in grouped.qkv.named_parameters()}
 
 
-def test_weights_come_only_when_asked_for() -> None:
+def test_weights_are_returned_only_on_request() -> None:
     layer = MultiHeadAttention(8, 2)
     perturb(layer)
     x = torch.randn(1, 3, 8)

@@ -35,17 +35,17 @@ cuts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 
 def chunks(ids: Tensor, mask: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """The ids in pieces, each with its piece of the mask; a piece that is all real has none."""
-    pieces = zip(ids.split(sizes, dim=1), mask.split(sizes, dim=1), strict=True)
-    return [(piece, None if real.all() else real) for piece, real in pieces]
+    """The ids in chunks, each with its mask; a chunk without padding has none."""
+    chunked = zip(ids.split(sizes, dim=1), mask.split(sizes, dim=1), strict=True)
+    return [(chunk, None if real.all() else real) for chunk, real in chunked]
 
 
 @torch.no_grad()
 def read_on(model: LanguageModel, ids: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
     """A language model's logits, by way of a cache."""
     cache = Cache()
-    pieces = chunks(ids, mask, sizes)
-    return torch.cat([model(piece, mask=real, cache=cache) for piece, real in pieces], dim=1)
+    chunked = chunks(ids, mask, sizes)
+    return torch.cat([model(chunk, mask=real, cache=cache) for chunk, real in chunked], dim=1)
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def write_on(
     cache = Cache()
     first: Tensor | None = source
     out = []
-    for piece, told in chunks(ids, mask, sizes):
-        out.append(model(first, piece, mask=real, target_mask=told, cache=cache))
+    for chunk, chunk_mask in chunks(ids, mask, sizes):
+        out.append(model(first, chunk, mask=real, target_mask=chunk_mask, cache=cache))
         first = None
     return torch.cat(out, dim=1)
 
@@ -82,7 +82,9 @@ def test_a_language_model_reads_on(variant: str, sizes: list[int], dtype: torch.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", CHUNKS)
 @pytest.mark.parametrize("variant", STEADY)
-def test_a_translator_writes_on(variant: str, sizes: list[int], dtype: torch.dtype) -> None:
+def test_a_translator_continues_from_a_cache(
+    variant: str, sizes: list[int], dtype: torch.dtype
+) -> None:
     model = translator(variant, dtype)
     source, real = padded(texts([4, 6, 1], seed=7), left=[1, 0, 2], right=1)
     ids, mask = padded(texts([9, 2, 5]), left=[0, 7, 4])
@@ -96,7 +98,7 @@ def test_a_translator_writes_on(variant: str, sizes: list[int], dtype: torch.dty
 @pytest.mark.parametrize("variant", FEW)
 @settings(max_examples=6)
 @given(sizes=cuts, holes=st.booleans(), seed=st.integers(0, 1000))
-def test_tokens_may_arrive_in_any_pieces(
+def test_tokens_may_arrive_in_any_chunks(
     variant: str, sizes: list[int], holes: bool, seed: int
 ) -> None:
     """Padding may even stand between tokens, as where some rows of a batch end before others."""
@@ -161,17 +163,17 @@ def test_selected_translations_keep_their_source(variant: str, dtype: torch.dtyp
 def test_one_layer_keeps_what_it_was_given() -> None:
     cache, rows = LayerCache(), torch.tensor([1, 0, 1])
     assert not cache.filled
-    pieces = [torch.randn(2, 3, size, 4) for size in (5, 60, 1, 130)]
-    for i, piece in enumerate(pieces):
-        keys, values = cache.append(piece, -piece)
-        assert torch.equal(keys, torch.cat(pieces[: i + 1], dim=2))
+    chunked = [torch.randn(2, 3, size, 4) for size in (5, 60, 1, 130)]
+    for i, chunk in enumerate(chunked):
+        keys, values = cache.append(chunk, -chunk)
+        assert torch.equal(keys, torch.cat(chunked[: i + 1], dim=2))
         assert torch.equal(values, -keys)
     assert cache.filled
     cache.select(rows)
-    assert torch.equal(cache.read()[0], torch.cat(pieces, dim=2)[rows])
+    assert torch.equal(cache.read()[0], torch.cat(chunked, dim=2)[rows])
 
 
-def test_a_fixed_layer_writes_where_it_is_told() -> None:
+def test_a_fixed_layer_writes_to_the_given_cells() -> None:
     """In place, into cells that a tensor names, and hands back all there are."""
     keys, values = torch.zeros(2, 3, 6, 4), torch.zeros(2, 3, 6, 4)
     cells = torch.tensor([1, 4])
@@ -220,24 +222,24 @@ SEGMENTED = [name for name in FEW if not name.startswith("lstm")]
 @pytest.mark.parametrize("variant", SEGMENTED)
 @pytest.mark.parametrize("sizes", CHUNKS)
 @torch.no_grad()
-def test_packed_texts_may_arrive_in_pieces(variant: str, sizes: list[int]) -> None:
-    """Segments that end, begin or go on in a later piece are those of the whole."""
+def test_packed_texts_may_arrive_in_chunks(variant: str, sizes: list[int]) -> None:
+    """Segments that end, begin or continue in a later chunk are those of the whole."""
     model = language_model(variant)
     ids = torch.stack(texts([9, 9]))
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [3, 3, 4, 4, 4, 4, 4, 4, 4]])
     cache = Cache()
-    pieces = zip(ids.split(sizes, dim=1), segments.split(sizes, dim=1), strict=True)
+    chunked = zip(ids.split(sizes, dim=1), segments.split(sizes, dim=1), strict=True)
     parts = []
-    for piece, part in pieces:
-        tokens = Tokens.of(piece, segments=part, before=cache.tokens)
-        parts.append(model(piece, tokens, cache=cache))
+    for chunk, part in chunked:
+        tokens = Tokens.of(chunk, segments=part, before=cache.tokens)
+        parts.append(model(chunk, tokens, cache=cache))
     expected = model(ids, Tokens.of(ids, segments=segments))
     assert apart(torch.cat(parts, dim=1), expected) <= 1e-5
 
 
 @pytest.mark.parametrize("variant", SEGMENTED)
 @torch.no_grad()
-def test_what_is_not_told_goes_on_as_it_was(variant: str) -> None:
+def test_defaults_continue_from_the_cache(variant: str) -> None:
     """After a prompt with segments, or with positions, new tokens are the next of the last text."""
     model = language_model(variant)
     ids = torch.stack(texts([8, 8]))

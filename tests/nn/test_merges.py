@@ -142,8 +142,8 @@ def test_a_merge_for_training_only_is_concat_otherwise(merge: str) -> None:
 
 
 @pytest.mark.parametrize("merge", [merge for merge in MERGES if merge != "concat"])
-def test_a_model_merges_as_it_was_told(merge: str) -> None:
-    """The same weights answer otherwise under another merge, and in training only where so told."""
+def test_a_model_uses_its_configured_merge(merge: str) -> None:
+    """The same weights answer otherwise under another merge, in training only if configured."""
     ids = torch.stack(texts([7, 7]))
     plain = new_language_model()
     always = new_language_model(merge=merge)
@@ -189,7 +189,7 @@ def test_reweight_over_a_batch_leaks_the_neighbours(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("over", ["sequence", "batch"])
 @pytest.mark.parametrize("task", ["generate", "translate"])
-def test_a_causal_model_refuses_a_leak_unless_told(task: str, over: str) -> None:
+def test_a_causal_model_refuses_a_leak_unless_leaky(task: str, over: str) -> None:
     changes: dict[str, Any] = {"merge": "reweight", "reweight_over": over}
     with pytest.raises(ConfigError, match="leaky = true") as caught:
         build(task, tiny(**changes), vocab=VOCAB)

@@ -237,7 +237,7 @@ def test_a_classifier_reads_them_and_traces_alike(family: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["word_ngrams", "ngram_log_count_ratio"])
-def test_without_runs_nothing_about_them_is_told(key: str) -> None:
+def test_without_ngrams_their_keys_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*ngrams"):
         tiny(**{key: 1})
     assert not dict(new_classifier(ngrams=3, ngram_buckets=101).named_buffers()).keys() & {

@@ -201,7 +201,7 @@ def test_rope_agrees_with_llama(base: float) -> None:
     assert all(torch.allclose(a, b, atol=2e-4) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_rope_turns_and_does_not_stretch() -> None:
+def test_rope_rotates_and_keeps_lengths() -> None:
     q = torch.randn(2, 4, 9, 8)
     turned, _ = Rope(tiny(head_width=8)).rotate(q, q, line(9), line(9))
     assert torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), rtol=1e-5)
@@ -271,9 +271,12 @@ def test_a_bias_for_long_texts_is_the_same_bias(
     perturb(position)
     generator = torch.Generator().manual_seed(seed)
     rows = 1 if shared else b
-    told = [torch.randint(50, (rows, size), generator=generator) for size in (n, m)]
+    positions = [torch.randint(50, (rows, size), generator=generator) for size in (n, m)]
     q = torch.randn(b, 4, n, 4, generator=generator)
-    dense, one_cell = position.bias(q, *told), form_of(position).score_mod(position, q, *told)
+    dense, one_cell = (
+        position.bias(q, *positions),
+        form_of(position).score_mod(position, q, *positions),
+    )
     assert dense is not None or one_cell is None
     if dense is None or one_cell is None:
         return

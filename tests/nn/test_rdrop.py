@@ -82,11 +82,11 @@ def test_passes_that_agree_have_the_plain_loss(
 ) -> None:
     x, weight, bias, targets = inputs(*sizes, seed=seed)
     one = x[:, 0].detach().requires_grad_()
-    told: dict[str, Any] = {"bias_v": bias, "label_smoothing": smoothing}
+    kwargs: dict[str, Any] = {"bias_v": bias, "label_smoothing": smoothing}
     total, right = linear_cross_entropy(
-        repeat_rows(one), weight, repeat_rows(targets), rdrop=alpha, **told
+        repeat_rows(one), weight, repeat_rows(targets), rdrop=alpha, **kwargs
     )
-    expected, once = linear_cross_entropy(one, weight, targets, **told)
+    expected, once = linear_cross_entropy(one, weight, targets, **kwargs)
     torch.testing.assert_close(total, expected)
     assert right == 2 * once
     found, exact = (torch.autograd.grad(loss, (one, weight, bias)) for loss in (total, expected))
@@ -94,7 +94,7 @@ def test_passes_that_agree_have_the_plain_loss(
 
 
 @given(SIZES, ALPHAS, st.integers(0, 99))
-def test_the_gradient_told_is_the_one_derived(
+def test_the_returned_gradient_is_autograd_s(
     sizes: tuple[int, int, int], alpha: float, seed: int
 ) -> None:
     x, weight, bias, _ = inputs(*sizes, seed=seed)

@@ -45,9 +45,9 @@ def test_word_attention_sums_token_attention(model: Translator, tokenizer: Token
         np.array(tokenizer.word_indices(target)),
     )
     for layer, weights in enumerate(trace.cross):
-        for head, pieces in enumerate(weights[0].numpy()):
+        for head, by_token in enumerate(weights[0].numpy()):
             for row in range(len(target.split())):
-                mean = pieces[: len(t)][of_target == row].mean(axis=0)[: len(s)]
+                mean = by_token[: len(t)][of_target == row].mean(axis=0)[: len(s)]
                 wanted = [mean[of_source == c].sum() for c in range(len(source.split()))]
                 assert np.allclose(found.weights_lhnm[layer, head, row], wanted)
 

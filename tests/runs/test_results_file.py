@@ -201,12 +201,12 @@ def test_unreadable_results_are_an_error(text: Path, content: str) -> None:
 
 def test_a_resumed_run_is_evaluated_on_test_once(text: Path) -> None:
     """`train.evaluate_test` also holds after `heed resume`."""
-    asked: dict[str, Any] = {
+    tables: dict[str, Any] = {
         "data": {"test": sides(text, "test")},
         "train": {"steps": 4, "evaluate_test": True, "evaluate_every": 2},
     }
     with dies_at(3):
-        train_small(text, "translate", "run-stopped", **asked)
+        train_small(text, "translate", "run-stopped", **tables)
     run = text / "run-stopped"
     assert not (run / "evaluation.json").exists()
     with pytest.warns(UserWarning, match="not finished; these are its best weights so far"):

@@ -93,8 +93,8 @@ def test_without_bleu_there_is_no_bleu_column(tmp_path: Path) -> None:
 def test_at_eighty_columns_nothing_is_cut(name: str, step: int) -> None:
     model = "transformer 12x1024 sinusoidal"
     dev = {"loss": 2.125, "accuracy": 1.0, "bleu": 31.5}
-    facts = {"run": name, "task": "translate", "model": model, "step": step, "dev": dev}
-    text = shown([facts | {"finished": False, "broken": None}], 80)
+    line = {"run": name, "task": "translate", "model": model, "step": step, "dev": dev}
+    text = shown([line | {"finished": False, "broken": None}], 80)
     rows = text.splitlines()[3:]
     width = text.splitlines()[1].index("task")
     assert "".join(row[:width].strip() for row in rows) == name
@@ -176,7 +176,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = "\n".join("a b c d e f g h"[n % 7 :] for n in range(40))
     for side in ("en", "fr"):
         (folder / f"a.{side}").write_text(text)
-    told = {
+    tables = {
         "task": "translate",
         "data": {"train": [str(folder / "a.en"), str(folder / "a.fr")]},
         "tokenizer": {"kind": "word"},
@@ -185,7 +185,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
-        train_run.start(Recipe.of(told), folder / "run", device="cpu", console=Console(quiet=True))
+        train_run.start(
+            Recipe.of(tables), folder / "run", device="cpu", console=Console(quiet=True)
+        )
     return folder / "run"
 
 
@@ -194,12 +196,12 @@ def test_truncated_weights_are_an_error(run: Path, share: float) -> None:
     whole = Run(run).weights_path.read_bytes()
     try:
         Run(run).weights_path.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(RunError, match="not a complete safetensors file") as told:
+        with pytest.raises(RunError, match="not a complete safetensors file") as error:
             load_run(run, device="cpu")
     finally:
         Run(run).weights_path.write_bytes(whole)
-    assert told.value.where == str(Run(run).weights_path)
-    assert told.value.todo
+    assert error.value.where == str(Run(run).weights_path)
+    assert error.value.todo
 
 
 @pytest.mark.parametrize("change", ["width = 32", "layers = 2", "tie_embeddings = false"])

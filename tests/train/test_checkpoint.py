@@ -36,10 +36,10 @@ def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep
             path = checkpoint.save(folder, step, {"a": torch.ones(2)}, {})
             if not whole:
                 (path / "tensors.safetensors").write_bytes(b"")
-        _, facts = checkpoint.load_newest(folder, ignored)
+        _, progress = checkpoint.load_newest(folder, ignored)
         assert checkpoint.has_checkpoints(folder)
         last = max((step for step, whole in steps.items() if whole), default=0)
-        assert facts.get("step", 0) == last
+        assert progress.get("step", 0) == last
         checkpoint.set_damaged_aside(folder, after=last)
         checkpoint.save(folder, last + further, {"a": torch.ones(2)}, {})
         checkpoint.prune(folder, keep, average=1)

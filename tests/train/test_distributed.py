@@ -1,6 +1,6 @@
 """Two ranks train as one: real processes under torchrun, on gloo.
 
-Most cases share one launch: `torchrun THIS_FILE ORDERS` starts and resumes the runs it is told.
+Most cases share one launch: `torchrun THIS_FILE ORDERS` starts and resumes the listed runs.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def obey(path: Path) -> None:
             stops_at(BREAK)
         try:
             if "recipe" in order:
-                told = Recipe.read(Path(order["recipe"]))
-                train_run.start(told, folder, device="cpu", console=QUIET)
+                recipe = Recipe.read(Path(order["recipe"]))
+                train_run.start(recipe, folder, device="cpu", console=QUIET)
             else:
                 train_run.resume(folder, device="cpu", console=QUIET)
         except (StoppedError, SystemExit):
@@ -133,19 +133,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
         patch.setattr(train_run, "draw_curves", no_curves)
         orders = []
-        for name, told in recipes(folder).items():
-            (folder / f"{name}.toml").write_text(told.toml())
+        for name, base_recipe in recipes(folder).items():
+            (folder / f"{name}.toml").write_text(base_recipe.toml())
             for how in ("ddp", "fsdp"):
                 shared = Recipe.of(
-                    told.tables() | {"train": told.tables()["train"] | {"parallel": how}}
+                    base_recipe.tables()
+                    | {"train": base_recipe.tables()["train"] | {"parallel": how}}
                 )
                 (folder / f"{name}-{how}.toml").write_text(shared.toml())
             if name not in ("random", "long"):
-                train_run.start(told, folder / f"{name}-one", device="cpu", console=QUIET)
+                train_run.start(base_recipe, folder / f"{name}-one", device="cpu", console=QUIET)
 
         def order(run: str, recipe: str | None = None, *, broken: bool = False) -> None:
-            told = {"recipe": str(folder / f"{recipe}.toml")} if recipe else {}
-            orders.append({"run": str(folder / run), "broken": broken, **told})
+            recipe_file = {"recipe": str(folder / f"{recipe}.toml")} if recipe else {}
+            orders.append({"run": str(folder / run), "broken": broken, **recipe_file})
 
         for name in TOGETHER:
             order(name, name)
@@ -180,9 +181,9 @@ def begun_on_one(folder: Path, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loader, "iterate", Loader.iterate)  # put back what `stops_at` takes away
         stops_at(BREAK)
-        told = Recipe.read(folder / f"{name}.toml")
+        recipe = Recipe.read(folder / f"{name}.toml")
         with pytest.raises(StoppedError):
-            train_run.start(told, folder / f"{name}-one-two", device="cpu", console=QUIET)
+            train_run.start(recipe, folder / f"{name}-one-two", device="cpu", console=QUIET)
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
@@ -262,7 +263,7 @@ def test_ranks_draw_differently(runs: Path) -> None:
     assert not torch.equal(saved["random.cpu"], saved["random.cpu.1"])
 
 
-def test_a_checkpoint_is_the_same_whoever_wrote_it(runs: Path) -> None:
+def test_a_checkpoint_is_the_same_from_any_number_of_ranks(runs: Path) -> None:
     """Names, shapes and kinds of every tensor, but for the generators of further ranks."""
     names = ["plain-one", "plain-ddp", "plain-fsdp"]
     paths = [
@@ -337,8 +338,8 @@ def test_shares_are_the_batch(texts: int, size: int, length: int, packed: bool) 
     assert len({tuple(s.ids.shape) for s in shares}) == 1
     assert {s.count for s in shares} == {whole.count}
     assert sorted(row for s in shares for row in s.rows) == list(whole.rows)
-    asked = torch.cat([s.targets[s.targets != IGNORE_INDEX] for s in shares])
-    assert asked.sort().values.tolist() == (ids + 1).flatten().tolist()
+    targets = torch.cat([s.targets[s.targets != IGNORE_INDEX] for s in shares])
+    assert targets.sort().values.tolist() == (ids + 1).flatten().tolist()
     for part in shares:
         assert part.positions.shape[0] == (len(part.ids) if packed else 1)
         assert not part.mask[len(part.rows) :].any()
@@ -352,10 +353,10 @@ def test_shares_are_the_batch(texts: int, size: int, length: int, packed: bool) 
     ],
 )
 def test_what_ranks_cannot_share_is_refused(settings: dict[str, Any], said: str) -> None:
-    told = Recipe.of({"train": settings})
-    train_run.refuse_rank_conflicts(told, World(), resumed=False)
+    recipe = Recipe.of({"train": settings})
+    train_run.refuse_rank_conflicts(recipe, World(), resumed=False)
     with pytest.raises(ConfigError, match=said):
-        train_run.refuse_rank_conflicts(told, World(0, 2), resumed=False)
+        train_run.refuse_rank_conflicts(recipe, World(0, 2), resumed=False)
 
 
 if __name__ == "__main__":

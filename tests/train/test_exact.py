@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(corpus: Path, **train: Any) -> Recipe:
+def make_recipe(corpus: Path, **train: Any) -> Recipe:
     settings = {"steps": 9, "batch_size": 16, "warmup": 2, "log_every": 2} | train
     return Recipe.of(
         {
@@ -61,7 +61,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_same_recipe_gives_the_same_bits(corpus: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        train_run.start(recipe(corpus), tmp_path / name, device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / name, device="cpu", console=QUIET)
     assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
 
 
@@ -69,33 +69,33 @@ def test_the_same_recipe_gives_the_same_bits(corpus: Path, tmp_path: Path) -> No
 def test_resumed_equals_unbroken_for_every_optimizer(
     corpus: Path, tmp_path: Path, name: str
 ) -> None:
-    told = recipe(corpus, optimizer=name, lr=1e-3, ema=0.9, accumulate=2)
-    train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    recipe = make_recipe(corpus, optimizer=name, lr=1e-3, ema=0.9, accumulate=2)
+    train_run.start(recipe, tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(5):
-        train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe, tmp_path / "broken", device="cpu", console=QUIET)
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 @pytest.mark.parametrize("step", range(9))
 def test_resumed_equals_unbroken_from_every_step(corpus: Path, tmp_path: Path, step: int) -> None:
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(step):
-        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_path: Path) -> None:
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
-        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     newest = sorted((tmp_path / "broken" / "checkpoints").glob("step-*"))[-1]
     weights = newest / "tensors.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0\0")
     said: list[str] = []
-    _, facts = checkpoint.load_newest(newest.parent, said.append)
-    assert facts["step"] == 3
+    _, progress = checkpoint.load_newest(newest.parent, said.append)
+    assert progress["step"] == 3
     assert newest.name in said[0]
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
@@ -105,11 +105,11 @@ def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between writing a checkpoint and removing the one before; then stopped on the way."""
-    told = recipe(corpus, keep_checkpoints=1)
-    train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    recipe = make_recipe(corpus, keep_checkpoints=1)
+    train_run.start(recipe, tmp_path / "whole", device="cpu", console=QUIET)
     with monkeypatch.context() as patch, dies_at(8):
         patch.setattr(checkpoint, "prune", lambda *_, **__: None)
-        train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe, tmp_path / "broken", device="cpu", console=QUIET)
     run = Run(tmp_path / "broken")
     (run.checkpoints / "step-000000006" / "tensors.safetensors").write_bytes(b"")
     with asked_at(4, signal.SIGINT), pytest.raises(StoppedError):
@@ -122,9 +122,9 @@ def test_a_damaged_checkpoint_does_not_outlive_whole_ones(
 def test_without_a_whole_checkpoint_a_run_does_not_begin_anew_unasked(
     corpus: Path, tmp_path: Path
 ) -> None:
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
-        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     run = Run(tmp_path / "broken")
     for tensors in run.checkpoints.rglob("tensors.safetensors"):
         tensors.write_bytes(b"")
@@ -143,8 +143,8 @@ def test_a_run_that_stopped_early_makes_no_update_more(
 ) -> None:
     """Killed when its last checkpoint was written, and its chosen weights were not."""
     every = {"evaluate_every": 1, "checkpoint_every": 1, "log_every": 1}
-    told = recipe(corpus, steps=60, lr=1.0, patience=2, **every)
-    whole = train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    recipe = make_recipe(corpus, steps=60, lr=1.0, patience=2, **every)
+    whole = train_run.start(recipe, tmp_path / "whole", device="cpu", console=QUIET)
     assert whole.metrics()[-1]["step"] < 60
 
     def dies(self: Recorder, view: object) -> None:
@@ -153,7 +153,7 @@ def test_a_run_that_stopped_early_makes_no_update_more(
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "choose_weights", dies)
         with pytest.raises(Killed):
-            train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+            train_run.start(recipe, tmp_path / "broken", device="cpu", console=QUIET)
     broken = train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(whole) == outcome(broken)
 
@@ -175,10 +175,10 @@ def test_the_best_weights_are_of_an_evaluation_that_the_metrics_know(
     """The best came after the last checkpoint, and when the run goes on it does not come again."""
     scoring(monkeypatch, 1.0)
     with dies_at(5):
-        train_run.start(recipe(corpus), tmp_path / "fourth", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "fourth", device="cpu", console=QUIET)
     scoring(monkeypatch, 1.0, 0.5)
     with dies_at(8):
-        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     scoring(monkeypatch, 2.0, 3.0)
     run = train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     best = chosen_evaluation(run.metrics(), "dev/loss")
@@ -195,12 +195,12 @@ def test_so_are_the_last_weights(
     """Evaluated at 4 and 5, and killed, a run goes on from 3, and stops at 4: it keeps the mean of
     3 and 4, as one that never came further."""
     every = {"evaluate_every": 1, "checkpoint_every": 3, "log_every": 9}
-    told = recipe(corpus, average_checkpoints=2, patience=1, **every)
+    recipe = make_recipe(corpus, average_checkpoints=2, patience=1, **every)
     scoring(monkeypatch, 0.9, 0.8, 0.7, 5.0, 0.0)
-    whole = train_run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    whole = train_run.start(recipe, tmp_path / "whole", device="cpu", console=QUIET)
     scoring(monkeypatch, 0.9, 0.8, 0.7, 0.6, 0.5)
     with dies_at(5):
-        train_run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(recipe, tmp_path / "broken", device="cpu", console=QUIET)
     scoring(monkeypatch, 5.0, 0.0)
     broken = train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert broken.metrics()[-1]["kept"]
@@ -212,9 +212,9 @@ def test_metrics_that_a_power_cut_shortened_do_not_stop_a_run(
     corpus: Path, tmp_path: Path, left: int
 ) -> None:
     """What was measured is lost, not the run."""
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
-        train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     metrics = Run(tmp_path / "broken").metrics_path
     metrics.write_bytes(metrics.read_bytes()[:left])
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
@@ -228,10 +228,10 @@ def test_a_run_goes_on_from_whatever_folder_one_stands_in(
 ) -> None:
     monkeypatch.chdir(corpus)
     with dies_at(5):
-        train_run.start(recipe(Path()), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(make_recipe(Path()), tmp_path / "run", device="cpu", console=QUIET)
     monkeypatch.chdir(tmp_path)
     train_run.resume(Path("run"), device="cpu", console=QUIET)
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")
 
 
@@ -239,7 +239,7 @@ def test_a_run_does_not_go_on_over_other_text(corpus: Path, tmp_path: Path) -> N
     own = tmp_path / "own"
     shutil.copytree(corpus, own)
     with dies_at(5):
-        train_run.start(recipe(own), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(make_recipe(own), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome_so_far(tmp_path / "run")
     whole = (own / "a.en").read_text(encoding="utf-8")
     (own / "a.en").write_text(whole.replace("a", "b"), encoding="utf-8")
@@ -258,7 +258,7 @@ def outcome_so_far(folder: Path) -> dict[str, bytes]:
 def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     real = checkpoint.checksum
 
     def dies(path: Path) -> str:
@@ -269,13 +269,13 @@ def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "checksum", dies)
         with pytest.raises(Killed):
-            train_run.start(recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
+            train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
 
 
 def test_a_finished_run_says_so_and_stays_as_it_is(corpus: Path, tmp_path: Path) -> None:
-    train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome(tmp_path / "run")
     console = Console(record=True, quiet=False, file=(tmp_path / "out").open("w"))
     train_run.resume(tmp_path / "run", device="cpu", console=console)
@@ -285,15 +285,15 @@ def test_a_finished_run_says_so_and_stays_as_it_is(corpus: Path, tmp_path: Path)
 
 
 def test_a_folder_with_a_run_in_it_is_refused(corpus: Path, tmp_path: Path) -> None:
-    train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome(tmp_path / "run")
     with pytest.raises(RunError, match="a run here already"):
-        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     assert outcome(tmp_path / "run") == before
 
 
 def test_a_second_process_is_refused(corpus: Path, tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", recipe(corpus))
+    run = Run.create(tmp_path / "run", make_recipe(corpus))
     with run.locked(), pytest.raises(RunError, match="another process"):
         train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
 
@@ -315,8 +315,8 @@ def finished(process: subprocess.Popen[str]) -> int:
 
 def test_killed_for_real_at_random_moments(corpus: Path, tmp_path: Path) -> None:
     """`kill -9` on the real command, then `heed resume`, again and again to the end."""
-    told = recipe(corpus, steps=60, checkpoint_every=2, evaluate_every=10)
-    (tmp_path / "recipe.toml").write_text(told.toml())
+    recipe = make_recipe(corpus, steps=60, checkpoint_every=2, evaluate_every=10)
+    (tmp_path / "recipe.toml").write_text(recipe.toml())
     whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
     train = ("train", str(tmp_path / "recipe.toml"), "--device", "cpu", "--run")
     assert finished(command(*train, whole)) == 0
@@ -345,8 +345,8 @@ def test_killed_for_real_at_random_moments(corpus: Path, tmp_path: Path) -> None
 def test_a_signal_saves_and_is_the_exit_code(
     corpus: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    told = recipe(corpus, steps=100_000, checkpoint_every=100_000, evaluate_every=100_000)
-    (tmp_path / "recipe.toml").write_text(told.toml())
+    recipe = make_recipe(corpus, steps=100_000, checkpoint_every=100_000, evaluate_every=100_000)
+    (tmp_path / "recipe.toml").write_text(recipe.toml())
     process = command(
         "train", str(tmp_path / "recipe.toml"), "--device", "cpu", "--run", str(tmp_path / "run")
     )
@@ -358,32 +358,32 @@ def test_a_signal_saves_and_is_the_exit_code(
     assert process.returncode == code, out
     assert "nothing is lost" in out
     assert f"heed resume {tmp_path / 'run'}" in out
-    _, facts = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
-    assert facts["step"] > 0
+    _, progress = checkpoint.load_newest(tmp_path / "run" / "checkpoints", print)
+    assert progress["step"] > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_was_asked_to_stop_goes_on_to_the_same_bits(
+def test_an_interrupted_run_continues_to_the_same_bits(
     corpus: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     before = signal.getsignal(number)
-    train_run.start(recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with asked_at(4, number), pytest.raises(StoppedError):
-        train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+        train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     assert signal.getsignal(number) is before
     train_run.resume(tmp_path / "run", device="cpu", console=QUIET)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def test_the_environment_says_what_the_bits_hang_on(corpus: Path, tmp_path: Path) -> None:
-    train_run.start(recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
-    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+def test_the_environment_lists_what_the_bits_depend_on(corpus: Path, tmp_path: Path) -> None:
+    train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     for key in ("format", "python", "platform", "packages", "cpu_threads", "data", "device"):
-        assert facts[key], key
+        assert environment[key], key
 
 
 def test_a_run_can_be_moved(corpus: Path, tmp_path: Path) -> None:
-    train_run.start(recipe(corpus), tmp_path / "here", device="cpu", console=QUIET)
+    train_run.start(make_recipe(corpus), tmp_path / "here", device="cpu", console=QUIET)
     shutil.move(tmp_path / "here", tmp_path / "there")
     model, tokenizer, _ = load_run(tmp_path / "there", device="cpu")
     assert tokenizer.encode("a b")

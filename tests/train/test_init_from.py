@@ -85,7 +85,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def told(text: Path, task: str, **tables: Any) -> Recipe:
+def make_recipe(text: Path, task: str, **tables: Any) -> Recipe:
     names = {"classify": ["a.tsv"], "generate": ["a.txt"], "translate": ["a.txt", "a.back"]}[task]
     train = {"steps": 6, "batch_size": 16, "warmup": 2, "evaluate_every": 3, "lr": 1e-2}
     train |= {"checkpoint_every": 2, "log_every": 2} | tables.pop("train", {})
@@ -118,10 +118,10 @@ ORIGINS: dict[str, dict[str, Any]] = {
 def origins(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of every kind, by name."""
     folder = tmp_path_factory.mktemp("origins")
-    for name, asked in ORIGINS.items():
-        model = MODEL | asked.get("model", {})
-        tables = {"model": model, "tokenizer": {"kind": "word"}, "train": asked.get("train", {})}
-        trained(told(text, asked["task"], **tables), folder / name)
+    for name, settings in ORIGINS.items():
+        model = MODEL | settings.get("model", {})
+        tables = {"model": model, "tokenizer": {"kind": "word"}, "train": settings.get("train", {})}
+        trained(make_recipe(text, settings["task"], **tables), folder / name)
     return folder
 
 
@@ -171,7 +171,7 @@ def test_the_body_is_taken_and_the_head_of_another_task_is_new(
     text: Path, origins: Path, tmp_path: Path, name: str, task: str
 ) -> None:
     before = load_file(origins / name / "model.safetensors")
-    recipe = told(text, task, init={"from": str(origins / name)})
+    recipe = make_recipe(text, task, init={"from": str(origins / name)})
     after, said = begun(recipe, tmp_path / "run")
     there = {"stack": "stack", "encoder": "encoder", "decoder": "decoder"}
     same = ORIGINS[name]["task"] == task
@@ -196,7 +196,7 @@ def test_a_folder_of_transformers_is_taken_as_it_is(
     """The vectors below a new head are those that `transformers` computes."""
     transformers = pytest.importorskip("transformers")
     init, train = {"from": str(roberta)}, {"precision": "float32"}
-    recipe = told(text, "classify", init=init, train=train, data_length=40)
+    recipe = make_recipe(text, "classify", init=init, train=train, data_length=40)
     whole, origin = resolve_init(recipe)
     said: list[str] = []
     run = Run.create(tmp_path / "run", whole)
@@ -220,7 +220,9 @@ def test_a_folder_of_transformers_is_tuned_by_the_same_command(
     text: Path, roberta: Path, tmp_path: Path, init: dict[str, Any]
 ) -> None:
     train = {"layer_decay": 0.8, "steps": 4}
-    recipe = told(text, "classify", init={"from": str(roberta)} | init, train=train, data_length=40)
+    recipe = make_recipe(
+        text, "classify", init={"from": str(roberta)} | init, train=train, data_length=40
+    )
     run = trained(recipe, tmp_path / "run")
     _, tokenizer, _ = load_run(run.folder, device="cpu")
     assert tokenizer.fingerprint() == Tokenizer.load(roberta / "tokenizer.json").fingerprint()
@@ -232,7 +234,7 @@ def test_a_folder_of_transformers_goes_on_guessing(
     text: Path, roberta: Path, tmp_path: Path
 ) -> None:
     train = {"objective": "masked", "steps": 4}
-    recipe = told(text, "generate", init={"from": str(roberta)}, train=train, data_length=40)
+    recipe = make_recipe(text, "generate", init={"from": str(roberta)}, train=train, data_length=40)
     _, said = begun(recipe, tmp_path / "begun")
     assert said[-1].endswith("weights.")
     assert trained(recipe, tmp_path / "run").finished
@@ -244,7 +246,7 @@ def test_a_head_is_taken_for_the_same_classes_only(
 ) -> None:
     lines = (text / "a.tsv").read_text()
     (tmp_path / "b.tsv").write_text(lines.replace("with", "has") if renamed else lines)
-    recipe = told(text, "classify", init={"from": str(origins / "classify")})
+    recipe = make_recipe(text, "classify", init={"from": str(origins / "classify")})
     tables = recipe.tables() | {"data": {"train": [str(tmp_path / "b.tsv")]}}
     after, said = begun(Recipe.of(tables), tmp_path / "run")
     before = load_file(origins / "classify" / "model.safetensors")
@@ -256,7 +258,7 @@ def test_an_encoder_reads_by_the_source_side_table(
     text: Path, origins: Path, tmp_path: Path
 ) -> None:
     before = load_file(origins / "translate" / "model.safetensors")
-    recipe = told(text, "classify", init={"from": str(origins / "translate")})
+    recipe = make_recipe(text, "classify", init={"from": str(origins / "translate")})
     after, _ = begun(recipe, tmp_path / "run")
     table = after["embedding.table.weight"]
     assert torch.equal(table, before["source_embedding.table.weight"])
@@ -265,7 +267,9 @@ def test_an_encoder_reads_by_the_source_side_table(
 
 def test_shape_and_tokenizer_come_from_there(text: Path, origins: Path, tmp_path: Path) -> None:
     init = {"from": str(origins / "masked")}
-    run = trained(told(text, "classify", init=init, model={"dropout": 0.3}), tmp_path / "run")
+    run = trained(
+        make_recipe(text, "classify", init=init, model={"dropout": 0.3}), tmp_path / "run"
+    )
     recipe = run.recipe()
     for key, value in MODEL.items():
         assert getattr(recipe.model, key) == (0.3 if key == "dropout" else value), key
@@ -287,7 +291,7 @@ def test_shape_and_tokenizer_come_from_there(text: Path, origins: Path, tmp_path
 def test_what_contradicts_it_is_refused_by_key(
     text: Path, origins: Path, tmp_path: Path, tables: dict[str, Any], said: str
 ) -> None:
-    recipe = told(text, "classify", init={"from": str(origins / "masked")}, **tables)
+    recipe = make_recipe(text, "classify", init={"from": str(origins / "masked")}, **tables)
     with pytest.raises(ConfigError, match=said):
         trained(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -296,7 +300,7 @@ def test_what_contradicts_it_is_refused_by_key(
 def test_what_says_the_same_in_other_words_is_not(text: Path, origins: Path) -> None:
     same = {"layers": 2, "kv_heads": 2, "head_width": 8, "pooling": "first", "position": "rope"}
     whole, _ = resolve_init(
-        told(text, "classify", init={"from": str(origins / "masked")}, model=same)
+        make_recipe(text, "classify", init={"from": str(origins / "masked")}, model=same)
     )
     assert whole.model.kv_heads == 2
     assert whole.model.pooling == "first"
@@ -309,7 +313,7 @@ def test_only_a_classifier_takes_over_runs_of_tokens(
 ) -> None:
     """Unset or set to none, they hinder no other task; and a classifier may do without."""
     init = {"from": str(origins / "grams")}
-    whole, _ = resolve_init(told(text, task, init=init, model=grams))
+    whole, _ = resolve_init(make_recipe(text, task, init=init, model=grams))
     assert whole.model.ngrams == (2 if task == "classify" and not grams else 1)
     assert (whole.model.ngram_log_count_ratio > 0) == (whole.model.ngrams > 1)
 
@@ -318,7 +322,7 @@ def test_a_classifier_may_have_runs_that_its_origin_had_not(
     text: Path, origins: Path, tmp_path: Path
 ) -> None:
     grams = {"ngrams": 3, "ngram_buckets": 40, "ngram_log_count_ratio": 1.0}
-    recipe = told(text, "classify", init={"from": str(origins / "masked")}, model=grams)
+    recipe = make_recipe(text, "classify", init={"from": str(origins / "masked")}, model=grams)
     after, (line, *_) = begun(recipe, tmp_path / "run")
     assert line.endswith("new: grams, head.")
     assert len(after["grams.table.weight"]) == 40
@@ -328,8 +332,8 @@ def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
     model = {"layers": 1, "decoder_layers": 3}
     for count in (1, 2, 3, 4):
         init = {"from": "x", "freeze": count}
-        told = {"task": "translate", "data": {"synthetic": 9}, "model": model, "init": init}
-        found = find_conflicts(Recipe.of(told))
+        sections = {"task": "translate", "data": {"synthetic": 9}, "model": model, "init": init}
+        found = find_conflicts(Recipe.of(sections))
         assert bool(found) == (count >= 3), found
 
 
@@ -352,7 +356,7 @@ def test_what_cannot_be_is_one_sentence(
 ) -> None:
     init = {"from": str(origins / origin)} | tables.get("init", {})
     with pytest.raises(HeedError, match=said) as caught:
-        trained(told(text, task, **tables | {"init": init}), tmp_path / "run")
+        trained(make_recipe(text, task, **tables | {"init": init}), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 
@@ -376,12 +380,12 @@ def test_keys_that_make_no_sense_are_refused(init: dict[str, Any], said: str) ->
 @pytest.mark.parametrize("best", [True, False])
 def test_a_run_that_is_not_finished_is_refused(text: Path, tmp_path: Path, best: bool) -> None:
     """One that has weights to translate by is not said to have none."""
-    run = Run.create(tmp_path / "half", told(text, "generate", model=MODEL))
+    run = Run.create(tmp_path / "half", make_recipe(text, "generate", model=MODEL))
     if best:
         run.checkpoints.mkdir()
         (run.checkpoints / "best-000000001.safetensors").touch()
     with pytest.raises(RunError, match=r"not finished.* heed resume") as refused:
-        resolve_init(told(text, "classify", init={"from": str(run.folder)}))
+        resolve_init(make_recipe(text, "classify", init={"from": str(run.folder)}))
     assert ("no weights" in str(refused.value)) is not best
 
 
@@ -413,7 +417,7 @@ def test_what_is_frozen_stays_to_the_bit(
     }
     train["execution"] = "graphs" if device == "cuda" and name != "adafactor" else "auto"
     init = {"from": str(origins / "classify"), "freeze": freeze}
-    run = trained(told(text, "classify", init=init, train=train), tmp_path / "run", device)
+    run = trained(make_recipe(text, "classify", init=init, train=train), tmp_path / "run", device)
     before = load_file(origins / "classify" / "model.safetensors")
     after = load_file(run.weights_path)
     places = layer_indices(load_run(run.folder, device="cpu")[0])
@@ -431,7 +435,7 @@ def test_what_is_frozen_stays_to_the_bit(
 def test_what_is_frozen_costs_nothing(text: Path, origins: Path, tmp_path: Path) -> None:
     """No gradient, no state of the optimizer, no running mean."""
     init = {"from": str(origins / "masked"), "freeze": 1}
-    whole, _ = resolve_init(told(text, "classify", init=init, train={"ema": 0.9}))
+    whole, _ = resolve_init(make_recipe(text, "classify", init=init, train={"ema": 0.9}))
     run = Run.create(tmp_path / "run", whole)
     parts = prepare(whole, run, device=CPU, say=print)
     loop = train_run.build_loop(parts, run, say=print)
@@ -459,7 +463,7 @@ def test_new_cross_attention_learns_whole_and_only_that(
     text: Path, origins: Path, tmp_path: Path, name: str, init: dict[str, Any]
 ) -> None:
     """Of a translator's, which has learnt before, no more learns than of the rest."""
-    recipe = told(text, "translate", init={"from": str(origins / name)} | init)
+    recipe = make_recipe(text, "translate", init={"from": str(origins / name)} | init)
     before, _ = begun(recipe, tmp_path / "before")
     run = trained(recipe, tmp_path / "run")
     after = load_file(run.weights_path)
@@ -547,7 +551,7 @@ def test_to_muon_a_head_is_no_hidden_matrix(shape: dict[str, Any]) -> None:
 def test_a_dry_run_tells_the_rates(text: Path, origins: Path, tmp_path: Path) -> None:
     init, train = {"from": str(origins / "masked"), "freeze": "embeddings"}, {"layer_decay": 0.5}
     console = Console(file=(tmp_path / "out").open("w"), width=200)
-    recipe = told(text, "classify", init=init, train=train)
+    recipe = make_recipe(text, "classify", init=init, train=train)
     estimate.dry_run(recipe, device="cpu", console=console)
     console.file.close()
     said = (tmp_path / "out").read_text()
@@ -556,12 +560,12 @@ def test_a_dry_run_tells_the_rates(text: Path, origins: Path, tmp_path: Path) ->
     assert "0.00125" not in said
 
 
-def test_rates_are_told_with_how_much_they_are_for() -> None:
+def test_rates_are_described_with_their_parameter_counts() -> None:
     model = fresh("classify", layers=1)
     optimizer = build_optimizer(model, OptimizerSettings(lr=0.1, layer_decay=0.5))
-    told = describe_rates(optimizer, 0.1).split(", ")
-    assert [line.split(" for ")[0] for line in told] == ["0.1", "0.05", "0.025"]
-    sizes = [int(line.split(" for ")[1].replace(",", "")) for line in told]
+    rates = describe_rates(optimizer, 0.1).split(", ")
+    assert [line.split(" for ")[0] for line in rates] == ["0.1", "0.05", "0.025"]
+    sizes = [int(line.split(" for ")[1].replace(",", "")) for line in rates]
     assert sum(sizes) == sum(p.numel() for p in model.parameters())
 
 
@@ -576,7 +580,7 @@ def test_adapters_are_merged_at_the_end(
     """The plain model that is loaded scores what the adapted one scored."""
     init = {"from": str(origins / "classify"), "lora": 2, "lora_targets": on}
     train = {"precision": "float32", "execution": "graphs" if device == "cuda" else "auto"}
-    run = trained(told(text, "classify", init=init, train=train), tmp_path / "run", device)
+    run = trained(make_recipe(text, "classify", init=init, train=train), tmp_path / "run", device)
     before = load_file(origins / "classify" / "model.safetensors")
     after = load_file(run.weights_path)
     assert after.keys() == before.keys()
@@ -596,7 +600,7 @@ def test_adapters_are_merged_at_the_end(
 
 def test_a_checkpoint_keeps_adapters_apart(text: Path, origins: Path, tmp_path: Path) -> None:
     init = {"from": str(origins / "classify"), "lora": 2}
-    run = trained(told(text, "classify", init=init), tmp_path / "run")
+    run = trained(make_recipe(text, "classify", init=init), tmp_path / "run")
     newest = sorted(run.checkpoints.glob("step-*"))[-1]
     kept = load_file(newest / "tensors.safetensors")
     before = load_file(origins / "classify" / "model.safetensors")
@@ -626,7 +630,7 @@ def test_resumed_equals_unbroken(
     shutil.copytree(origins / "masked", tmp_path / "origin")
     init = KINDS[kind]["init"] | {"from": str(tmp_path / "origin")}
     train = {"optimizer": optimizer, "ema": 0.9, "layer_decay": 0.7, "deterministic": True}
-    recipe = told(text, "classify", init=init, train=train)
+    recipe = make_recipe(text, "classify", init=init, train=train)
     whole = trained(recipe, tmp_path / "whole", device)
     with dies_at(5):
         trained(recipe, tmp_path / "broken", device)
@@ -642,7 +646,7 @@ def test_what_was_new_is_still_so_when_resumed(
 ) -> None:
     """Though where the rest came from is gone."""
     shutil.copytree(origins / "masked", tmp_path / "origin")
-    recipe = told(text, "translate", init={"from": str(tmp_path / "origin")} | init)
+    recipe = make_recipe(text, "translate", init={"from": str(tmp_path / "origin")} | init)
     whole = trained(recipe, tmp_path / "whole")
     with dies_at(3):
         trained(recipe, tmp_path / "broken")
@@ -656,7 +660,7 @@ def test_what_was_new_is_still_so_when_resumed(
 def test_killed_before_its_first_checkpoint_it_begins_from_there_again(
     text: Path, origins: Path, tmp_path: Path
 ) -> None:
-    recipe = told(text, "classify", init={"from": str(origins / "masked"), "lora": 2})
+    recipe = make_recipe(text, "classify", init={"from": str(origins / "masked"), "lora": 2})
     whole = trained(recipe, tmp_path / "whole")
     with dies_at(1):
         trained(recipe, tmp_path / "broken")
@@ -669,11 +673,11 @@ def test_its_origin_is_found_from_whatever_folder_one_stands_in(
 ) -> None:
     monkeypatch.chdir(origins)
     with dies_at(1):
-        trained(told(text, "classify", init={"from": "masked"}), tmp_path / "broken")
+        trained(make_recipe(text, "classify", init={"from": "masked"}), tmp_path / "broken")
     monkeypatch.chdir(tmp_path)
     broken = train_run.resume(Path("broken"), device="cpu", console=QUIET)
     whole = trained(
-        told(text, "classify", init={"from": str(origins / "masked")}), tmp_path / "whole"
+        make_recipe(text, "classify", init={"from": str(origins / "masked")}), tmp_path / "whole"
     )
     assert outcome(whole) == outcome(broken)
 
@@ -681,7 +685,7 @@ def test_its_origin_is_found_from_whatever_folder_one_stands_in(
 def test_without_a_whole_checkpoint_it_does_not_go_on_from_random_weights(
     text: Path, origins: Path, tmp_path: Path
 ) -> None:
-    recipe = told(text, "classify", init={"from": str(origins / "masked")})
+    recipe = make_recipe(text, "classify", init={"from": str(origins / "masked")})
     with dies_at(3):
         trained(recipe, tmp_path / "run")
     for tensors in (tmp_path / "run").rglob("tensors.safetensors"):
@@ -700,7 +704,7 @@ def test_two_ranks_learn_what_one_does(text: Path, origins: Path, tmp_path: Path
         init = KINDS[kind]["init"] | {"from": str(origins / "classify")}
         for how in ("ddp", "fsdp"):
             train = {"layer_decay": 0.7, "ema": 0.9, "parallel": how, "precision": "float32"}
-            recipe = told(text, "classify", init=init, train=train, model={"dropout": 0.0})
+            recipe = make_recipe(text, "classify", init=init, train=train, model={"dropout": 0.0})
             (tmp_path / f"{kind}-{how}.toml").write_text(recipe.toml())
             order = {"recipe": str(tmp_path / f"{kind}-{how}.toml"), "broken": False}
             orders.append(order | {"run": str(tmp_path / f"{kind}-{how}")})
@@ -733,13 +737,13 @@ def test_two_ranks_learn_what_one_does(text: Path, origins: Path, tmp_path: Path
 
 def test_a_masked_model_reads_the_text_of_a_labelled_table(text: Path, tmp_path: Path) -> None:
     """The label is not read: the tokenizer does not know it."""
-    recipe = told(text, "generate", model=MODEL, tokenizer={"kind": "word"})
+    recipe = make_recipe(text, "generate", model=MODEL, tokenizer={"kind": "word"})
     tables = recipe.tables() | {"data": {"train": [str(text / "a.tsv")]}}
     tables["train"] |= {"objective": "masked"}
     run = trained(Recipe.of(tables), tmp_path / "masked")
     _, tokenizer, _ = load_run(run.folder, device="cpu")
     assert tokenizer.vocab_size == 5 + len("abcdefgh")
-    recipe = told(
+    recipe = make_recipe(
         text, "classify", init={"from": str(run.folder)}, train={"best_metric": "dev/accuracy"}
     )
     assert trained(recipe, tmp_path / "tuned").finished
@@ -757,8 +761,8 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shipped(name: str, data: Path, run: Path, *changes: str) -> Run:
-    told = ["train.steps=3", "train.warmup=0", *changes]
-    recipe, _ = resolve.resolve_recipe(name, None, None, None, told, None, data)
+    overrides = ["train.steps=3", "train.warmup=0", *changes]
+    recipe, _ = resolve.resolve_recipe(name, None, None, None, overrides, None, data)
     return trained(recipe, run)
 
 
@@ -773,6 +777,6 @@ def test_the_shipped_recipes_follow_each_other(reviews: Path, tmp_path: Path) ->
 def test_the_recipe_for_roberta_takes_a_folder(
     reviews: Path, roberta: Path, tmp_path: Path
 ) -> None:
-    told = (f"init.from={roberta}", "data.max_length=32", "model.classifier_hidden=16")
-    run = shipped("sst2/finetune", reviews, tmp_path / "run", *told)
+    overrides = (f"init.from={roberta}", "data.max_length=32", "model.classifier_hidden=16")
+    run = shipped("sst2/finetune", reviews, tmp_path / "run", *overrides)
     assert load_file(run.weights_path)["head.3.weight"].shape == (2, 16)

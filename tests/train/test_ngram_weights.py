@@ -48,7 +48,7 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(text: Path, kind: str = "char") -> Recipe:
+def make_recipe(text: Path, kind: str = "char") -> Recipe:
     train: dict[str, Any] = {"steps": 6, "batch_size": 16, "warmup": 1, "evaluate_every": 3}
     train |= {"checkpoint_every": 2, "precision": "float32", "ema": 0.9}
     data = {"train": [str(text / "train.tsv")], "dev": [str(text / "dev.tsv")]}
@@ -71,9 +71,9 @@ def test_words_are_parted_where_a_person_parts_them(kind: str, words: list[str])
     apart = word_boundaries(tokenizer)
     ids = tokenizer.encode(line)
     assert [bool(apart[i]) for i in ids] == [byte == 32 for byte in _units(kind, line)]
-    marks = tokenizer.specials
-    assert apart[[marks.pad, marks.bos, marks.eos]].all()
-    assert not apart[[marks.unk, marks.mask]].any()
+    specials = tokenizer.specials
+    assert apart[[specials.pad, specials.bos, specials.eos]].all()
+    assert not apart[[specials.unk, specials.mask]].any()
 
 
 def _units(kind: str, line: str) -> list[int]:
@@ -81,7 +81,7 @@ def _units(kind: str, line: str) -> list[int]:
 
 
 def test_every_text_counts_once_for_its_class(text: Path) -> None:
-    recipe, run = told(text), Run(text / "run")
+    recipe, run = make_recipe(text), Run(text / "run")
     run.folder.mkdir()
     parts = prepare(recipe, run, device=torch.device("cpu"), say=lambda _: None)
     assert isinstance(parts.model, Classifier)
@@ -105,9 +105,9 @@ def test_every_text_counts_once_for_its_class(text: Path) -> None:
 
 def test_a_run_keeps_what_it_counted(text: Path) -> None:
     """Killed and resumed it has the same bits, and what is loaded says what was scored."""
-    train_run.start(told(text), text / "whole", device="cpu", console=QUIET)
+    train_run.start(make_recipe(text), text / "whole", device="cpu", console=QUIET)
     with dies_at(3):
-        train_run.start(told(text), text / "broken", device="cpu", console=QUIET)
+        train_run.start(make_recipe(text), text / "broken", device="cpu", console=QUIET)
     train_run.resume(text / "broken", device="cpu", console=QUIET)
     assert outcome(text / "whole") == outcome(text / "broken")
     model, tokenizer, _ = load_run(text / "whole", device="cpu")
@@ -118,8 +118,8 @@ def test_a_run_keeps_what_it_counted(text: Path) -> None:
 
 
 def test_a_run_that_begins_from_another_has_what_that_one_counted(text: Path) -> None:
-    train_run.start(told(text), text / "one", device="cpu", console=QUIET)
-    again = told(text).tables() | {"init": {"from": str(text / "one")}}
+    train_run.start(make_recipe(text), text / "one", device="cpu", console=QUIET)
+    again = make_recipe(text).tables() | {"init": {"from": str(text / "one")}}
     for name in ("train", "dev"):
         (text / f"{name}.tsv").write_text("a\tnothing\nb\tof this\n" * 9, encoding="utf-8")
     train_run.start(Recipe.of(again), text / "two", device="cpu", console=QUIET)
@@ -131,4 +131,4 @@ def test_a_run_that_begins_from_another_has_what_that_one_counted(text: Path) ->
 
 def test_words_are_found_in_smaller_tokens_only(text: Path) -> None:
     with pytest.raises(ConfigError, match=r"word_ngrams.*'word'"):
-        train_run.start(told(text, "word"), text / "run", device="cpu", console=QUIET)
+        train_run.start(make_recipe(text, "word"), text / "run", device="cpu", console=QUIET)

@@ -399,15 +399,15 @@ def test_each_bad_number_gets_one_sentence(wrong: dict[str, Any], complaint: str
 
 
 @pytest.mark.parametrize("name", sorted(CAPTURABLE))
-def test_a_rule_skips_and_scales_as_it_is_told(name: str) -> None:
+def test_an_optimizer_skips_and_scales_as_configured(name: str) -> None:
     """Without asking the host, as a captured update needs it (torch's contract for scaling)."""
 
     def after(*steps: tuple[float, float | None]) -> list[Tensor]:
         """Weights and what the rule keeps after steps of (gradient, found_inf), over 4."""
         torch.manual_seed(0)
         model = nn.Linear(6, 5)
-        told = OptimizerSettings(name=name, lr=1e-2, weight_decay=0.1)
-        optimizer: Any = build_optimizer(model, told)
+        settings = OptimizerSettings(name=name, lr=1e-2, weight_decay=0.1)
+        optimizer: Any = build_optimizer(model, settings)
         for size, found_inf in steps:
             for parameter in model.parameters():
                 scale = 1.0 if found_inf is None else 4.0

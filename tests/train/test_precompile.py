@@ -346,8 +346,8 @@ def test_batches_of_every_shape_find_their_kernels(
         tokenizer={"vocab_size": vocab},
         train={"precision": precision},
     )
-    rungs = st.sampled_from([int(n) for n in bucket_lengths(longest)])
-    shapes = st.tuples(st.integers(1, 40), rungs, rungs)
+    lengths = st.sampled_from([int(n) for n in bucket_lengths(longest)])
+    shapes = st.tuples(st.integers(1, 40), lengths, lengths)
     drawn = [(3, longest, longest), *data.draw(st.lists(shapes, max_size=4))]
 
     def train(hook: Callable[..., bool]) -> None:

@@ -36,7 +36,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(corpus: Path, task: str = "translate") -> Recipe:
+def make_recipe(corpus: Path, task: str = "translate") -> Recipe:
     """Some three epochs in nine updates, so that draws change on the way."""
     files = {"translate": ["a.en", "a.fr"], "classify": ["a.tsv"], "generate": ["a.en"]}[task]
     data: dict[str, Any] = {"train": [str(corpus / name) for name in files], "max_length": 64}
@@ -60,10 +60,10 @@ def recipe(corpus: Path, task: str = "translate") -> Recipe:
 def test_resumed_equals_unbroken(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    told = recipe(corpus, task)
-    run.start(told, tmp_path / "whole", device="cpu", console=QUIET)
+    recipe = make_recipe(corpus, task)
+    run.start(recipe, tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(5):
-        run.start(told, tmp_path / "broken", device="cpu", console=QUIET)
+        run.start(recipe, tmp_path / "broken", device="cpu", console=QUIET)
     # Another machine has no store yet: it draws the same again.
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "elsewhere"))
     run.resume(tmp_path / "broken", device="cpu", console=QUIET)
@@ -73,10 +73,10 @@ def test_resumed_equals_unbroken(
 
 
 def test_evaluation_is_as_always(corpus: Path, tmp_path: Path) -> None:
-    """Of the same weights, by the same sets, whatever training is told."""
-    told = recipe(corpus)
-    run.start(told, tmp_path / "run", device="cpu", console=QUIET)
-    tables = told.tables()
+    """Of the same weights, by the same sets, whatever the training settings."""
+    recipe = make_recipe(corpus)
+    run.start(recipe, tmp_path / "run", device="cpu", console=QUIET)
+    tables = recipe.tables()
     for section, key in (("data", "bidirectional"), ("data", "denoise"), ("tokenizer", "dropout")):
         del tables[section][key]
     for key in ("source_token_dropout", "rdrop", "label_smoothing"):

@@ -20,7 +20,7 @@ from heed.train import run
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-    # A process that begins with a backward pass is told so.
+    # torch warns in a process that begins with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
 QUIET = Console(quiet=True)
@@ -34,7 +34,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Recipe:
+def recipe(tmp_path: Path) -> Recipe:
     """Some four epochs of captured updates, with everything on."""
     draw = random.Random(0)
     words = ["".join(draw.choices(["ba", "du", "ki", "lo", "me"], k=3)) for _ in range(30)]
@@ -54,10 +54,10 @@ def told(tmp_path: Path) -> Recipe:
     )
 
 
-def test_resumed_equals_unbroken(told: Recipe, tmp_path: Path) -> None:
-    run.start(told, tmp_path / "whole", device="cuda", console=QUIET)
+def test_resumed_equals_unbroken(recipe: Recipe, tmp_path: Path) -> None:
+    run.start(recipe, tmp_path / "whole", device="cuda", console=QUIET)
     with dies_at(33):
-        run.start(told, tmp_path / "broken", device="cuda", console=QUIET)
+        run.start(recipe, tmp_path / "broken", device="cuda", console=QUIET)
     run.resume(tmp_path / "broken", device="cuda", console=QUIET)
     whole, broken = (Run(tmp_path / name).weights_path for name in ("whole", "broken"))
     assert whole.read_bytes() == broken.read_bytes()

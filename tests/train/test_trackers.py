@@ -93,18 +93,18 @@ def test_a_tracker_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A tracker that only keeps what it is told to do."""
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A tracker that only records its calls."""
     (tmp_path / "wandb.py").write_text(
-        "told = []\n"
-        "def init(**facts): told.append('open'); return Run()\n"
+        "calls = []\n"
+        "def init(**kwargs): calls.append('open'); return Run()\n"
         "class Run:\n"
-        "    def log(self, values, step): told.append('log')\n"
-        "    def finish(self): told.append('close')\n"
+        "    def log(self, values, step): calls.append('log')\n"
+        "    def finish(self): calls.append('close')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     theirs = sys.modules.pop("wandb", None)
-    yield import_module("wandb").told
+    yield import_module("wandb").calls
     del sys.modules["wandb"]
     if theirs is not None:
         sys.modules["wandb"] = theirs
@@ -112,18 +112,18 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 @pytest.mark.parametrize("step", [None, 0, 3])
 def test_a_tracker_is_closed_however_training_ends(
-    told: list[str], tmp_path: Path, step: int | None
+    calls: list[str], tmp_path: Path, step: int | None
 ) -> None:
     with nullcontext() if step is None else dies_at(step):
         trained(tmp_path, "wandb")
     lines = len(Run(tmp_path / "run").metrics())
-    assert told == ["open", *["log"] * lines, "close"]
+    assert calls == ["open", *["log"] * lines, "close"]
 
 
-def test_what_only_tries_a_recipe_opens_no_tracker(told: list[str]) -> None:
+def test_what_only_tries_a_recipe_opens_no_tracker(calls: list[str]) -> None:
     estimate.dry_run(recipe("wandb"), device="cpu", console=Console(quiet=True))
     bench(recipe("wandb"))
-    assert told == []
+    assert calls == []
 
 
 def bench(recipe: Recipe) -> None:

@@ -50,7 +50,7 @@ def text(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe(text: Path, task: str = "classify", **tables: Any) -> Recipe:
+def make_recipe(text: Path, task: str = "classify", **tables: Any) -> Recipe:
     names = {"classify": ["train.tsv"], "generate": ["train.txt"]}[task]
     data = {"train": [str(text / name) for name in names]} | tables.pop("data", {})
     train = {"steps": 6, "batch_size": 16, "warmup": 2} | tables.pop("train", {})
@@ -61,8 +61,8 @@ def recipe(text: Path, task: str = "classify", **tables: Any) -> Recipe:
     )
 
 
-def trained(told: Recipe, folder: Path) -> Run:
-    return train_run.start(told, folder, device="cpu", console=QUIET)
+def trained(recipe: Recipe, folder: Path) -> Run:
+    return train_run.start(recipe, folder, device="cpu", console=QUIET)
 
 
 def scores(run: Run, event: str = "evaluate") -> list[dict[str, Any]]:
@@ -70,34 +70,34 @@ def scores(run: Run, event: str = "evaluate") -> list[dict[str, Any]]:
 
 
 def test_a_classifier_learns_a_rule(text: Path) -> None:
-    told = recipe(
+    recipe = make_recipe(
         text,
         data={"dev": [str(text / "dev.tsv")]},
         train={"steps": 150, "lr": 5e-3, "best_metric": "dev/accuracy"},
     )
-    run = trained(told, text / "run")
+    run = trained(recipe, text / "run")
     assert max(line["dev"]["accuracy"] for line in scores(run)) > 0.9
 
 
 def test_what_train_has_too_is_scored_apart(text: Path) -> None:
-    run = trained(recipe(text, data={"dev": [str(text / "dev.tsv")]}), text / "run")
+    run = trained(make_recipe(text, data={"dev": [str(text / "dev.tsv")]}), text / "run")
     assert {"dev", "dev-clean"} <= scores(run)[-1].keys()
 
 
 def test_named_sets_and_train_are_scored_by_the_same_path(text: Path) -> None:
-    told = recipe(
+    recipe = make_recipe(
         text,
         data={"dev": [str(text / "dev.tsv")], "sets": {"again": [str(text / "dev.tsv")]}},
         train={"evaluate_train": True},
     )
-    line = scores(trained(told, text / "run"))[-1]
+    line = scores(trained(recipe, text / "run"))[-1]
     assert line["again"] == line["dev"]
     assert set(line["train"]) == set(line["dev"])
 
 
 def test_without_dev_a_share_of_train_is_set_aside(text: Path) -> None:
     said: list[str] = []
-    parts = prepare(recipe(text), _run(text), device=CPU, say=said.append)
+    parts = prepare(make_recipe(text), _run(text), device=CPU, say=said.append)
     train, dev = ({int(row) for row in b.rows} for b in (parts.train, parts.sets["dev"]))
     assert train
     assert dev
@@ -108,8 +108,8 @@ def test_without_dev_a_share_of_train_is_set_aside(text: Path) -> None:
 
 def test_texts_are_counted_not_their_windows(text: Path) -> None:
     said: list[str] = []
-    told = recipe(text, "generate", data={"max_length": 4})
-    parts = prepare(told, _run(text), device=CPU, say=said.append)
+    recipe = make_recipe(text, "generate", data={"max_length": 4})
+    parts = prepare(recipe, _run(text), device=CPU, say=said.append)
     (line,) = [line for line in said if "set aside" in line]
     count, total = (int(word) for word in line.split() if word.isdecimal())
     assert count < len(parts.sets["dev"].rows)
@@ -122,7 +122,7 @@ def test_a_dry_run_tells_texts_from_windows(text: Path, how: dict[str, Any]) -> 
     console = Console(file=io.StringIO(), record=True, width=200)
     data = {"dev": [str(text / "dev.txt")], "max_length": 4} | how
     (text / "dev.txt").write_text("a b c\na b c d\na b c d e f g h\n")
-    estimate.dry_run(recipe(text, "generate", data=data), device="cpu", console=console)
+    estimate.dry_run(make_recipe(text, "generate", data=data), device="cpu", console=console)
     lines = (text / "train.txt").read_text().splitlines()
     windows = sum(-(-(len(line.split()) + 1) // 4) for line in lines)
     learnt = "160" if how else f"160 ({windows} windows)"
@@ -137,7 +137,7 @@ def test_a_figure_that_cannot_be_drawn_costs_no_run(
 
     monkeypatch.setattr(train_run, "draw_curves", broken)
     with pytest.raises(RuntimeError, match="no ink"):
-        trained(recipe(text), text / "run")
+        trained(make_recipe(text), text / "run")
     assert Run.open(text / "run").finished
 
 
@@ -145,35 +145,38 @@ def test_the_same_bytes_read_in_another_way_have_other_words(text: Path) -> None
     words = []
     for name in ("rows.txt", "rows.jsonl"):
         (text / name).write_text('{"text": "a b"}\n' * 40, encoding="utf-8")
-        told = recipe(text, "generate", data={"train": [str(text / name)]})
-        parts = prepare(told, Run.create(text / name[-3:], told), device=CPU, say=QUIET.print)
+        recipe = make_recipe(text, "generate", data={"train": [str(text / name)]})
+        parts = prepare(recipe, Run.create(text / name[-3:], recipe), device=CPU, say=QUIET.print)
         words.append(parts.tokenizer.tokenize('{"text": "a b"}'))
     assert words[0] != words[1]
 
 
 def test_nothing_is_said_to_be_set_aside_beside_a_dev_set(text: Path) -> None:
     said: list[str] = []
-    told = recipe(text, data={"dev": [str(text / "dev.tsv")]})
-    prepare(told, _run(text), device=CPU, say=said.append)
+    recipe = make_recipe(text, data={"dev": [str(text / "dev.tsv")]})
+    prepare(recipe, _run(text), device=CPU, say=said.append)
     assert not any("set aside" in line for line in said)
 
 
 def test_the_last_lines_of_one_text_are_said_to_be_set_aside(text: Path) -> None:
     said: list[str] = []
     prepare(
-        recipe(text, "generate", data={"unit": "file"}), _run(text), device=CPU, say=said.append
+        make_recipe(text, "generate", data={"unit": "file"}),
+        _run(text),
+        device=CPU,
+        say=said.append,
     )
     assert any("the last 5% of the lines of each file of train, set aside" in x for x in said)
 
 
 def _run(folder: Path) -> Run:
-    return Run.create(folder / "prepared", recipe(folder))
+    return Run.create(folder / "prepared", make_recipe(folder))
 
 
 def test_evaluation_leaves_no_trace(text: Path) -> None:
     """No randomness drawn, no graph built, dropout off, the mode restored, the same twice."""
-    told = recipe(text, model={"dropout": 0.5})
-    parts = prepare(told, _run(text), device=CPU, say=print)
+    recipe = make_recipe(text, model={"dropout": 0.5})
+    parts = prepare(recipe, _run(text), device=CPU, say=print)
     parts.model.train()
     before = torch.get_rng_state()
     first, second = (
@@ -192,9 +195,9 @@ def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
     for size, accumulate in ((32, 1), (16, 2)):
         train = {"batch_size": size, "accumulate": accumulate, "steps": 1, "optimizer": "sgd"}
         exact = {"lr": 0.1, "momentum": 0.0, "clip": 0.0, "precision": "float32"}
-        told = recipe(text, task, train=train | exact)
-        run = Run.create(text / f"run-{size}", told)
-        parts = prepare(told, run, device=CPU, say=print)
+        recipe = make_recipe(text, task, train=train | exact)
+        run = Run.create(text / f"run-{size}", recipe)
+        parts = prepare(recipe, run, device=CPU, say=print)
         made = train_run.build_loop(parts, run, say=print)
         plan = parts.train.plan(0)
         whole = [parts.train.batch(plan, i) for i in range(accumulate)]
@@ -224,7 +227,7 @@ def _rows(batch: Batch, part: slice) -> Batch:
 
 def test_gradients_do_not_leak_between_steps(text: Path) -> None:
     run = _run(text)
-    parts = prepare(recipe(text), run, device=CPU, say=print)
+    parts = prepare(make_recipe(text), run, device=CPU, say=print)
     made = train_run.build_loop(parts, run, say=print)
     for batches in made.loader.iterate(0, 2):
         made.update(batches)
@@ -232,8 +235,8 @@ def test_gradients_do_not_leak_between_steps(text: Path) -> None:
 
 
 def test_early_stopping_stops(text: Path) -> None:
-    told = recipe(text, train={"steps": 500, "evaluate_every": 1, "patience": 2, "lr": 1e-9})
-    run = trained(told, text / "run")
+    recipe = make_recipe(text, train={"steps": 500, "evaluate_every": 1, "patience": 2, "lr": 1e-9})
+    run = trained(recipe, text / "run")
     assert len(scores(run)) < 100
     assert run.finished
 
@@ -250,17 +253,17 @@ def test_a_score_that_is_no_number_is_the_worst(
         return found | ({"loss": math.nan} if len(scored) == 1 else {})
 
     monkeypatch.setattr("heed.train.recorder.validate", first_none)
-    told = recipe(text, train={"evaluate_every": 2, "patience": 2, "lr": 1e-2})
-    run = trained(told, text / "run")
+    recipe = make_recipe(text, train={"evaluate_every": 2, "patience": 2, "lr": 1e-2})
+    run = trained(recipe, text / "run")
     best = chosen_evaluation(run.metrics(), "dev/loss")
-    _, facts = checkpoint.load_newest(run.checkpoints, print)
+    _, progress = checkpoint.load_newest(run.checkpoints, print)
     assert best is not None
-    assert best["dev"]["loss"] == facts["best"] == min(scored[1:])
+    assert best["dev"]["loss"] == progress["best"] == min(scored[1:])
 
 
 def test_the_mean_of_the_last_weights_is_kept_only_if_better(text: Path) -> None:
-    told = recipe(text, train={"steps": 12, "evaluate_every": 3, "average_checkpoints": 3})
-    run = trained(told, text / "run")
+    recipe = make_recipe(text, train={"steps": 12, "evaluate_every": 3, "average_checkpoints": 3})
+    run = trained(recipe, text / "run")
     (line,) = scores(run, "average")
     best = min(scores(run), key=lambda line: line["dev"]["loss"])["dev"]["loss"]
     assert line["kept"] == (line["dev"]["loss"] < best)
@@ -268,9 +271,9 @@ def test_the_mean_of_the_last_weights_is_kept_only_if_better(text: Path) -> None
 
 
 def test_a_run_begins_from_another(text: Path) -> None:
-    first = trained(recipe(text, "generate"), text / "first")
-    told = recipe(text, init={"from": str(first.folder)}, train={"steps": 1, "lr": 1e-12})
-    second = trained(told, text / "second")
+    first = trained(make_recipe(text, "generate"), text / "first")
+    recipe = make_recipe(text, init={"from": str(first.folder)}, train={"steps": 1, "lr": 1e-12})
+    second = trained(recipe, text / "second")
     before, after = load_file(first.weights_path), load_file(second.weights_path)
     name = "embedding.table.weight"
     assert torch.allclose(before[name], after[name], atol=1e-6)
@@ -278,14 +281,14 @@ def test_a_run_begins_from_another(text: Path) -> None:
 
 
 def test_a_masked_language_model_learns_from_both_sides(text: Path) -> None:
-    told = recipe(text, "generate", train={"objective": "masked", "steps": 30, "lr": 5e-3})
-    lines = scores(trained(told, text / "run"))
+    recipe = make_recipe(text, "generate", train={"objective": "masked", "steps": 30, "lr": 5e-3})
+    lines = scores(trained(recipe, text / "run"))
     assert lines[-1]["dev"]["loss"] < lines[0]["dev"]["loss"] + 0.1
 
 
 def test_packed_training_runs(text: Path) -> None:
-    told = recipe(text, "generate", data={"pack": True, "max_length": 32})
-    assert trained(told, text / "run").finished
+    recipe = make_recipe(text, "generate", data={"pack": True, "max_length": 32})
+    assert trained(recipe, text / "run").finished
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_packed_training_runs(text: Path) -> None:
 def test_nonsense_is_refused(text: Path, tables: dict[str, Any], said: str) -> None:
     """Before a tokenizer is learnt, and with nothing in the way of a second try."""
     with pytest.raises(ConfigError, match=said):
-        trained(recipe(text, **tables), text / "run")
+        trained(make_recipe(text, **tables), text / "run")
     assert not (text / "run").exists()
     assert not (text / "cache").exists()
 
@@ -315,16 +318,16 @@ def test_nonsense_found_late_leaves_no_folder(text: Path) -> None:
     """That dev has a part which is in train, too, is known when both were read."""
     apart = text / "apart.tsv"
     apart.write_text("with\ta a a a a a a a a a a\nwithout\tb b b b b b b b b b b\n")
-    told = recipe(text, data={"dev": [str(apart)]}, train={"best_metric": "dev-clean/loss"})
+    recipe = make_recipe(text, data={"dev": [str(apart)]}, train={"best_metric": "dev-clean/loss"})
     with pytest.raises(ConfigError, match="best_metric cannot be 'dev-clean/loss'"):
-        trained(told, text / "run")
+        trained(recipe, text / "run")
     assert not (text / "run").exists()
 
 
 def test_a_missing_file_leaves_no_folder(text: Path) -> None:
-    told = recipe(text, data={"train": [str(text / "nothing.tsv")]})
+    recipe = make_recipe(text, data={"train": [str(text / "nothing.tsv")]})
     with pytest.raises(DataError, match="nothing"):
-        trained(told, text / "run")
+        trained(recipe, text / "run")
     assert not (text / "run").exists()
 
 
@@ -337,7 +340,7 @@ def test_an_interrupt_before_the_first_update_leaves_no_folder(
 ) -> None:
     monkeypatch.setattr(setup, "get_tokenizer", interrupted)
     with pytest.raises(StoppedError, match="before the first step") as stopped:
-        trained(recipe(text), text / "run")
+        trained(make_recipe(text), text / "run")
     assert stopped.value.code == 130
     assert not (text / "run").exists()
 
@@ -347,7 +350,7 @@ def test_an_interrupt_later_leaves_what_was_learnt(
 ) -> None:
     monkeypatch.setattr(train_run, "draw_curves", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        trained(recipe(text), text / "run")
+        trained(make_recipe(text), text / "run")
     assert Run(text / "run").metrics()
 
 
@@ -366,21 +369,21 @@ def poison(monkeypatch: pytest.MonkeyPatch, from_call: int, to_call: int) -> Non
 
 def test_a_loss_that_is_not_finite_is_skipped(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, 2, 3)
-    run = trained(recipe(text, train={"log_every": 1}), text / "run")
+    run = trained(make_recipe(text, train={"log_every": 1}), text / "run")
     lines = scores(run, "train")
     assert [line["skipped"] for line in lines] == [0, 1, 2, 2, 2, 2]
     weights: dict[str, Tensor] = load_file(run.weights_path)
     assert all(bool(weight.isfinite().all()) for weight in weights.values())
 
 
-def test_where_all_were_skipped_no_loss_is_told(
+def test_without_a_counted_step_no_loss_is_reported(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in the metrics, which stay JSON, nor to a person or a tracker; the rest is drawn."""
     poison(monkeypatch, 2, 3)
-    told = recipe(text, train={"log_every": 1, "evaluate_every": 1})
+    recipe = make_recipe(text, train={"log_every": 1, "evaluate_every": 1})
     console = Console(file=io.StringIO(), record=True, width=200)
-    run = train_run.start(told, text / "run", device="cpu", console=console)
+    run = train_run.start(recipe, text / "run", device="cpu", console=console)
     unknown = {"loss": None, "accuracy": None}
     for line in run.metrics():
         means = line["seen"] if line["event"] == "evaluate" else {key: line[key] for key in unknown}
@@ -397,9 +400,9 @@ def test_too_many_of_them_stop_the_run_and_keep_the_batch(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch, 1, 99)
-    told = recipe(text, train={"max_skipped_steps": 2})
+    recipe = make_recipe(text, train={"max_skipped_steps": 2})
     with pytest.raises(HeedError, match="not finite in 3 steps in a row"):
-        trained(told, text / "run")
+        trained(recipe, text / "run")
     assert list((text / "run").glob("batch-*.safetensors"))
 
 
@@ -420,14 +423,14 @@ def test_batches_that_do_not_fit_are_halved_where_allowed(
 ) -> None:
     """And that changes nothing but rounding."""
     exact = {"optimizer": "sgd", "lr": 0.1, "precision": "float32"}
-    told = recipe(text, task, train={"split_on_oom": True} | exact)
-    whole = load_file(trained(told, text / "whole").weights_path)
+    recipe = make_recipe(text, task, train={"split_on_oom": True} | exact)
+    whole = load_file(trained(recipe, text / "whole").weights_path)
     monkeypatch.setattr(Objective, "forward", room_for(5, Objective.forward))
-    run = trained(told, text / "halved")
+    run = trained(recipe, text / "halved")
     halved = load_file(run.weights_path)
     assert all(torch.allclose(whole[name], halved[name], atol=1e-6) for name in whole)
-    _, facts = checkpoint.load_newest(run.checkpoints, print)
-    assert facts["batch_splits"] == 4
+    _, progress = checkpoint.load_newest(run.checkpoints, print)
+    assert progress["batch_splits"] == 4
 
 
 def test_running_out_of_memory_names_the_setting(
@@ -435,7 +438,7 @@ def test_running_out_of_memory_names_the_setting(
 ) -> None:
     monkeypatch.setattr(Objective, "forward", room_for(0, Objective.forward))
     with pytest.raises(HeedError, match=r"train\.batch_size=8 --set train\.accumulate=2"):
-        trained(recipe(text), text / "run")
+        trained(make_recipe(text), text / "run")
     assert not (text / "run").exists()  # nothing is in the way of a second try
 
 
@@ -445,12 +448,12 @@ def test_a_full_disk_says_what_to_do(text: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("heed.models.weights.save_file", full)
     with pytest.raises(HeedError, match=r"the disk is full\. Free some space"):
-        trained(recipe(text), text / "run")
+        trained(make_recipe(text), text / "run")
     assert not list((text / "run" / "checkpoints").glob(".draft-*"))
 
 
 def test_metrics_keep_the_clock_apart(text: Path) -> None:
-    run = trained(recipe(text), text / "run")
+    run = trained(make_recipe(text), text / "run")
     for line in run.metrics_path.read_text().splitlines():
         assert set(json.loads(line)["time"]) == {"unix", "tokens_per_second"}
 

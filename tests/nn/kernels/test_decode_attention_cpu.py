@@ -41,7 +41,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def test_few_queries_attend_as_the_formula_has_it(
     b: int, n: int, m: int, groups: int, shared: int, kind: str, seed: int
 ) -> None:
-    """Whoever shares keys with whom; and zeros for a query that may see nothing."""
+    """For any sharing of keys among queries; zeros for a query that sees nothing."""
     q = drawn(b, n, groups * shared, 4, seed=seed).transpose(1, 2)
     k, v = (drawn(b, groups, m, 4, seed=seed + i) for i in (1, 2))
     visible = drawn(b, 1, n, m, seed=seed + 3) > 0

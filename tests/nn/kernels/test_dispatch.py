@@ -55,8 +55,8 @@ def call(
     return dispatch.Call(Heads(q, k, k), mask, bias, None, dropout)
 
 
-def serving(asked: dispatch.Call) -> str:
-    return next(kernel.name for kernel in dispatch.KERNELS if kernel.serves(asked))
+def serving(call: dispatch.Call) -> str:
+    return next(kernel.name for kernel in dispatch.KERNELS if kernel.serves(call))
 
 
 def encoding(name: str) -> Position:

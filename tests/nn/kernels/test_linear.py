@@ -54,7 +54,7 @@ def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def test_halves_turn_as_the_formula_says() -> None:
+def test_halves_rotate_by_the_formula() -> None:
     angles = torch.randn(1, 1, 5, 4, dtype=torch.float64)
     cos, sin = angles.cos(), angles.sin()
     packed = torch.randn(2, 5, 3 * 8, dtype=torch.float64, requires_grad=True)
@@ -68,7 +68,7 @@ def test_halves_turn_as_the_formula_says() -> None:
     assert torch.autograd.gradcheck(turned, (x.detach().requires_grad_(),))
 
 
-def test_halves_of_16_bits_turn_in_32() -> None:
+def test_halves_of_16_bits_rotate_in_32() -> None:
     angles = torch.randn(2, 1, 5, 4)
     x = torch.randn(2, 3, 5, 8).bfloat16()
     (out,) = rotate_by_tables([x], angles.cos(), angles.sin())

@@ -64,7 +64,7 @@ def test_it_is_cross_entropy_of_a_linear_map(
 ) -> None:
     """Whatever is ignored, and in however many chunks."""
     x, weight, bias, targets = inputs(*sizes, seed=seed)
-    told = [x, weight, bias] if biased else [x, weight]
+    leaves = [x, weight, bias] if biased else [x, weight]
     total, right = linear_cross_entropy(
         x,
         weight,
@@ -79,7 +79,7 @@ def test_it_is_cross_entropy_of_a_linear_map(
     assert total.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-5)
     assert right.dtype == torch.int64
     assert right == all_right
-    found, exact = gradients(total, *told), gradients(expected, *told)
+    found, exact = gradients(total, *leaves), gradients(expected, *leaves)
     # A gradient may be nothing but rounding, where the answer is all but sure.
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
     assert (found[0][targets == IGNORED] == 0).all()
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_the_numbers(smoothing: float, chunked: bool) -> 
 
 
 @given(SIZES, st.booleans())
-def test_where_nothing_is_asked_nothing_comes_of_it(
+def test_without_targets_loss_and_gradients_are_zero(
     sizes: tuple[int, int, int], empty: bool
 ) -> None:
     x, weight, bias, targets = inputs(*sizes, ignored=1.0)
@@ -110,7 +110,7 @@ def test_where_nothing_is_asked_nothing_comes_of_it(
     assert all((grad == 0).all() for grad in gradients(total, x, weight, bias))
 
 
-def test_what_is_ignored_can_be_told() -> None:
+def test_the_ignored_index_can_be_chosen() -> None:
     x, weight, _, targets = inputs(20, 9, 4)
     elsewhere = targets.masked_fill(targets == IGNORED, 3)
     total, right = linear_cross_entropy(x, weight, elsewhere, ignore_index=3)
