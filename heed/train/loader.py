@@ -97,7 +97,7 @@ class Loader:
                     future.cancel()
 
     def _prefetch(self, step: int) -> _Prefetched:
-        """Build the batches of a step and start their copy on a stream of its own."""
+        """Build the batches of a step and start their copy on a separate stream."""
         batches = [shard_batch(batch, self.world) for batch in self.micro_batches(step)]
         if self._copy_stream is None:
             return _Prefetched([batch.to(self.device) for batch in batches])

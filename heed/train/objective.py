@@ -1,6 +1,6 @@
 """The training objective: the sum of a batch's losses, their number, and correct predictions.
 
-Sums and counts stay apart to the end. A mean over micro-batches, evaluation batches or ranks is
+Sums and counts stay separate. A mean over micro-batches, evaluation batches or ranks is
 then one division, not a mean of means.
 """
 

@@ -121,9 +121,9 @@ def _refuse_unused_folder(tables: dict[str, Any]) -> None:
         raise ConfigError([f"--data is for the files that a recipe names; {why}: {todo}"])
 
 
-def _refuse_missing_files(name: str, own: Sequence[str], files: Sequence[str]) -> None:
+def _refuse_missing_files(name: str, recipe_files: Sequence[str], files: Sequence[str]) -> None:
     """Refuse a shipped recipe whose own files are not here."""
-    missing = [file for file in files if file in own and not Path(file).exists()]
+    missing = [file for file in files if file in recipe_files and not Path(file).exists()]
     if missing and find(name).is_relative_to(SHIPPED):
         what = f"{name} is trained on {' and '.join(missing)}, and there is no such file here"
         raise ConfigError([f"{what}: name the folder with --data DIR, or files with --train."])

@@ -227,7 +227,11 @@ def _refuse_different_steps(state: State, run: Run) -> None:
 def _refuse_changed_data(run: Run, setup: TrainingSetup) -> None:
     """Refuse to resume a run on other data than it started with."""
     hashes = run.environment().get("data", {})
-    changed = [name for name, own in setup.data_hashes.items() if hashes.get(name, own) != own]
+    changed = [
+        name
+        for name, data_hash in setup.data_hashes.items()
+        if hashes.get(name, data_hash) != data_hash
+    ]
     if changed:
         raise RunError(
             f"the text of {' and '.join(changed)} is not what this run started with.",

@@ -117,10 +117,10 @@ class State:
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Restore what `state_tensors` returned."""
-        own = self.model.state_dict()
+        current = self.model.state_dict()
         weights, averages = (
             {
-                name: distribute_like(tensor, own[name])
+                name: distribute_like(tensor, current[name])
                 for name, tensor in select_prefix(prefix, tensors).items()
             }
             for prefix in ("model.", "ema.")

@@ -118,12 +118,12 @@ class World:
         """Whether the value is true on any rank."""
         return bool(self.all_reduce(torch.tensor([float(value)])))
 
-    def all_gather(self, own: Tensor) -> list[Tensor]:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The CPU tensors of all ranks, which have one shape."""
         if not self.is_distributed:
-            return [own]
-        tensors = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(tensors, own)
+            return [tensor]
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor)
         return tensors
 
     def broadcast(self, make: Callable[[], Made]) -> Made:
@@ -157,13 +157,13 @@ class World:
 
     def generators(self, device: torch.device) -> dict[str, Tensor]:
         """The states of all ranks' random generators, by name."""
-        own = {"random.cpu": torch.get_rng_state()}
+        local_states = {"random.cpu": torch.get_rng_state()}
         if device.type == "cuda":
-            own["random.cuda"] = torch.cuda.get_rng_state(device)
+            local_states["random.cuda"] = torch.cuda.get_rng_state(device)
         return {
             _of_rank(name, rank): state
-            for name, mine in own.items()
-            for rank, state in enumerate(self.all_gather(mine))
+            for name, local in local_states.items()
+            for rank, state in enumerate(self.all_gather(local))
         }
 
     def restore_generators(self, saved: dict[str, Tensor], device: torch.device) -> None:

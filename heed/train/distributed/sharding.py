@@ -39,8 +39,8 @@ def shard_batch(batch: Batch, world: World) -> Batch:
     every = slice(world.rank, None, world.size)
     shared = {"source_positions"} | ({"positions"} if batch.segments is None else set())
     tensors = {name: t if name in shared else t[every] for name, t in batch.tensors().items()}
-    most = -(-len(batch.ids) // world.size)
-    return pad_rows(batch.with_tensors(tensors, rows=batch.rows[every]), most)
+    rows_per_rank = -(-len(batch.ids) // world.size)
+    return pad_rows(batch.with_tensors(tensors, rows=batch.rows[every]), rows_per_rank)
 
 
 def distribute(objective: nn.Module, how: str, world: World, device: torch.device) -> nn.Module:

@@ -111,7 +111,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
 
 
 def _muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
-    """The groups of `parameter_groups`, with the hidden matrices, which Muon updates, apart.
+    """The groups of `parameter_groups`, with the hidden matrices, which Muon updates, separate.
 
     The output layer is not hidden: it is the module called `head` with all that is in it, and any
     module with `hidden = False`.
@@ -138,13 +138,13 @@ def _by_layer(model: nn.Module, groups: list[Group], layer_decay: float) -> list
         return groups
     places = layer_indices(model)
     below = {parameter: places[name].below_top for name, parameter in model.named_parameters()}
-    parted = []
+    split_groups = []
     for group in groups:
         for steps in sorted({below[parameter] for parameter in group["params"]}):
             params = [parameter for parameter in group["params"] if below[parameter] == steps]
             scale = group["lr_scale"] * layer_decay**steps
-            parted.append(group | {"params": params, "lr_scale": scale})
-    return parted
+            split_groups.append(group | {"params": params, "lr_scale": scale})
+    return split_groups
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
@@ -298,9 +298,13 @@ def _keep_kernels(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]
             todo="Resume with the model and the optimizer that were saved.",
         )
     groups = []
-    for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+    for new_group, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         lr = float(group["lr"])
-        current: Group = {key: own[key] for key in ("fused", "foreach", "capturable") if key in own}
-        current["lr"] = torch.full_like(own["lr"], lr) if isinstance(own["lr"], Tensor) else lr
+        current: Group = {
+            key: new_group[key] for key in ("fused", "foreach", "capturable") if key in new_group
+        }
+        current["lr"] = (
+            torch.full_like(new_group["lr"], lr) if isinstance(new_group["lr"], Tensor) else lr
+        )
         groups.append(group | current)
     return saved | {"param_groups": groups}

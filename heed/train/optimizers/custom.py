@@ -182,11 +182,11 @@ class Muon(AmpOptimizer):
         for index, parameter in enumerate(params):
             same_shape[parameter.shape].append(index)
         # Layers repeat, so a model has few shapes: one batched product serves all of one shape.
-        for shape, chosen in same_shape.items():
-            u = torch.stack([grads[i] for i in chosen])
-            u = u.lerp(torch.stack([momenta[i] for i in chosen]), group["momentum"])
+        for shape, indices in same_shape.items():
+            u = torch.stack([grads[i] for i in indices])
+            u = u.lerp(torch.stack([momenta[i] for i in indices]), group["momentum"])
             updates = orthogonalize(u) * (lr * (0.2 * math.sqrt(max(shape))))
-            _decay_and_subtract([params[i] for i in chosen], updates.unbind(), lr, group)
+            _decay_and_subtract([params[i] for i in indices], updates.unbind(), lr, group)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ class FakeDriver:
         self.capability = capability
 
     def get_current_device(self) -> str:
-        """A name of its own, so that Triton shares no compiled kernel with a real device."""
+        """A name that no device has: Triton shares no compiled kernel with a real device."""
         return "fake"
 
     def get_current_stream(self, device: object) -> int:

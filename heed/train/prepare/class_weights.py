@@ -69,7 +69,7 @@ def _refuse_empty_class(recipe: Recipe, classes: Classes, counts: NDArray[np.int
     for name, count in zip(classes.names, counts.tolist(), strict=True):
         if not count:
             raise DataError(
-                f"class {name!r} has no training example: all it has were set aside for dev.",
+                f"class {name!r} has no training example: all were set aside for dev.",
                 where=", ".join(recipe.data.train) or None,
                 todo="Add examples of that class, or name a dev file of your own (--dev FILE).",
             )

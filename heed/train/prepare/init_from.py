@@ -160,12 +160,12 @@ def copy_weights(
 
     Prints and returns which parts of the model are new.
     """
-    own, layers = model.state_dict(), layer_indices(model)
+    weights, layers = model.state_dict(), layer_indices(model)
     same_classes = tuple(classes) == (pretrained.classes or tuple(classes))
     same_head = task == pretrained.task and same_classes
-    vocab_sizes = len(pretrained.weights[TABLE]), len(own[TABLE])
+    vocab_sizes = len(pretrained.weights[TABLE]), len(weights[TABLE])
     copied: dict[str, Tensor] = {}
-    for name, weight in own.items():
+    for name, weight in weights.items():
         names = _pretrained_names(name, model)
         source = pretrained.weights.get(next((n for n in names if n in pretrained.weights), name))
         if source is not None and (len(source), len(weight)) == vocab_sizes:
@@ -176,10 +176,10 @@ def copy_weights(
             copied[name] = source
         elif is_body and not _is_cross_attention(name):
             raise ConfigError([_describe_mismatch(name, weight, source, pretrained, task)])
-    model.load_state_dict(own | copied)
-    new = tuple(sorted({_part(name) for name in own.keys() - copied.keys()}))
+    model.load_state_dict(weights | copied)
+    new = tuple(sorted({_part(name) for name in weights.keys() - copied.keys()}))
     suffix = f"; new: {', '.join(new)}" if new else ""
-    say(f"Initialized from {pretrained.name}: {len(copied)} of {len(own)} weights{suffix}.")
+    say(f"Initialized from {pretrained.name}: {len(copied)} of {len(weights)} weights{suffix}.")
     return new
 
 
