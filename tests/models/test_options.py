@@ -210,19 +210,19 @@ def test_a_model_begins_by_guessing_evenly(shape: dict[str, Any], scale: float |
 
 
 @torch.no_grad()
-def test_a_reader_is_what_stands_below_a_head() -> None:
+def test_a_backbone_is_a_model_without_its_head() -> None:
     model = new_classifier(pooling="first", pooler=True)
-    reader = Backbone(model.config, vocab=VOCAB).eval()
+    backbone = Backbone(model.config, vocab=VOCAB).eval()
     rest = {name: x for name, x in model.state_dict().items() if not name.startswith("head.")}
-    reader.load_state_dict(rest)
+    backbone.load_state_dict(rest)
     ids, mask = padded(texts([4, 6]), left=[0, 0])
-    assert torch.equal(reader(ids, mask=mask), model.states(ids, mask=mask).x_bnw)
-    assert torch.equal(model.head(reader.summary(ids, mask=mask)), model(ids, mask=mask))
-    trace = reader.trace(ids, mask=mask)
-    assert apart(trace.logits, reader(ids, mask=mask)) <= 1e-5
+    assert torch.equal(backbone(ids, mask=mask), model.states(ids, mask=mask).x_bnw)
+    assert torch.equal(model.head(backbone.summary(ids, mask=mask)), model(ids, mask=mask))
+    trace = backbone.trace(ids, mask=mask)
+    assert apart(trace.logits, backbone(ids, mask=mask)) <= 1e-5
     assert len(trace.encoder) == 2
-    with pytest.raises(ValueError, match="takes no cache"):
-        reader(ids, cache=Cache())
+    with pytest.raises(ValueError, match="a whole sequence at once: no cache"):
+        backbone(ids, cache=Cache())
     with pytest.raises(ValueError, match="no pooler"):
         Backbone(tiny(), vocab=VOCAB).summary(ids)
 
