@@ -4,7 +4,7 @@
     python benchmarks/gpu_tests.py --out DIR --workers 6 tests/nn/kernels
 
 The result goes to gpu-tests.txt and gpu-tests.json in DIR (default: benchmarks/results). Exit code
-0: no test failed. In a copy without git the environment variable HEED_COMMIT names the commit.
+0: no test failed. The environment variable HEED_COMMIT names the commit of a copy without git.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def describe_machine() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The checked-out commit, "+changes" appended if files differ from it; None outside git."""
+    if named := os.environ.get("HEED_COMMIT"):
+        return named
     try:
         name, changes = (
             subprocess.run(
@@ -86,7 +88,7 @@ def commit() -> str | None:
             for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
         )
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("HEED_COMMIT")
+        return None
     return f"{name}+changes" if changes else name
 
 
