@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXPORTED = "export.md"
 """The page whose programs need exported models: `tests/export` runs them on real exports."""
+EXAMPLE = "kerple_of_the_docs"
+"""The position that core.md adds, where a test runs it: heed may have a `kerple` of its own."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
 
@@ -49,6 +51,11 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+def programs_of(page: Path) -> list[str]:
+    """The Python of a page. The position it adds gets a name that heed itself can never have."""
+    return [block.replace('"kerple"', f'"{EXAMPLE}"') for block in blocks(page, "python")]
+
+
 def pretrained_folder(workspace: Path) -> None:
     """A tiny RoBERTa with random weights, as `save_pretrained` writes it."""
     pytest.importorskip("transformers")
@@ -64,7 +71,7 @@ def pretrained_folder(workspace: Path) -> None:
 )
 def test_every_python_block_runs(page: Path, workspace: Path) -> None:
     """The blocks of a page run one after the other in one interpreter, as a reader would."""
-    programs = blocks(page, "python")
+    programs = programs_of(page)
     if page.name == "pretrained.md":
         pretrained_folder(workspace)
     answer = subprocess.run(
@@ -80,11 +87,11 @@ def test_every_python_block_runs(page: Path, workspace: Path) -> None:
 
 def test_the_position_of_the_docs_is_a_plugin(workspace: Path) -> None:
     """The class in core.md trains and translates as a file named by --plugin."""
-    (program,) = (b for b in blocks(ROOT / "docs" / "core.md", "python") if "class Kerple" in b)
+    (program,) = (b for b in programs_of(ROOT / "docs" / "core.md") if "class Kerple" in b)
     (workspace / "my_position.py").write_text(program, encoding="utf-8")
     plugin = ["--plugin", "my_position.py"]
     train = ["--train", "train.en", "--train", "train.fr", "--run", "runs/kerple"]
-    small = ["model.position=kerple", "model.layers=1", "model.width=32", "train.steps=2"]
+    small = [f"model.position={EXAMPLE}", "model.layers=1", "model.width=32", "train.steps=2"]
     settings = [word for change in small for word in ("--set", change)]
     for arguments in (
         ["train", "--task", "translate", *train, *settings, "--device", "cpu", *plugin],
