@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed.errors import ConfigError, DataError, nearest
-from heed.evaluate.read_outputs import System, read_system, shared_references
+from heed.evaluate.read_outputs import System, read_systems, shared_references
 from heed.metrics.corpus_bleu import METRICS
 from heed.metrics.read_lines import read_lines
 from heed.metrics.systems import SystemScores, score_systems
@@ -28,7 +28,7 @@ def score_files(
     source_paths = [] if source is None else [source]
     texts = {str(path): read_lines(path) for path in (*references, *source_paths)}
     reference_texts = [texts[str(path)] for path in references]
-    systems = [read_system(path, reference_texts) for path in hypotheses]
+    systems = read_systems(hypotheses, reference_texts)
     _check_line_counts({system.name: system.texts for system in systems} | texts)
     sources = systems[0].sources if source is None else texts[str(source)]
     return score_systems(

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from test_cli import heed
 
+from heed.config import Recipe
 from heed.errors import HeedError
-from heed.evaluate.read_outputs import read_system, read_table
+from heed.evaluate.read_outputs import read_systems, read_table
 from heed.evaluate.score_files import score_files
 from heed.evaluate.tables import render_scores
 from heed.metrics import sentence_bleu
 from heed.metrics.read_lines import read_lines
+from heed.runs.run import Run
 
 texts_ = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 
@@ -75,6 +77,31 @@ def test_the_command_compares_runs(runs: tuple[Path, Path], files: Path) -> None
     assert "p_bootstrap" in result["systems"][1]["paired"]["bleu"]
 
 
+def test_runs_are_compared_on_the_one_set_that_both_translated(texts: Any, tmp_path: Path) -> None:
+    """Each run has tables of its own besides; the common set may have other names."""
+    test = (texts.sources, texts.references)
+    dev, news = (["a"], ["un"], ["un"]), (["b"], ["deux"], ["deux"])
+    one = tables(tmp_path / "one", dev=dev, test=(*test, texts.better))
+    other = tables(tmp_path / "other", mine=(*test, texts.worse), news=news)
+    result = scored([one, other], [])
+    assert [system["texts"] for system in result["systems"]] == [len(texts.references)] * 2
+    table = one / "translations" / "test.tsv"
+    assert figures(scored([table, other], [])) == figures(result)
+    apart = tables(tmp_path / "apart", news=news)
+    with pytest.raises(HeedError, match="no test set was translated by all of these"):
+        scored([one, apart], [])
+
+
+@pytest.mark.parametrize("task", ["classify", "generate"])
+def test_score_says_what_serves_other_tasks(task: str, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Recipe.of({"task": task, "data": {"train": ["a"]}})).folder
+    answer = heed("score", str(run))
+    assert (answer.returncode, answer.stdout) == (2, "")
+    said = " ".join(answer.stderr.split())
+    assert "`heed score` compares translations, and this run is a " in said
+    assert f"`heed evaluate {run}` gives its " in said
+
+
 @given(rows=st.lists(st.tuples(texts_, texts_, texts_), min_size=1, max_size=6))
 def test_a_table_is_read_as_it_was_written(
     rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
@@ -95,7 +122,7 @@ def test_paths_without_translations_are_errors(
 ) -> None:
     plain = tmp_path / "plain.tsv"
     plain.write_text("un\tdeux\n")
-    assert read_system(plain, []).texts == ["un\tdeux"]
+    assert read_systems([plain], [])[0].texts == ["un\tdeux"]
     (tmp_path / "empty").mkdir()
     broken = tmp_path / "broken.tsv"
     broken.write_text("source\treference\thypothesis\tscore\na\tb\n")
@@ -103,13 +130,13 @@ def test_paths_without_translations_are_errors(
     header.write_text("source\treference\thypothesis\tscore\n")
     for path, references, said in (
         (tmp_path / "empty", [], "heed evaluate"),
-        (runs[0], [], "several of its tables fit"),
+        (runs[0], [], "several test sets were translated by all of these: dev, test"),
         (runs[0], [["other"]], "none of its tables has these references"),
         (broken, [], "this row has 2 columns"),
         (header, [], "this table has no rows"),
     ):
         with pytest.raises(HeedError, match=said):
-            read_system(path, references)
+            read_systems([path], references)
     with pytest.raises(HeedError, match="name them with --ref"):
         scored([files / "better"], [])
 
