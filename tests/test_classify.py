@@ -370,7 +370,10 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
         assert after.probabilities(texts) != before.probabilities(texts)
         again = evaluate_quickly(run, test=[str(place / "test.tsv")])
         assert again["calibration"] == fitted
-        assert "temperature" in shown(again)
+        for part in ("test", "not in train"):
+            assert f"calibration, {part}" in shown(again)
+            assert f"reliability, {part}" in shown(again)
+        assert f"{again['clean']['uncalibrated']['log_loss']:.4f}" in shown(again)
         quick = evaluate_quickly(run, test=[str(place / "test.tsv")], resamples=0)
         assert quick["uncalibrated"]["log_loss"] == again["uncalibrated"]["log_loss"]
         assert "temperature" in shown(quick)

@@ -93,13 +93,13 @@ def evaluate(
         text=text or (),
         stride=stride,
     )
-    screen = console(quiet=json)
+    # Messages go to standard error: a closed pipe must not end the work before its result is saved.
     evaluate_run(
         run,
         options,
         device=device,
-        notify=screen.print,
-        on_result=print_json if json else lambda result: screen.print(render_evaluation(result)),
+        notify=console(quiet=True).print,
+        on_result=print_json if json else lambda result: console().print(render_evaluation(result)),
     )
 
 

@@ -17,9 +17,9 @@ def _check_set_name(name: str) -> str | None:
     """Why a set of `data.sets` cannot have this name; None where it can."""
     if name in RESERVED:
         return f"sets cannot have a set {name!r}: the name is reserved. Choose another."
-    if not name or "/" in name or name.endswith("-clean"):
-        todo = "Choose one without a slash that does not end with -clean."
-        return f"sets cannot have a set {name!r}: metrics use such names for other things. {todo}"
+    if not name or "/" in name or name.startswith(".") or name.endswith("-clean"):
+        todo = "Choose one without a slash that neither begins with a dot nor ends with -clean."
+        return f"sets cannot have a set {name!r}: files and metrics are named after it. {todo}"
     return None
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from heed import plot
 from heed.data.corpus import Record
 from heed.data.corpus.lines import escape_tsv
-from heed.data.held_out import hold_out_dev
 from heed.data.token_store import class_index
 from heed.errors import RunError
 from heed.evaluate.held_out_set import HeldOutSet, find_set
@@ -129,10 +128,7 @@ def _train_baselines(job: Job, classes: Classes) -> Iterator[Baseline]:
     """Baselines trained on the run's training text, with hyperparameters chosen on its dev set."""
     if job.train.corpus is None:
         raise RunError(f"the baselines need the training text, and {job.train.missing}")
-    dev, train_records = _dev_set(job), list(job.train.corpus.usable_records())
-    if dev.rows is not None:  # dev is a part of the same files
-        _, train_rows = hold_out_dev(len(train_records), job.recipe.data.dev_seed)
-        train_records = [train_records[i] for i in train_rows.tolist()]
+    dev, train_records = _dev_set(job), list(job.train.records())
     job.notify(f"Training baselines on {len(train_records):,} texts…")
     train_texts, dev_texts, test_texts = (
         LabeledTexts(["\n".join(r.texts) for r in records], label_indices(records, classes))

@@ -17,7 +17,7 @@ from heed.config import Recipe
 from heed.data.batching.bucketed import BucketedBatches
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.errors import ConfigError, DataError
+from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import classify, generate, translate
 from heed.evaluate.held_out_set import (
     HeldOutSet,
@@ -55,11 +55,19 @@ def evaluate_run(
     notify: Notify,
     on_result: Callable[[Result], None] | None = None,
 ) -> Result:
-    """Score a run on a set, pass the result to `on_result`, then save it in the run folder."""
+    """Score a run on a set, save the result in the run folder, then pass it to `on_result`.
+
+    It is saved first, because printing may fail: `| head -1` closes the pipe. A result that cannot
+    be saved is passed on all the same, before the error.
+    """
     result, writers = _evaluate(folder, options, device=device, notify=notify)
-    if on_result is not None:
-        on_result(result)
-    results_file.write_outputs(folder, writers)
+    show = on_result or (lambda _: None)
+    try:
+        results_file.write_outputs(folder, writers)
+    except RunError:
+        show(result)
+        raise
+    show(result)
     return result
 
 
@@ -108,7 +116,8 @@ def _evaluate(
         "task": recipe.task,
         "split": held_out.name,
         "files": list(held_out.corpus.paths),
-        "set_aside": held_out.set_aside,
+        "is_part": held_out.is_part,
+        "trained_on": held_out.is_train,
         "hash": held_out.corpus.fingerprint(),
         "dropped": dict(dropped),
         "checkpoint": weights,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from heed.config import Recipe
@@ -23,6 +24,17 @@ class TrainingText:
 
     corpus: Corpus | None
     missing: str = ""
+    rows: Rows | None = None
+    """Rows of the corpus that were trained on; None for all, where none were set aside for dev."""
+
+    def records(self) -> Iterator[Record]:
+        """The texts that the run was trained on, without those set aside for dev."""
+        records = () if self.corpus is None else self.corpus.usable_records()
+        if self.rows is None:
+            yield from records
+            return
+        trained_on = set(self.rows.tolist())
+        yield from (record for i, record in enumerate(records) if i in trained_on)
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,12 @@ class HeldOutSet:
     corpus: Corpus
     rows: Rows | None = None
     """Rows of the corpus that belong to the set; None for all."""
+    is_train: bool = False
+    """Whether the set is what the run was trained on."""
 
     @property
-    def set_aside(self) -> bool:
-        """Whether the set is a part of files whose rest is train."""
+    def is_part(self) -> bool:
+        """Whether the set is a part of its files: dev, or train without dev."""
         return self.rows is not None or self.corpus.line_range is not None
 
     def records(self, dropped: Counter[str]) -> list[Record]:
@@ -64,7 +78,10 @@ def find_training_text(run: Run, recipe: Recipe) -> TrainingText:
     if run.environment().get("data", {}).get("train") != fingerprint:
         paths = ", ".join(corpus.paths)
         return TrainingText(None, f"the training text has changed since training: {paths}")
-    return TrainingText(corpus)
+    if data.dev or data.synthetic is not None or corpus.line_range is not None:
+        return TrainingText(corpus)
+    count = sum(1 for _ in corpus.usable_records())
+    return TrainingText(corpus, rows=hold_out_dev(count, data.dev_seed)[1])
 
 
 def find_set(
@@ -79,15 +96,18 @@ def find_set(
     if not named:
         raise RunError("this run names no text to evaluate on.", todo="Name files with --test.")
     name = split or ("test" if "test" in named else "dev")
-    if name in named:
-        return HeldOutSet(name, _open(named[name], recipe, train))
-    if name == "dev" and train.corpus is not None:  # dev is a share of train that was set aside
+    if name == "train" and train.corpus is not None:
+        return HeldOutSet(name, train.corpus, train.rows, is_train=True)
+    if name == "dev" and name not in named and train.corpus is not None:
         if train.corpus.line_range is not None:
-            return HeldOutSet("dev", train.corpus.remainder())
-        dev_rows, _ = hold_out_dev(
-            sum(1 for _ in train.corpus.usable_records()), recipe.data.dev_seed
-        )
-        return HeldOutSet("dev", train.corpus, dev_rows)
+            return HeldOutSet(name, train.corpus.remainder())
+        if train.rows is not None:
+            dev_rows, _ = hold_out_dev(
+                sum(1 for _ in train.corpus.usable_records()), recipe.data.dev_seed
+            )
+            return HeldOutSet(name, train.corpus, dev_rows)
+    if name in named and (name != "train" or "dev" in named):
+        return HeldOutSet(name, _open(named[name], recipe, train))
     known = [*named, *([] if "dev" in named else ["dev"])]
     if name in known:
         what = f"dev was set aside from train, and {train.missing}"
@@ -134,8 +154,10 @@ def seen_in_train(
     """For each text, whether it also occurs in train; None where train is missing."""
     if train.corpus is None:
         return None
-    train_records = train.corpus.usable_records()
-    if held_out.rows is not None:  # the set is a part of the same files
-        held_out_rows = set(held_out.rows.tolist())
-        train_records = (record for i, record in enumerate(train_records) if i not in held_out_rows)
+    if held_out.is_train:
+        return [True] * len(records)
+    train_records = train.records()
+    if train.corpus.line_range is not None:  # a text is a whole file, and train a part of it
+        whole_files = replace(train.corpus, line_range=None)
+        train_records = chain(train_records, whole_files.usable_records())
     return find_overlap(train_records, records)

@@ -63,5 +63,5 @@ class Job:
     options: Options
     notify: Notify
     writers: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that write to the run folder. They run after the result is shown, because the
-    folder may not be writable."""
+    """Functions that write to the run folder. They run last, because the folder may not be
+    writable."""

@@ -90,17 +90,27 @@ def _provenance(result: Result) -> Iterator[RenderableType]:
             f"{weights['weights']} at step {weights['step']:,} (epoch {weights['epoch']}), "
             f"chosen by {weights['metric']} = {weights['value']:.4f}"
         )
-    origin = "set aside from " if result["set_aside"] else ""
-    yield build_note(f"{result['split']}: {origin}{', '.join(result['files'])}")
+    part, trained_on = result["is_part"], result["trained_on"]
+    origin = "set aside from " if part and not trained_on else ""
+    left_out = ", without the part set aside for dev" if part and trained_on else ""
+    yield build_note(f"{result['split']}: {origin}{', '.join(result['files'])}{left_out}")
     if result["dropped"]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in result["dropped"].items())
         yield build_note(f"left out: {counts}")
-    if result["in_train"] is None:
-        yield build_note(f"overlap with train is not known: {result['overlap_unknown']}")
-    else:
-        yield build_note(
-            f"{result['in_train'] or 'none'} of {result['texts']:,} texts also in train"
-        )
+    yield build_note(_describe_overlap(result))
+
+
+def _describe_overlap(result: Result) -> str:
+    """How many of the texts also occur in train, in words."""
+    seen, texts = result["in_train"], result["texts"]
+    if result["trained_on"]:
+        return "the run was trained on this text: these scores say nothing about other text"
+    if seen is None:
+        return f"overlap with train is not known: {result['overlap_unknown']}"
+    if texts == 1:
+        return "the text is also in train" if seen else "the text is not in train"
+    share = "all" if seen == texts else f"{seen:,} of" if seen else "none of"
+    return f"{share} {texts:,} texts also in train"
 
 
 def _details(result: Result) -> Iterator[RenderableType]:

@@ -20,17 +20,25 @@ SIGNATURE = "intervals: 95%, percentile bootstrap over texts; p: exact McNemar t
 
 
 def render_details(result: Result) -> Iterator[RenderableType]:
-    """The tables below the metrics: of the whole set; baselines also of its clean part."""
+    """The tables below the metrics.
+
+    Classes and confusion are those of the whole set; the others are also shown for its clean part.
+    """
+    parts = {result["split"]: result}
+    if result["in_train"] and result["clean"]:
+        parts["not in train"] = result["clean"]
     yield _build_class_table(result["classes"])
     if len(result["classes"]) <= MAX_CLASSES:
         yield _build_confusion_table(result["confusion"])
-    yield _build_reliability_table(result["reliability"])
+    for name, part in parts.items():
+        yield _build_reliability_table(name, part["reliability"])
     if "calibration" in result:
-        yield from _render_calibration(result)
+        yield _describe_temperature(result["calibration"])
+        for name, part in parts.items():
+            yield _build_calibration_table(name, part)
     if "baselines" in result:
-        yield _build_baseline_table(result["split"], result)
-        if result["in_train"] and result["clean"]:
-            yield _build_baseline_table("not in train", result["clean"])
+        for name, part in parts.items():
+            yield _build_baseline_table(name, part)
         yield from _render_hyperparameters(result["baselines"])
     yield build_note(SIGNATURE)
 
@@ -71,9 +79,9 @@ def _build_confusion_table(matrix: Result) -> Table:
     return table
 
 
-def _build_reliability_table(bins: Sequence[Result]) -> Table:
+def _build_reliability_table(name: str, bins: Sequence[Result]) -> Table:
     headers = ("confidence", "texts", "mean confidence, %", "accuracy, %")
-    table = build_table(*headers, title="reliability")
+    table = build_table(*headers, title=f"reliability, {name}")
     for one in bins:
         confidence = f"{100 * one['confidence']:.1f}"
         bounds = f"{one['from']:.2f} to {one['to']:.2f}"
@@ -83,20 +91,23 @@ def _build_reliability_table(bins: Sequence[Result]) -> Table:
     return table
 
 
-def _render_calibration(result: Result) -> Iterator[RenderableType]:
-    """Metrics of the probabilities before and after temperature scaling."""
-    fitted, before = result["calibration"], result["uncalibrated"]
+def _describe_temperature(fitted: Result) -> RenderableType:
     where = f"{fitted['split']} ({fitted['texts']:,} texts)"
-    yield build_note(f"temperature {fitted['temperature']:.3f}, fitted on {where}")
-    table = build_table("", "before", "after", title="calibration")
+    return build_note(f"temperature {fitted['temperature']:.3f}, fitted on {where}")
+
+
+def _build_calibration_table(name: str, part: Result) -> Table:
+    """Metrics of the probabilities before and after temperature scaling."""
+    before = part["uncalibrated"]
+    table = build_table("", "before", "after", title=f"calibration, {name}")
     names = {
         "log_loss": "log loss",
         "brier": "Brier score",
         "calibration_error": "calibration error",
     }
-    for key, name in names.items():
-        table.add_row(name, _format_metric(before, key), _format_metric(result, key))
-    yield table
+    for key, label in names.items():
+        table.add_row(label, _format_metric(before, key), _format_metric(part, key))
+    return table
 
 
 def _format_metric(result: Result, key: str) -> str:

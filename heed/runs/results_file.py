@@ -64,7 +64,7 @@ def _candidate_names(name: str, files: Sequence[str], known: Sequence[str]) -> I
     """The name itself, names under which the same text is stored already, then new names."""
     yield name
     yield from (one for one in known if one.startswith(f"{name}-") or one.endswith(f"-{name}"))
-    if folder := Path(files[0]).absolute().parent.name:
+    if folder := Path(files[0]).parent.resolve().name.lstrip("."):
         yield f"{folder}-{name}"
     yield from (f"{name}-{number}" for number in count(2))
 

@@ -167,7 +167,29 @@ def test_a_dev_set_set_aside_from_train_is_found(text: Path) -> None:
     assert result["loss"] == pytest.approx(line["dev"]["loss"], rel=1e-5)
     assert result["in_train"] < result["texts"] < LEARNT
     assert "dev: set aside from" in _shown(result)
-    assert "set aside" not in _shown(evaluate_small(run, split="train"))
+    trained_on = evaluate_small(run, split="train")
+    assert trained_on["texts"] + result["texts"] == LEARNT
+    assert (trained_on["in_train"], trained_on["clean"]) == (trained_on["texts"], None)
+    shown = " ".join(_shown(trained_on).split())
+    assert ", without the part set aside for dev" in shown
+    assert "the run was trained on this text" in shown
+    assert "also in train" not in shown
+    # The training file as a test set: what was set aside for dev is not in train.
+    files = evaluate_small(run, test=[str(text / "train.en")])
+    assert files["texts"] - files["in_train"] == result["texts"] - result["in_train"]
+
+
+def test_train_of_one_file_is_what_was_trained_on(text: Path) -> None:
+    """With `data.unit = "file"`, train is the first lines of each file."""
+    data = {"unit": "file", "max_length": 32}
+    run = train_small(text, "generate", "run-file", data=data, train={"steps": 4})
+    train, dev = (evaluate_small(run, split=split) for split in ("train", "dev"))
+    whole = evaluate_small(run, test=[str(text / "train.en")])
+    assert train["tokens"] + dev["tokens"] == whole["tokens"] + 1  # both end with a token
+    assert [one["in_train"] for one in (train, dev, whole)] == [1, 0, 1]
+    assert "the run was trained on this text" in _shown(train)
+    assert "the text is not in train" in _shown(dev)
+    assert "the text is also in train" in _shown(whole)
 
 
 def test_averaged_weights_are_named(text: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_changed_name_is_reported(run: Path, text: Path) -> None:
     assert heed("evaluate", str(run), *files, *QUICK).returncode == 0
     files = [word for file in another(text, "said") for word in ("--test", file)]
     answer = heed("evaluate", str(run), *files, *QUICK)
-    assert "saved as 'said-test'" in " ".join(answer.stdout.split())
+    assert "saved as 'said-test'" in " ".join(answer.stderr.split())
 
 
 @given(
@@ -177,6 +177,60 @@ def test_results_are_printed_before_a_write_error(text: Path) -> None:
     assert json.loads(answer.stdout)["split"] == "test"
     assert "could not be saved" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_results_are_saved_before_they_are_printed(run: Path, text: Path) -> None:
+    """`heed evaluate RUN | head -1` keeps everything: a closed pipe ends only the printing."""
+    (run / results_file.RESULTS).unlink(missing_ok=True)
+    (run / "translations" / "dev.tsv").unlink(missing_ok=True)
+
+    def break_pipe(_: Any) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        evaluate_run(
+            run,
+            Options("dev", metrics=("bleu",), resamples=0),
+            device="cpu",
+            notify=print,
+            on_result=break_pipe,
+        )
+    assert results(run)["dev"]["texts"] == HELD_OUT
+    assert (run / "translations" / "dev.tsv").exists()
+
+
+def test_messages_do_not_share_the_pipe_of_the_result(run: Path) -> None:
+    answer = heed("evaluate", str(run), "--split", "dev", *QUICK)
+    assert "Translating" in answer.stderr
+    assert "Translating" not in answer.stdout
+
+
+def test_names_of_results_are_never_hidden(run: Path, text: Path) -> None:
+    """Files given by `../` have their folder's real name, and a leading dot is left out."""
+    assert heed("evaluate", str(run), *_as_flags(sides(text, "test")), *QUICK).returncode == 0
+    (text / "inner").mkdir(exist_ok=True)
+    (text / "outer").mkdir(exist_ok=True)
+    for path in map(Path, another(text, ".secret")):
+        path.with_name(path.name).replace(text / "outer" / path.name)
+    answer = heed(
+        "evaluate",
+        str(run),
+        *_as_flags([f"../outer/test.{suffix}" for suffix in ("en", "fr")]),
+        *QUICK,
+        cwd=text / "inner",
+    )
+    assert answer.returncode == 0, answer.stderr
+    for path in map(Path, another(text, ".hidden")):
+        path.replace(path.with_name(f".{path.name.removeprefix('test.')}"))
+    dotted = [str(text / ".hidden" / f".{suffix}") for suffix in ("en", "fr")]
+    assert evaluate_small(run, test=dotted)["split"] == "hidden-test"
+    assert "outer-test" in results(run)
+    names = [path.name for path in (run / "translations").iterdir()]
+    assert not [name for name in (*names, *results(run)) if name.startswith(".")]
+
+
+def _as_flags(files: list[str]) -> list[str]:
+    return [word for file in files for word in ("--test", file)]
 
 
 def test_a_folder_for_sentences_is_an_error_before_the_work(run: Path, text: Path) -> None:
