@@ -45,8 +45,6 @@ EXTRAS: dict[str, Changes] = {
 }
 VARIANTS = GRID | EXTRAS
 """Every position with every merge, and whatever else a model can be made of."""
-STEADY = [name for name, changes in VARIANTS.items() if changes.get("merge") != "shuffle"]
-"""The variants that do the same at every call."""
 ATTENDING = [name for name, changes in VARIANTS.items() if changes.get("family") != "lstm"]
 FEW = [f"{position}-concat" for position in POSITIONS] + list(EXTRAS)
 """Every position and every extra once, for tests that search."""

@@ -115,7 +115,7 @@ MERGES = Registry(
     "merge",
     {
         "concat": "the heads side by side (Vaswani et al. 2017)",
-        "shuffle": "the heads side by side in a new random order at every call",
+        "shuffle": "the heads in a random order at every training call; their mean at inference",
         "shift": "the heads side by side, each in the place of the next",
         "reweight": "each head scaled by its share of the heads' norms",
     },

@@ -80,8 +80,6 @@ def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:
         return [f"model.family = {config.family!r}: only Transformers are exported to ONNX."]
     unsupported = []
     active = config.merge_when == "always"
-    if active and config.merge == "shuffle":
-        unsupported.append("model.merge = 'shuffle': a graph has no random numbers.")
     if active and causal and config.reweight_over != "token":
         unsupported.append(
             f"model.reweight_over = {config.reweight_over!r}: a step with a cache sees one token."

@@ -3,8 +3,8 @@
 CTranslate2's Transformer differs from heed's in a few points, which are converted here. An absolute
 position encoding becomes a table by position. A bias that does not depend on the query becomes a
 table by distance: CTranslate2's T5 bias with one bucket per distance can hold any such bias. The
-`shift` merge permutes the columns of the output projection. `find_unsupported` lists what
-CTranslate2 cannot express.
+`shift` merge permutes the columns of the output projection, the `shuffle` merge averages them over
+heads. `find_unsupported` lists what CTranslate2 cannot express.
 
 Shapes: h heads, d head width, w model width, n positions or distances.
 """
@@ -28,7 +28,7 @@ from heed.nn.attention import MultiHeadAttention
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels.linear import GATES
 from heed.nn.kernels.position_forms import form_of
-from heed.nn.merges import Shift
+from heed.nn.merges import Shift, Shuffle
 from heed.nn.positions import Position, Rope, Shaw
 from heed.nn.stack import Block, Stack
 
@@ -75,7 +75,7 @@ def find_unsupported(config: ModelConfig) -> list[str]:
         unsupported.append(
             "model.lm_head_transform: CTranslate2 has a single linear layer as its LM head."
         )
-    if config.merge_when == "always" and config.merge not in ("concat", "shift"):
+    if config.merge_when == "always" and config.merge not in ("concat", "shift", "shuffle"):
         unsupported.append(f"model.merge = {config.merge!r}: CTranslate2 concatenates heads.")
     return unsupported
 
@@ -189,9 +189,14 @@ def _attention(spec: Any, attention: MultiHeadAttention, norm: nn.Module) -> Non
     first = [attention.q, attention.kv] if attention.crosses else [attention.qkv]
     for part, linear in zip(spec.linear, [*first, attention.out], strict=True):
         _linear(part, linear.weight, linear.bias)
-    if isinstance(attention.merge, Shift) and not attention.merge.training_only:
+    merge = attention.merge
+    if isinstance(merge, (Shift, Shuffle)) and not merge.training_only:
         out_whd = attention.out.weight.unflatten(1, (attention.heads, -1))
-        spec.linear[-1].weight = _cpu_float32(out_whd.roll(-1, dims=1).flatten(1))
+        if isinstance(merge, Shift):
+            out_whd = out_whd.roll(-1, dims=1)
+        else:  # each place of the output layer reads the mean of the heads
+            out_whd = out_whd.mean(dim=1, keepdim=True).expand_as(out_whd)
+        spec.linear[-1].weight = _cpu_float32(out_whd.flatten(1))
     spec.queries_scale = float(attention.scale)
     _norm(spec.layer_norm, norm)
 

@@ -1,8 +1,9 @@
 """Merges: four ways to make one vector of the heads.
 
-`concat` is the paper's. `shuffle` permutes the heads at random, `shift` rolls them by one, and
-`reweight` scales each head by its share of the norm. A norm over more than one token lets a token
-see others that attention hid from it: over a sequence its future, over a batch other sequences.
+`concat` is the paper's. `shuffle` permutes the heads at random in training and takes their mean at
+inference, `shift` rolls them by one, and `reweight` scales each head by its share of the norm. A
+norm over more than one token lets a token see others that attention hid from it: over a sequence
+its future, over a batch other sequences. Only training draws random numbers.
 
 Shapes: b batch, h heads, n tokens, d head width.
 """
@@ -42,17 +43,27 @@ class Merge(nn.Module):
         return heads_bhnd.transpose(1, 2).flatten(2)
 
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
-        """The heads as this merge changes them; `concat` leaves them as they are."""
+        """The heads as this merge changes them; `concat` leaves them as they are.
+
+        A merge may draw random numbers where `self.training` is True, and only there.
+        """
         return heads_bhnd
 
 
 @register
 class Shuffle(Merge):
-    """A new random order of the heads at every call, the same for all tokens."""
+    """In training a new random order of the heads at every call, the same for all tokens.
+
+    Inference draws nothing and takes the expectation: every head is as often in one place as in
+    another, so each place gets the mean of the heads. The linear layer that follows makes this the
+    exact mean of its outputs over all orders, as dropout's scaling is for one layer.
+    """
 
     name = "shuffle"
 
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
+        if not self.training:
+            return heads_bhnd.mean(dim=1, keepdim=True).expand_as(heads_bhnd)
         order = torch.rand(heads_bhnd.shape[1], device=heads_bhnd.device).argsort()
         return heads_bhnd.index_select(1, order)
 

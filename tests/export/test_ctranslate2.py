@@ -47,6 +47,7 @@ HELD: dict[str, dict[str, Any]] = {
     "wide-heads": {"head_width": 6, "scale": 0.7, "position": "learned"},
     "untied": {"tie_embeddings": False, "decoder_layers": 1},
     "shift": {"merge": "shift", "head_width": 6, "kv_heads": 2},
+    "shuffle": {"merge": "shuffle", "head_width": 6, "kv_heads": 2},
     "only-training": {"merge": "reweight", "merge_when": "training"},
     "idle-cross": {"position": "sinusoidal", "cross_position": True},
     "bordered": {"embedding_norm": True, "lm_head_bias": True, "lm_head_scale": 0.4},

@@ -13,7 +13,6 @@ import tokenizers
 import torch
 from support import (
     ATTENDING,
-    STEADY,
     VARIANTS,
     apart,
     new_classifier,
@@ -44,7 +43,7 @@ def nothing(model: Model, batch: int) -> list[Tensor]:
 # ------------------------------------------------------------------- parts, before they are graphs
 
 
-@pytest.mark.parametrize("variant", [name for name in ATTENDING if name in STEADY])
+@pytest.mark.parametrize("variant", ATTENDING)
 @torch.inference_mode()
 def test_parts_say_what_the_model_does(variant: str) -> None:
     """A source encoded once, a target in steps of any length, for every kind of model."""
@@ -79,7 +78,6 @@ def test_prompts_may_be_padded() -> None:
     ("changes", "key"),
     [
         ({"family": "lstm"}, "model.family"),
-        ({"merge": "shuffle"}, "model.merge"),
         (LEAKY, "model.reweight_over"),
     ],
 )
@@ -90,7 +88,7 @@ def test_what_a_graph_cannot_hold_is_named(changes: dict[str, Any], key: str) ->
 
 def test_a_classifier_reads_all_at_once() -> None:
     assert onnx.find_unsupported(tiny(**LEAKY), causal=False) == []
-    assert onnx.find_unsupported(tiny(merge="shuffle", merge_when="training"), causal=True) == []
+    assert onnx.find_unsupported(tiny(**LEAKY, merge_when="training"), causal=True) == []
 
 
 # ----------------------------------------------------------------------------------- real graphs

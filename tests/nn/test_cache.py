@@ -12,8 +12,8 @@ from support import (
     DTYPES,
     FEW,
     POSITIONS,
-    STEADY,
     TOLERANCE,
+    VARIANTS,
     VOCAB,
     apart,
     language_model,
@@ -67,7 +67,7 @@ def write_on(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", CHUNKS)
-@pytest.mark.parametrize("variant", STEADY)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_language_model_reads_on(variant: str, sizes: list[int], dtype: torch.dtype) -> None:
     """Prompts of 9, 2 and 5 tokens, padded on the left, at every step."""
     model = language_model(variant, dtype)
@@ -81,7 +81,7 @@ def test_a_language_model_reads_on(variant: str, sizes: list[int], dtype: torch.
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", CHUNKS)
-@pytest.mark.parametrize("variant", STEADY)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_translator_continues_from_a_cache(
     variant: str, sizes: list[int], dtype: torch.dtype
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_cache_goes_on_past_its_first_buffer(variant: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("variant", STEADY)
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_selected_rows_go_on_as_if_alone(variant: str, dtype: torch.dtype) -> None:
     """A beam keeps some rows, some of them twice, in any order."""
@@ -145,7 +145,7 @@ def test_selected_rows_go_on_as_if_alone(variant: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("variant", STEADY)
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_selected_translations_keep_their_source(variant: str, dtype: torch.dtype) -> None:
     model, kept = translator(variant, dtype), torch.tensor([1, 1, 0])

@@ -23,7 +23,7 @@ from support import (
     texts,
     tiny,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from heed.config import MERGES
 from heed.errors import ConfigError
@@ -80,6 +80,29 @@ def test_shuffle_draws_every_order_equally_often() -> None:
     # Five standard deviations of a binomial count.
     spread = 5 * math.sqrt(draws / 6 * 5 / 6)
     assert all(abs(count - draws / 6) < spread for count in found.values())
+
+
+@given(shapes, st.integers(0, 1000))
+def test_shuffle_at_inference_is_the_mean_over_all_orders(
+    shape: tuple[int, int, int, int], seed: int
+) -> None:
+    """Of what the output layer makes of the heads, which is what the next layer reads."""
+    heads = heads_of(shape, seed)
+    torch.manual_seed(seed)
+    out = nn.Linear(shape[1] * shape[3], 5)
+    outputs = [out(side_by_side(heads, list(order))) for order in permutations(range(shape[1]))]
+    expected = torch.stack(outputs).mean(dim=0)
+    assert torch.allclose(out(Shuffle().eval()(heads)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_inference_draws_nothing(merge: str) -> None:
+    """The same answer twice, and a training generator that evaluation leaves where it was."""
+    ids = torch.stack(texts([7, 7]))
+    model = new_language_model(merge=merge)
+    before = torch.get_rng_state()
+    assert torch.equal(model(ids), model(ids))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def stated_share(heads: Tensor, real: Tensor, over: str, cell: tuple[int, int, int]) -> float:
@@ -148,12 +171,13 @@ def test_a_model_uses_its_configured_merge(merge: str) -> None:
     plain = new_language_model()
     always = new_language_model(merge=merge)
     only = new_language_model(merge=merge, merge_when="training")
-    torch.manual_seed(1)
-    moved = always(ids)
-    assert apart(moved, plain(ids)) > 1e-2
+    assert apart(always(ids), plain(ids)) > 1e-2
     assert torch.equal(only(ids), plain(ids))
     torch.manual_seed(1)
-    assert torch.equal(only.train()(ids), moved)
+    trained = always.train()(ids)
+    assert apart(trained, plain(ids)) > 1e-2
+    torch.manual_seed(1)
+    assert torch.equal(only.train()(ids), trained)
 
 
 # ---------------------------------------------------------------------------------------- leaks

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from killing import Killed, asked_at, dies_at, outcome
 from rich.console import Console
 
-from heed.config import Recipe
+from heed.config import MERGES, Recipe
 from heed.config.train import OPTIMIZERS
 from heed.errors import RunError, StoppedError
 from heed.runs.best_weights import chosen_evaluation
@@ -41,14 +42,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_recipe(corpus: Path, **train: Any) -> Recipe:
+def make_recipe(corpus: Path, merge: str = "shuffle", **train: Any) -> Recipe:
     settings = {"steps": 9, "batch_size": 16, "warmup": 2, "log_every": 2} | train
     return Recipe.of(
         {
             "task": "translate",
             "data": {"train": [str(corpus / "a.en"), str(corpus / "a.fr")]},
             "tokenizer": {"kind": "word"},
-            "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.2, "merge": "shuffle"},
+            "model": {"layers": 1, "width": 16, "heads": 2, "dropout": 0.2, "merge": merge},
             "train": {"evaluate_every": 4, "checkpoint_every": 3} | settings,
         }
     )
@@ -84,6 +85,19 @@ def test_resumed_equals_unbroken_from_every_step(corpus: Path, tmp_path: Path, s
         train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_evaluating_more_often_changes_no_bit(corpus: Path, tmp_path: Path, merge: str) -> None:
+    """Of the weights, the optimizer and the generators."""
+    ends = []
+    for every in (2, 9):
+        recipe = make_recipe(corpus, merge=merge, evaluate_every=every, evaluate_bleu=True)
+        run = train_run.start(recipe, tmp_path / str(every), device="cpu", console=QUIET)
+        tensors, _ = checkpoint.load_newest(run.checkpoints, print)
+        ends.append({k: t for k, t in tensors.items() if not k.startswith("counters.")})
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus: Path, tmp_path: Path) -> None:
