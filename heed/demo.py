@@ -73,12 +73,13 @@ def run_demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None
 def _evaluate_and_plot(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
     """Score a trained run on the test set and plot its attention; returns the scores."""
     translator = Translator.load(run.folder, device="cpu")
-    test = list(synthetic.generate_sentences("test", recipe.data.synthetic_test, seed=recipe.seed))
+    count, world_seed = recipe.data.synthetic_test, recipe.data.world_seed
+    test = list(synthetic.generate_sentences("test", count, seed=world_seed))
     console.print(f"Translating {len(test):,} sentences with word combinations unseen in training…")
     hypotheses = translator.translate(s.english for s in test)
     references = [s.french for s in test]
     _print_translations(test, hypotheses, console)
-    dev = list(synthetic.generate_sentences("dev", ALIGNED, seed=recipe.seed))
+    dev = list(synthetic.generate_sentences("dev", ALIGNED, seed=world_seed))
     layer = best_layer(_cross_maps(translator, dev), [s.alignment for s in dev])
     maps = _cross_maps(translator, test[:ALIGNED])
     error = alignment_error_rate(

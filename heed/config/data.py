@@ -47,6 +47,9 @@ class DataConfig(Section):
     """Train on this many generated sentences instead of files (docs/synthetic.md)."""
     synthetic_test: Count = 1000
     """Sentences in the generated dev set, and in the generated test set."""
+    world_seed: int = Field(default=0, ge=0)
+    """Random seed of the generated text. It does not depend on `seed`, so runs with different seeds
+    are trained and tested on the same sentences."""
     sets: dict[str, list[str]] = Field(default_factory=dict)
     """Further evaluation sets by name: { name = ["file"] }."""
     unit: Literal["line", "document", "file"] = "line"

@@ -45,15 +45,14 @@ def split_files(train: Corpus) -> dict[str, Corpus]:
 
 def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
     """Generated train, dev and test files for a task, written unless they are cached."""
-    size, test_size = recipe.data.synthetic or 0, recipe.data.synthetic_test
-    name = f"{synthetic.grammar_hash()}-{recipe.seed}-{size}-{test_size}"
+    data = recipe.data
+    size, test_size, seed = data.synthetic or 0, data.synthetic_test, data.world_seed
+    name = f"{synthetic.grammar_hash()}-{seed}-{size}-{test_size}"
     folder = cache_root() / "synthetic" / name
     if not (folder / "test.txt").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with naming_path(folder / "train.txt"):
-            synthetic.write_corpus(
-                folder, train=size, dev=test_size, test=test_size, seed=recipe.seed
-            )
+            synthetic.write_corpus(folder, train=size, dev=test_size, test=test_size, seed=seed)
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {
         split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]

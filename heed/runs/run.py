@@ -29,7 +29,7 @@ from heed.files import write_atomic
 from heed.plugins import check_plugins
 from heed.runs.environment import describe_environment
 
-FORMAT = 3
+FORMAT = 4
 """Version of the folder's format: recipe keys and file names. Other versions are refused."""
 BEST = "best-"
 """Prefix of the best weights' file name; the step follows."""
