@@ -1,4 +1,4 @@
-"""Choice of the device and of the precision of the forward pass."""
+"""Choice of the device and of the precision of the forward pass; out of memory on any device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from heed.errors import ConfigError
+
+CPU_MEMORY_ERRORS = ("DefaultCPUAllocator", "could not create a primitive")
+"""What torch's allocator and oneDNN say where a CPU's memory ran out."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,3 +39,10 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
     # A CPU without these instructions converts every operand to float32 and every result back.
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this error says that memory ran out. On a CPU, torch raises a plain RuntimeError."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in CPU_MEMORY_ERRORS)

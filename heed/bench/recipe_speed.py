@@ -113,7 +113,7 @@ def measure(
     with startup.part("device"):
         torch_device = choose_device(device)
         torch.zeros(1, device=torch_device)
-    with tempfile.TemporaryDirectory() as folder, oom_guard(recipe):
+    with tempfile.TemporaryDirectory() as folder, oom_guard(recipe, Run(Path(folder))):
         recipe, pretrained = resolve_init(recipe)
         with startup.part("read and check"):
             validate_recipe(recipe, pretrained)

@@ -84,6 +84,11 @@ class Run:
         if not self.metrics_path.exists() and not self.checkpoints.exists():
             shutil.rmtree(self.folder)
 
+    def delete_if_unsaved(self) -> None:
+        """Delete the folder of a run that has no checkpoint to resume from."""
+        if not self.checkpoints.exists():
+            shutil.rmtree(self.folder)
+
     @property
     def finished(self) -> bool:
         """Whether training is finished."""

@@ -20,7 +20,7 @@ from heed.train.distributed.ranks import is_torchrun, rank0_error_only
 from heed.train.optimizers.build import describe_rates
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import prepare, validate_recipe
-from heed.train.run import build_loop
+from heed.train.run import build_loop, oom_guard
 
 TIMED_STEPS = 5
 """Steps that are timed, after one to warm up."""
@@ -40,16 +40,18 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
     validate_recipe(recipe, pretrained)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)
-        setup = prepare(recipe, run, device=torch_device, say=say, pretrained=pretrained)
+        with oom_guard(recipe, run, preparing=True):
+            setup = prepare(recipe, run, device=torch_device, say=say, pretrained=pretrained)
         precompile.stop_compiling()
-        loop = build_loop(setup, run, say=say)
         seconds = []
-        for batches in loop.loader.iterate(0, min(TIMED_STEPS + 1, loop.steps)):
-            began = time.perf_counter()
-            loop.update(batches)
-            if torch_device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
+        with oom_guard(recipe, run):
+            loop = build_loop(setup, run, say=say)
+            for batches in loop.loader.iterate(0, min(TIMED_STEPS + 1, loop.steps)):
+                began = time.perf_counter()
+                loop.update(batches)
+                if torch_device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
     parameters = sum(p.numel() for p in setup.model.parameters())
     timed = sorted(seconds[1:] or seconds)
     median = timed[len(timed) // 2]

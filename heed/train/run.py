@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from heed.config import Recipe
 from heed.config.checks import find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
-from heed.device import choose_device
+from heed.device import choose_device, is_out_of_memory
 from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
 from heed.files import write_atomic
 from heed.models.weights import require_matching_weights
@@ -61,7 +61,12 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
         run = Run(Path(world.broadcast(lambda: str(Run.create(folder, recipe).folder))))
         try:
             _train(run, recipe, torch_device, world, console, pretrained)
-        except (ConfigError, DataError, TrainingMemoryError, OSError):
+        except TrainingMemoryError:
+            # The second attempt has smaller batches, so it starts again.
+            if world.is_first:
+                run.delete_if_unsaved()
+            raise
+        except (ConfigError, DataError, OSError):
             # An unstarted run would be in the way of a second attempt.
             if world.is_first:
                 run.delete_if_unstarted()
@@ -110,9 +115,10 @@ def _train(
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     with run.locked() if world.is_first else nullcontext():
-        setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
+        with oom_guard(recipe, run, preparing=True):
+            setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
         _refuse_changed_data(run, setup)
-        with oom_guard(recipe):
+        with oom_guard(recipe, run):
             loop = build_loop(setup, run, say=say)
         if world.is_first:
             _truncate_metrics(run, loop.state.lines)
@@ -120,9 +126,9 @@ def _train(
             run.write_environment(_environment(setup))
         bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
         with bar as progress, loop.recorder.tracked():
-            with oom_guard(recipe):
+            with oom_guard(recipe, run):
                 loop.train(progress)
-            weights = loop.recorder.choose_weights(progress) if world.is_first else {}
+                weights = loop.recorder.choose_weights(progress) if world.is_first else {}
         if world.is_first:
             checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
             draw_curves(run)
@@ -248,22 +254,45 @@ def _truncate_metrics(run: Run, lines: int) -> None:
 
 
 @contextmanager
-def oom_guard(recipe: Recipe) -> Iterator[None]:
-    """Turn running out of memory into an error that names the setting to change."""
+def oom_guard(recipe: Recipe, run: Run, *, preparing: bool = False) -> Iterator[None]:
+    """Turn running out of memory into an error that says what to do.
+
+    `preparing` is before the first batch, when it is the model or the text that does not fit.
+    """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        settings = recipe.train
-        if settings.batch_size is not None:
-            name, size = "batch_size", settings.batch_size
-        else:
-            name, size = "batch_tokens", settings.batch_tokens or DEFAULT_BATCH_TOKENS
-        smaller = (
-            f"--set train.{name}={size // 2} --set train.accumulate={2 * settings.accumulate}, "
-            "which takes nearly the same steps in half the memory."
-        )
-        if size == 1:
-            smaller = "a smaller model, or shorter texts (data.max_length)."
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if preparing:
+            raise TrainingMemoryError(
+                "memory ran out while the text and the model were prepared.",
+                todo="Use a smaller model (model.layers, model.width, tokenizer.vocab_size), "
+                "or less text.",
+            ) from error
+        name, size = _batch_setting(recipe)
         raise TrainingMemoryError(
-            f"memory ran out with train.{name} = {size}.", todo=f"Use {smaller}"
+            f"memory ran out with train.{name} = {size}.", todo=_advise_less_memory(recipe, run)
         ) from error
+
+
+def _batch_setting(recipe: Recipe) -> tuple[str, int]:
+    """The recipe key that sets the size of a batch, and its value."""
+    settings = recipe.train
+    if settings.batch_size is not None:
+        return "batch_size", settings.batch_size
+    return "batch_tokens", settings.batch_tokens or DEFAULT_BATCH_TOKENS
+
+
+def _advise_less_memory(recipe: Recipe, run: Run) -> str:
+    """What to do where a batch does not fit: a run with a checkpoint can go on in smaller parts."""
+    if run.checkpoints.exists() and not recipe.train.split_on_oom:
+        command = f"heed resume {run.folder} --set train.split_on_oom=true"
+        return f"Continue it in smaller parts with: {command}"
+    name, size = _batch_setting(recipe)
+    if size == 1:
+        return "Use a smaller model, or shorter texts (data.max_length)."
+    return (
+        f"Use --set train.{name}={size // 2} --set train.accumulate={2 * recipe.train.accumulate}, "
+        "which takes nearly the same steps in half the memory."
+    )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.data.batching.batch import IGNORE_INDEX, Batch
+from heed.device import is_out_of_memory
 from heed.train.counters import STEP
 from heed.train.distributed.sharding import full_tensor, no_sync
 from heed.train.optimizers.build import step_optimizer
@@ -49,9 +50,10 @@ class Step:
                 with no_sync(self.objective):
                     self.backward(batch)
             self.backward(last)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
             largest = max(len(batch.ids) for batch in batches)
-            if not self.limits.split_on_oom or self.state.batch_splits >= largest:
+            can_split = self.limits.split_on_oom and self.state.batch_splits < largest
+            if not (can_split and is_out_of_memory(error)):
                 raise
         else:
             self.optimizer_step()

@@ -20,6 +20,7 @@ from torch import nn
 from heed.config import Recipe
 from heed.data.batching.batch import Batch
 from heed.data.batching.length_buckets import BatchShape
+from heed.device import is_out_of_memory
 from heed.errors import ConfigError
 from heed.nn.stack import Block
 from heed.train.execution.cuda_graphs import GraphStep, blank_batch
@@ -57,8 +58,8 @@ def build_step(
 
     `objective` is replicated or sharded where there are several ranks.
     """
-    if state.device.type == "cpu":
-        keep_freed_memory()
+    if state.device.type == "cpu" and not recipe.train.split_on_oom:
+        keep_freed_memory()  # a batch to be split needs what the whole one has freed
     build, mode = partial(_build, objective, recipe, state, work, bf16), recipe.train.execution
     if mode == "graphs" and state.world.is_distributed:
         mode = "auto"
@@ -68,9 +69,10 @@ def build_step(
     while True:
         try:
             return _choose(recipe, state, work, build, say) if mode == "auto" else build(mode)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
             largest = max(shape.batch_size for shape in work.shapes)
-            if not recipe.train.split_on_oom or state.batch_splits >= largest:
+            can_split = recipe.train.split_on_oom and state.batch_splits < largest
+            if not (can_split and is_out_of_memory(error)):
                 raise
         state.split_batches()
         say(f"A batch does not fit into memory: training on it in {state.batch_splits} parts.")
@@ -138,9 +140,9 @@ def _choose(
     began = time.perf_counter()
     try:
         step = build("graphs")
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         say(f"Execution: eager, because capture failed: {str(error).splitlines()[0]}")
         return build("eager")
     seconds = time.perf_counter() - began
