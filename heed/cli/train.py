@@ -22,9 +22,7 @@ from heed.cli.common import (
 @app.command(rich_help_panel="Train")
 def demo(
     run: Annotated[Path, typer.Option(help="The run folder to create.")] = Path("runs/demo"),
-    seed: Annotated[
-        int, typer.Option(help="Seed of the model and its training; the corpus stays the same.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the model, not of the corpus.")] = 0,
     steps: Annotated[
         int | None, typer.Option(help="Training steps; fewer for a quick look.")
     ] = None,

@@ -125,10 +125,9 @@ def _train(
             checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
             run.write_environment(_environment(setup))
         bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
-        with bar as progress, loop.recorder.tracked():
-            with oom_guard(recipe, run):
-                loop.train(progress)
-                weights = loop.recorder.choose_weights(progress) if world.is_first else {}
+        with bar as progress, loop.recorder.tracked(), oom_guard(recipe, run):
+            loop.train(progress)
+            weights = loop.recorder.choose_weights(progress) if world.is_first else {}
         if world.is_first:
             checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
             draw_curves(run)
