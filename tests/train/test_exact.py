@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_recipe(corpus: Path, merge: str = "shuffle", **train: Any) -> Recipe:
+def make_recipe(corpus: Path, merge: str = "shuffle", /, **train: Any) -> Recipe:
     settings = {"steps": 9, "batch_size": 16, "warmup": 2, "log_every": 2} | train
     return Recipe.of(
         {
@@ -92,7 +92,7 @@ def test_evaluating_more_often_changes_no_bit(corpus: Path, tmp_path: Path, merg
     """Of the weights, the optimizer and the generators."""
     ends = []
     for every in (2, 9):
-        recipe = make_recipe(corpus, merge=merge, evaluate_every=every, evaluate_bleu=True)
+        recipe = make_recipe(corpus, merge, evaluate_every=every, evaluate_bleu=True)
         run = train_run.start(recipe, tmp_path / str(every), device="cpu", console=QUIET)
         tensors, _ = checkpoint.load_newest(run.checkpoints, print)
         ends.append({k: t for k, t in tensors.items() if not k.startswith("counters.")})
