@@ -16,7 +16,7 @@ from heed.runs.run import Run
 from heed.train import run as train_run
 
 LEARNT, HELD_OUT, SHARED = 200, 40, 10
-QUICK = Options(resamples=20)
+QUICK = Options(resamples=100)
 
 
 def write_text(folder: Path) -> Path:

@@ -341,8 +341,10 @@ def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
     assert np.sum(result["confusion"]["counts"]) == len(rows)
     assert sum(one["texts"] for one in result["reliability"]) == len(rows)
     for part in (result, result["clean"]):
-        for key in ("accuracy", "macro_f1", "log_loss", "brier", "calibration_error"):
-            assert part["interval"][key]["low"] <= part["interval"][key]["high"]
+        for key in ("accuracy", "macro_f1", "log_loss", "brier"):
+            assert part["interval"][key]["low"] <= part[key] <= part["interval"][key]["high"]
+        assert part["calibration_error_debiased"] <= part["calibration_error"]
+        assert 0 < part["calibration_error_if_perfect"]["mean"] < 1
     with (run / "predictions" / "test.tsv").open(encoding="utf-8") as file:
         kept = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert [row["predicted"] for row in kept] == said
@@ -405,7 +407,7 @@ def test_baselines_learn_from_the_same_text(run: Path, place: Path) -> None:
 
 
 def test_the_real_evaluation_command(run: Path, place: Path) -> None:
-    flags = ["--test", str(place / "test.tsv"), "--bootstrap", "20", "--device", "cpu"]
+    flags = ["--test", str(place / "test.tsv"), "--bootstrap", "100", "--device", "cpu"]
     answer = heed("evaluate", str(run), *flags, "--json")
     assert answer.returncode == 0, answer.stderr
     result = json.loads(answer.stdout)

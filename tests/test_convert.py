@@ -157,7 +157,7 @@ def test_other_commands_read_such_a_run(tmp_path: Path, heed: Heed) -> None:
     assert heed("classify", runs / "classes", LINES[0]).out.strip() in names.values()
     (tmp_path / "test.tsv").write_text("good\ta dog\nbad\tthe cat\n", encoding="utf-8")
     (tmp_path / "test.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    few = ("--bootstrap", "20", "--json")
+    few = ("--bootstrap", "100", "--json")
     answer = heed("evaluate", runs / "classes", "--test", tmp_path / "test.tsv", *few)
     assert json.loads(answer.out)["texts"] == 2, answer.err
     answer = heed("evaluate", runs / "writes", "--test", tmp_path / "test.txt", *few)

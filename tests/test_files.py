@@ -368,9 +368,7 @@ def test_infinite_perplexity_is_null_when_printed_and_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A word with a loss of 1,000 nats, saved beside an older result with Infinity."""
-    infinite = perplexity_metrics([LossCounts(1e3, 1, 1, 2, 0, 0, 0)] * 2, resamples=5) | {
-        "resamples": 5
-    }
+    infinite = perplexity_metrics([LossCounts(1e3, 1, 1, 2, 0, 0, 0)] * 12) | {"resamples": 5}
     assert math.isinf(infinite["perplexity"])
     print_json(infinite)
     assert strict(capsys.readouterr().out)["perplexity"] is None

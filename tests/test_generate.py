@@ -113,7 +113,7 @@ def refused(*arguments: str) -> str:
 def judged(run: Path) -> dict[str, Any]:
     """What `heed evaluate RUN` says of dev, and beside it of the named sets."""
     result: dict[str, Any] = json.loads(
-        run_command("evaluate", str(run), "--bootstrap", "50", "--json")
+        run_command("evaluate", str(run), "--bootstrap", "100", "--json")
     )
     return result
 

@@ -64,7 +64,7 @@ def _drawn(seeds: Seeds) -> Floats:
         sums = (table[drawn].sum(axis=1) for table in tables)
         return np.mean([both[:, 0] / both[:, 1] for both in sums], axis=0)
 
-    return bootstrap(mean, len(tables[0]), RESAMPLES, values_per_sample=2 * len(tables[0]))
+    return bootstrap(mean, len(tables[0]), RESAMPLES)
 
 
 @dataclass(frozen=True)

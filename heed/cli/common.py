@@ -65,7 +65,10 @@ Metric = Annotated[
     typer.Option(help="Metrics, separated by commas: bleu, chrf, ter. Default: all."),
 ]
 Bootstrap = Annotated[
-    int, typer.Option(help="Bootstrap samples for each interval and test; 0 for none.")
+    int,
+    typer.Option(
+        help="Bootstrap samples for intervals and tests that need them: 100 or more, or 0 for none."
+    ),
 ]
 SentencesTo = Annotated[
     Path | None, typer.Option(help="Write every sentence with its BLEU to this TSV file.")

@@ -36,9 +36,17 @@ from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.runs.labels import Calibration, Classes
 from heed.runs.results_file import PREDICTIONS, Result, save_table
 from heed.stats.bootstrap import Floats, Ints
+from heed.stats.correction import holm
 
-UNCALIBRATED = ("log_loss", "brier", "calibration_error", "interval")
-"""Metrics of the probabilities before calibration; the interval only with resamples."""
+UNCALIBRATED = (
+    "log_loss",
+    "brier",
+    "calibration_error",
+    "calibration_error_debiased",
+    "calibration_error_if_perfect",
+    "interval",
+)
+"""Metrics of the probabilities before calibration."""
 
 
 def evaluate_parts(job: Job) -> list[Result]:
@@ -63,14 +71,12 @@ def evaluate_parts(job: Job) -> list[Result]:
     if calibration is not None:
         results[0]["calibration"] = asdict(calibration)
         for result, rows in zip(results, job.parts, strict=True):
-            before = calibration_metrics(uncalibrated.subset(rows), resamples=job.options.resamples)
-            result["uncalibrated"] = {key: before[key] for key in UNCALIBRATED if key in before}
+            before = calibration_metrics(uncalibrated.subset(rows))
+            result["uncalibrated"] = {key: before[key] for key in UNCALIBRATED}
     if job.options.baseline:
         baselines = list(_train_baselines(job, classes))
         for result, rows in zip(results, job.parts, strict=True):
-            result["baselines"] = [
-                _compare_with_baseline(job, one, predictions, rows) for one in baselines
-            ]
+            result["baselines"] = _compare_with_baselines(job, baselines, predictions, rows)
     if calibration is not None:
         job.writers.append(partial(calibration.save, job.run))
     job.writers.append(partial(_write_predictions, job, classes, predictions))
@@ -103,9 +109,8 @@ def _part_metrics(
     """All metrics of the predictions for some of the texts."""
     part, resamples = predictions.subset(rows), job.options.resamples
     metrics = classification_metrics(part, classes.names, resamples=resamples)
-    calibration = calibration_metrics(part, resamples=resamples)
-    intervals = metrics.pop("interval", {}) | calibration.pop("interval", {})
-    return metrics | calibration | ({"interval": intervals} if intervals else {})
+    calibration = calibration_metrics(part)
+    return metrics | calibration | {"interval": metrics["interval"] | calibration["interval"]}
 
 
 # --------------------------------------------------------------- dev, for calibration and baselines
@@ -138,20 +143,26 @@ def _train_baselines(job: Job, classes: Classes) -> Iterator[Baseline]:
     yield from linear_models(train_texts, dev_texts, test_texts, len(classes.names))
 
 
-def _compare_with_baseline(
-    job: Job, baseline: Baseline, predictions: Predictions, rows: Sequence[int]
-) -> Result:
-    """A baseline's metrics on some of the texts, and the run compared with it."""
-    theirs, resamples = baseline.predictions.subset(rows), job.options.resamples
-    names = [str(i) for i in range(theirs.classes)]
-    metrics = classification_metrics(theirs, names, resamples=resamples)
-    paired = compare_accuracy(predictions.subset(rows), theirs, resamples=resamples)
-    keys: list[str] = ["accuracy", "macro_f1", *(["interval"] if resamples else [])]
-    return {
-        "name": baseline.name,
-        "hyperparameters": baseline.hyperparameters,
-        "paired": asdict(paired),
-    } | {key: metrics[key] for key in keys}
+def _compare_with_baselines(
+    job: Job, baselines: Sequence[Baseline], predictions: Predictions, rows: Sequence[int]
+) -> list[Result]:
+    """The metrics of baselines on some of the texts, and the run compared with each."""
+    ours, resamples = predictions.subset(rows), job.options.resamples
+    theirs = [one.predictions.subset(rows) for one in baselines]
+    paired = [compare_accuracy(ours, other) for other in theirs]
+    corrected, results = holm([one.p for one in paired]), []
+    for baseline, other, test, p in zip(baselines, theirs, paired, corrected, strict=True):
+        names = [str(i) for i in range(other.classes)]
+        metrics = classification_metrics(other, names, resamples=resamples)
+        results.append(
+            {
+                "name": baseline.name,
+                "hyperparameters": baseline.hyperparameters,
+                "paired": asdict(test) | {"p_corrected": p},
+            }
+            | {key: metrics[key] for key in ("accuracy", "macro_f1", "interval")}
+        )
+    return results
 
 
 # ------------------------------------------------------------------------------ files of the run
@@ -189,12 +200,12 @@ def _draw_figures(job: Job, result: Result) -> None:
     plot.save(figure, job.run.figures / f"confusion-{name}")
     bins = result["reliability"]
     points = [(one["confidence"], one["accuracy"]) for one in bins]
-    bands = [(one["interval"]["low"], one["interval"]["high"]) for one in bins if "interval" in one]
+    bands = [(one["interval"]["low"], one["interval"]["high"]) for one in bins]
     figure = plot.curves(
         {"predictions": points, "perfect calibration": [(0.0, 0.0), (1.0, 1.0)]},
         title=f"Reliability: accuracy by confidence on {name}",
         x="confidence",
         y="accuracy",
-        bands={"predictions": bands} if bands else None,
+        bands={"predictions": bands},
     )
     plot.save(figure, job.run.figures / f"reliability-{name}")

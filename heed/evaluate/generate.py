@@ -58,9 +58,7 @@ def _part_results(job: Job) -> list[Result]:
     job.writers.append(partial(_write_documents, job, counts))
     window = {"tokens": job.recipe.data.max_length, "stride": options.stride}
     return [
-        perplexity_metrics([counts[i] for i in part], resamples=options.resamples)
-        | {"window": window}
-        for part in job.parts
+        perplexity_metrics([counts[i] for i in part]) | {"window": window} for part in job.parts
     ]
 
 
@@ -135,6 +133,6 @@ def score_texts(model: Model, tokenizer: Tokenizer, recipe: Recipe, options: Opt
                 tokenizer.ids_to_tokens(one.ids.tolist()), one.losses.tolist(), strict=True
             )
         ]
-        metrics = perplexity_metrics([text_counts], resamples=0)
+        metrics = perplexity_metrics([text_counts])
         rows.append({"text": text} | metrics | {"by_token": tokens})
     return {"scored_texts": rows}

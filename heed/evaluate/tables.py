@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from heed.evaluate import tables_classification, tables_perplexity, tables_translation
-from heed.evaluate.tables_translation import NLTK, SACREBLEU_NAMES, format_interval
+from heed.evaluate.table_cells import format_interval
+from heed.evaluate.tables_translation import NLTK, SACREBLEU_NAMES
 from heed.terminal import build_note, build_table
 
 Result = Mapping[str, Any]
@@ -20,9 +21,7 @@ ROWS = {
     **tables_perplexity.ROWS,
     "accuracy": ("accuracy", "{:.2%}"),
     "macro_f1": ("macro F1", "{:.2%}"),
-    "log_loss": ("log loss", "{:.4f}"),
-    "brier": ("Brier score", "{:.4f}"),
-    "calibration_error": ("expected calibration error", "{:.4f}"),
+    **tables_classification.CALIBRATION_ROWS,
     "bleu": ("BLEU", "{:.2f}"),
     "chrf": ("chrF", "{:.2f}"),
     "ter": ("TER, lower is better", "{:.2f}"),
@@ -75,6 +74,8 @@ def _format_metric(result: Result, key: str, form: str) -> str:
     """A metric and its interval; a dash where the result has no such metric."""
     if key not in result:
         return "–"
+    if key == tables_classification.IF_PERFECT:
+        return tables_classification.format_perfect_error(result[key])
     interval = result.get("interval", {}).get(key)
     if not interval:
         return form.format(result[key])
@@ -118,7 +119,9 @@ def _details(result: Result) -> Iterator[RenderableType]:
     if "bits_comparable" in result:
         if named_sets := tables_perplexity.named_set_columns(result):
             yield build_metrics_table(named_sets, ROWS | TOKEN_ACCURACY)
-        yield from tables_perplexity.render_caveat(result, *result.get("sets", {}).values())
+        sets = [result, *result.get("sets", {}).values()]
+        yield from tables_perplexity.render_caveat(*sets)
+        yield from tables_perplexity.render_intervals_note(*sets)
     if "confusion" in result:
         yield from tables_classification.render_details(result)
     yield from tables_translation.render_details(result)

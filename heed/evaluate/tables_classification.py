@@ -9,14 +9,25 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heed.evaluate.table_cells import format_interval, format_p, format_percent
 from heed.terminal import build_note, build_table
 
 Result = Mapping[str, Any]
 MAX_CLASSES = 12
 """Largest number of classes for which the confusion matrix fits the terminal."""
-SMALLEST_P = 0.0001
-"""Smaller p-values are printed as `< 0.0001`."""
-SIGNATURE = "intervals: 95%, percentile bootstrap over texts; p: exact McNemar test of predictions"
+IF_PERFECT = "calibration_error_if_perfect"
+CALIBRATION_ROWS = {
+    "log_loss": ("log loss", "{:.4f}"),
+    "brier": ("Brier score", "{:.4f}"),
+    "calibration_error": ("expected calibration error", "{:.4f}"),
+    "calibration_error_debiased": ("… debiased", "{:.4f}"),
+    IF_PERFECT: ("… if perfectly calibrated", ""),
+}
+"""Rows of metrics of probabilities: the key in the result, its label, its format."""
+INTERVALS = (
+    "intervals: 95%; Wilson for shares, Student's t for log loss and Brier score, "
+    "bootstrap for macro F1"
+)
 
 
 def render_details(result: Result) -> Iterator[RenderableType]:
@@ -40,16 +51,11 @@ def render_details(result: Result) -> Iterator[RenderableType]:
         for name, part in parts.items():
             yield _build_baseline_table(name, part)
         yield from _render_hyperparameters(result["baselines"])
-    yield build_note(SIGNATURE)
-
-
-def format_percent(result: Result, key: str) -> str:
-    """A share in percent, with its interval if there is one: `84.0  [76.1, 91.0]`."""
-    interval = result.get("interval", {}).get(key)
-    text = f"{100 * result[key]:.1f}"
-    if not interval:
-        return text
-    return f"{text}  [{100 * interval['low']:.1f}, {100 * interval['high']:.1f}]"
+        yield build_note(
+            "p: exact McNemar test of predictions, two-sided, corrected for the "
+            f"{len(result['baselines'])} baselines (Holm)"
+        )
+    yield build_note(INTERVALS)
 
 
 def _build_class_table(classes: Mapping[str, Result]) -> Table:
@@ -85,8 +91,8 @@ def _build_reliability_table(name: str, bins: Sequence[Result]) -> Table:
     for one in bins:
         confidence = f"{100 * one['confidence']:.1f}"
         bounds = f"{one['from']:.2f} to {one['to']:.2f}"
-        interval = {"interval": {"accuracy": one["interval"]}} if "interval" in one else {}
-        accuracy = format_percent({"accuracy": one["accuracy"], **interval}, "accuracy")
+        shown = {**one, "interval": {"accuracy": one["interval"]}}
+        accuracy = format_percent(shown, "accuracy")
         table.add_row(bounds, f"{one['texts']:,}", confidence, accuracy)
     return table
 
@@ -100,20 +106,21 @@ def _build_calibration_table(name: str, part: Result) -> Table:
     """Metrics of the probabilities before and after temperature scaling."""
     before = part["uncalibrated"]
     table = build_table("", "before", "after", title=f"calibration, {name}")
-    names = {
-        "log_loss": "log loss",
-        "brier": "Brier score",
-        "calibration_error": "calibration error",
-    }
-    for key, label in names.items():
-        table.add_row(label, _format_metric(before, key), _format_metric(part, key))
+    for key, (label, form) in CALIBRATION_ROWS.items():
+        table.add_row(label, _format_metric(before, key, form), _format_metric(part, key, form))
     return table
 
 
-def _format_metric(result: Result, key: str) -> str:
-    interval = result.get("interval", {}).get(key)
-    text = f"{result[key]:.4f}"
-    return f"{text}  [{interval['low']:.4f}, {interval['high']:.4f}]" if interval else text
+def _format_metric(result: Result, key: str, form: str) -> str:
+    if key == IF_PERFECT:
+        return format_perfect_error(result[key])
+    interval, text = result["interval"].get(key), form.format(result[key])
+    return f"{text}  {format_interval(interval, form, None)}" if interval else text
+
+
+def format_perfect_error(error: Result) -> str:
+    """The calibration error of a perfectly calibrated classifier on as many texts."""
+    return f"{error['mean']:.4f}, up to {error['high']:.4f}"
 
 
 def _build_baseline_table(part: str, result: Result) -> Table:
@@ -125,11 +132,9 @@ def _build_baseline_table(part: str, result: Result) -> Table:
     for one in result["baselines"]:
         paired = one["paired"]
         interval, difference = paired["interval"], f"{100 * paired['difference']:+.1f}"
-        if interval is not None:
-            difference += f"  [{100 * interval['low']:+.1f}, {100 * interval['high']:+.1f}]"
-        p = f"{paired['p']:.4f}" if paired["p"] >= SMALLEST_P else f"< {SMALLEST_P}"
+        difference += f"  [{100 * interval['low']:+.1f}, {100 * interval['high']:+.1f}]"
         cells = (format_percent(one, "accuracy"), f"{100 * one['macro_f1']:.1f}")
-        table.add_row(Text(one["name"]), *cells, difference, p)
+        table.add_row(Text(one["name"]), *cells, difference, format_p(paired["p_corrected"]))
     return table
 
 

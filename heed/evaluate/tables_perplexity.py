@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from heed.stats.intervals import MIN_ITEMS
 from heed.terminal import build_note, build_table
 
 Result = Mapping[str, Any]
@@ -45,6 +46,17 @@ def render_caveat(*results: Result) -> Iterator[RenderableType]:
         "perplexity per word and bits per byte do not compare with another tokenizer's: "
         f"{lost}the tokenizer does not restore {altered:,} of the texts exactly"
     )
+
+
+def render_intervals_note(*results: Result) -> Iterator[RenderableType]:
+    """What the intervals are, and why a small set or clean part has none."""
+    parts = [part for one in results for part in (one, one["clean"]) if part]
+    if any(part["interval"] for part in parts):
+        yield build_note("intervals: 95%, Student's t over texts, on the logarithm of perplexity")
+    if any(part["texts"] < MIN_ITEMS for part in parts):
+        yield build_note(
+            f"fewer than {MIN_ITEMS} texts get no interval: they do not show how much texts differ"
+        )
 
 
 def render_token_losses(result: Result) -> Group:

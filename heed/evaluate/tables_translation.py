@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heed.evaluate.table_cells import format_interval, format_paired_p
 from heed.terminal import build_grid, build_note, build_table
 
 Result = Mapping[str, Any]
 SACREBLEU_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 NLTK = "nltk_mean_sentence_bleu"
-TESTS = ("p_bootstrap", "p_randomization")
-TOO_SMALL = "?"
-"""Marks a p-value below the smallest that so few differing texts allow."""
 
 
 def render_details(result: Result) -> Iterator[RenderableType]:
@@ -35,7 +33,7 @@ def render_comparison(
 ) -> Iterator[RenderableType]:
     """Systems compared with the first; `untested` is the table of metrics without a test."""
     baseline = systems[result["baseline"]]
-    table = build_table("", "system", "score", "95% interval", "Δ", "p, boot", "p, rand")
+    table = build_table("", "system", "score", "95% interval", "Δ", "p")
     for key, label in SACREBLEU_NAMES.items():
         for name, system in systems.items():
             if key in system:
@@ -57,24 +55,16 @@ def render_comparison(
         yield _build_length_table(systems)
     yield _build_signatures(baseline["signature"])
     if result["tests"]:
-        yield build_note(
-            "p, boot: paired bootstrap, as above; p, rand: paired approximate randomization"
-        )
-        if _has_too_small_p(systems.values()):
-            yield build_note(
-                f"{TOO_SMALL}: sacreBLEU's p-value is too small here: with n differing texts no "
-                "exact test can go below 2^(1-n)"
-            )
+        yield build_note(_describe_test(len(systems) - 1, "by_source_length" in baseline))
         yield _build_signatures(result["tests"]["randomization"])
 
 
-def format_interval(interval: Result, form: str = "{:.2f}", metric: str | None = "bleu") -> str:
-    """An interval in brackets. `metric` is sacreBLEU's, whose symmetric intervals can exceed the
-    metric's range and are clipped to it; None for any other."""
-    low, high = interval["low"], interval["high"]
-    if metric is not None:
-        low, high = max(0.0, low), high if metric == "ter" else min(100.0, high)
-    return f"[{form.format(low)}, {form.format(high)}]"
+def _describe_test(comparisons: int, by_length: bool) -> str:
+    """What p is, and which comparisons it is corrected for."""
+    families = [f"the {comparisons} comparisons of a metric"] if comparisons > 1 else []
+    families += ["all tests by length"] if by_length else []
+    corrected = f", corrected for {' and for '.join(families)} (Holm)" if families else ""
+    return f"p: two-sided paired approximate randomization{corrected}"
 
 
 def _build_length_table(systems: Mapping[str, Result]) -> Table:
@@ -87,8 +77,7 @@ def _build_length_table(systems: Mapping[str, Result]) -> Table:
             part = system["by_source_length"][i]
             cell = f"{part['bleu']:.2f}"
             if several and "paired" in part:
-                _, *p_values = _format_tests(part["paired"])
-                cell += f"  p {' / '.join(p_values)}"
+                cell += f"  p {format_paired_p(part['paired'])}"
             elif "interval" in part:
                 cell += f"  {format_interval(part['interval'])}"
             cells.append(cell)
@@ -110,19 +99,11 @@ def _build_sentence_table(kind: str, sentences: Sequence[Result]) -> Table:
 
 
 def _format_tests(paired: Result | None) -> Iterator[str]:
-    """The difference and the p-values of a paired comparison; nothing for the baseline."""
+    """The difference and the p-value of a paired comparison; nothing for the baseline."""
     if paired is not None:
         yield f"{paired['difference']:+.2f}"
-        for p in (paired[test] for test in TESTS if test in paired):
-            yield f"{p:.4f}" + (TOO_SMALL if p < paired["smallest_p"] else "")
-
-
-def _has_too_small_p(systems: Collection[Result]) -> bool:
-    """Whether some p-value is below the smallest that its differing texts allow."""
-    comparisons = [one for system in systems for one in system.get("paired", {}).values()]
-    groups = [group for system in systems for group in system.get("by_source_length", [])]
-    comparisons += [group["paired"] for group in groups if "paired" in group]
-    return any(one[test] < one["smallest_p"] for one in comparisons for test in TESTS)
+        if "p" in paired:
+            yield format_paired_p(paired)
 
 
 def _build_signatures(signatures: Mapping[str, str]) -> Table:

@@ -13,6 +13,7 @@ from heed.metrics.systems import SystemScores, score_systems
 from heed.models import Translator
 from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.runs.results_file import TRANSLATIONS, Result, save_table
+from heed.stats.intervals import intervals_as_json, wilson_interval
 
 
 def evaluate_parts(job: Job) -> list[Result]:
@@ -24,10 +25,12 @@ def evaluate_parts(job: Job) -> list[Result]:
     translations = pipeline.translate([record.texts[0] for record in job.records])
     scores = [_score_rows(job, translations, rows) for rows in job.parts]
     job.writers.append(partial(_write_sentences, job, scores[0]))
-    results = [
-        one.to_dict() | {"hit_limit": sum(translations[i].cut for i in rows) / len(rows)}
-        for one, rows in zip(scores, job.parts, strict=True)
-    ]
+    results = []
+    for one, rows in zip(scores, job.parts, strict=True):
+        result, cut = one.to_dict(), sum(translations[i].cut for i in rows)
+        result["hit_limit"] = cut / len(rows)
+        result["interval"] |= intervals_as_json({"hit_limit": wilson_interval(cut, len(rows))})
+        results.append(result)
     results[0]["decode"] = decode.model_dump()
     return results
 

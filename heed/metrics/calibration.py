@@ -7,28 +7,32 @@ Three metrics of probabilities, all better when lower. The expected calibration 
 Temperature scaling (Guo et al. 2017) divides the logits by one number, fitted on held-out text. It
 makes an overconfident classifier calibrated and changes no prediction.
 
-Shapes: n texts, k classes, m bins, r bootstrap samples.
+Shapes: n texts, k classes, m bins.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from heed.metrics.classification import Predictions
-from heed.stats.bootstrap import (
-    RESAMPLES,
-    SEED,
-    Floats,
-    Ints,
-    bootstrap,
-    percentile_bounds,
-    percentile_interval,
+from heed.stats.bootstrap import SEED, Floats, Ints
+from heed.stats.intervals import (
+    LEVEL,
+    Interval,
+    Z,
+    intervals_as_json,
+    mean_interval,
+    wilson_interval,
 )
 
 BINS = 15
 """Bins of equal width, as in Guo et al."""
+PERFECT_DRAWS = 2000
+"""Samples of a perfectly calibrated classifier."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 BISECTIONS = 100
 
@@ -59,83 +63,115 @@ def bin_index(confidences: Floats, bins: int = BINS) -> Ints:
     return np.clip(np.ceil(confidences * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
-def reliability_curve(
-    predictions: Predictions, samples_rn: Ints | None = None, *, bins: int = BINS
-) -> Floats:
-    """[… m, 3] of every bin: number of texts, sum of confidences, number of correct predictions."""
+def reliability_curve(predictions: Predictions, *, bins: int = BINS) -> Floats:
+    """[m, 3] of every bin: number of texts, sum of confidences, number of correct predictions."""
     confidences, correct = confidence(predictions), predictions.correct.astype(np.float64)
     index = bin_index(confidences, bins)
-    if samples_rn is None:
-        samples_rn = np.arange(len(predictions))[None]
-        return reliability_curve(predictions, samples_rn, bins=bins)[0]
-    cells = (index[samples_rn] + bins * np.arange(len(samples_rn))[:, None]).ravel()
-    sums = [
-        np.bincount(
-            cells, None if weights is None else weights[samples_rn].ravel(), bins * len(samples_rn)
-        )
-        for weights in (None, confidences, correct)
-    ]
-    return np.stack(sums, axis=-1).reshape(len(samples_rn), bins, 3).astype(np.float64)
+    sums = [np.bincount(index, weights, bins) for weights in (None, confidences, correct)]
+    return np.stack(sums, axis=-1).astype(np.float64)
 
 
-def expected_calibration_error(curve: Floats) -> Floats:
+def expected_calibration_error(curve: Floats) -> float:
     """The expected calibration error of a reliability curve: Σ_b |correct_b - confidence_b| / n."""
-    return np.abs(curve[..., 2] - curve[..., 1]).sum(axis=-1) / curve[..., 0].sum(axis=-1)
+    return float(np.abs(curve[:, 2] - curve[:, 1]).sum() / curve[:, 0].sum())
 
 
-def calibration_metrics(
-    predictions: Predictions, *, resamples: int = RESAMPLES, seed: int = SEED, bins: int = BINS
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CalibrationError:
+    """The expected calibration error, and how much of it is due to chance.
+
+    In a bin of few texts, accuracy differs from confidence by chance even if the classifier is
+    perfectly calibrated. Distances cannot cancel, so the error of small samples is too large.
+    """
+
+    plain: float
+    debiased: float
+    """The error without the part that chance adds."""
+    interval: Interval
+    """The interval of the debiased error. It begins at 0 unless `plain` exceeds `perfect_high`."""
+    perfect: float
+    """The mean error of a perfectly calibrated classifier with these confidences."""
+    perfect_high: float
+    """What the error of a perfectly calibrated classifier exceeds in 2.5% of samples."""
+
+
+def estimate_calibration_error(
+    curve: Floats, *, draws: int = PERFECT_DRAWS, seed: int = SEED
+) -> CalibrationError:
+    """The calibration error of a reliability curve, debiased.
+
+    A perfectly calibrated classifier is simulated: correct predictions of each bin are drawn with
+    its mean confidence (consistency resampling, Bröcker and Smith 2007). Their mean distance is
+    what chance adds to a bin whose true distance is 0. It adds less to a larger one, in the ratio
+    of the mean of |N(μ, 1)| - |μ| to that of |N(0, 1)|, with the distance in standard errors as μ.
+    """
+    texts, confidences, correct = curve[curve[:, 0] > 0].T
+    weights, mean_confidence = texts / texts.sum(), np.clip(confidences / texts, 0.0, 1.0)
+    distances = np.abs(correct - confidences) / texts
+    random = np.random.Generator(np.random.PCG64(seed))
+    drawn = random.binomial(texts.astype(np.int64), mean_confidence, size=(draws, len(texts)))
+    perfect_distances = np.abs(drawn - confidences) / texts
+    perfect_errors = perfect_distances @ weights
+    perfect_high = float(np.quantile(perfect_errors, (1 + LEVEL) / 2))
+    chance = perfect_distances.mean(axis=0)
+    variance = mean_confidence * (1 - mean_confidence) / texts
+    scale = np.sqrt(np.maximum(variance, 1e-18))  # a confidence of 1 has no variance
+    true_distances = np.sqrt(np.maximum(distances**2 - variance, 0.0))
+    plain = float(weights @ distances)
+    added = chance * _chance_share(true_distances / scale)
+    debiased = max(0.0, float(weights @ (distances - added)))
+    # Of a middling distance too much may have been subtracted: the upper bound subtracts less.
+    upper = float(weights @ (distances - chance * _chance_share(distances / scale)))
+    share = (correct + 2) / (texts + 4)  # Agresti and Coull's, which is not sure of a perfect bin
+    half_width = Z * float(np.sqrt((weights**2 * share * (1 - share) / texts).sum()))
+    low = 0.0 if plain <= perfect_high else max(0.0, debiased - half_width)
+    interval = Interval(low, min(1.0, max(debiased, upper) + half_width))
+    return CalibrationError(plain, debiased, interval, float(perfect_errors.mean()), perfect_high)
+
+
+def _chance_share(distances: Floats) -> Floats:
+    """(E|N(μ, 1)| - μ) / E|N(0, 1)| for true distances μ ≥ 0: 1 at 0, and 0 far from it."""
+    at_zero = math.sqrt(2 / math.pi)
+    tail = np.array([0.5 * math.erfc(one / math.sqrt(2)) for one in distances])
+    return np.exp(-(distances**2) / 2) - 2 * distances * tail / at_zero
+
+
+def calibration_metrics(predictions: Predictions, *, bins: int = BINS) -> dict[str, Any]:
     """Log loss, Brier score, calibration error and reliability curve, with intervals."""
     log_loss, brier = log_loss_and_brier(predictions)
     curve = reliability_curve(predictions, bins=bins)
-    result: dict[str, Any] = {
+    error = estimate_calibration_error(curve)
+    intervals = {
+        "log_loss": mean_interval(log_loss),
+        "brier": mean_interval(brier),
+        "calibration_error_debiased": error.interval,
+    }
+    return {
         "log_loss": float(log_loss.mean()),
         "brier": float(brier.mean()),
-        "calibration_error": float(expected_calibration_error(curve)),
+        "calibration_error": error.plain,
+        "calibration_error_debiased": error.debiased,
+        "calibration_error_if_perfect": {"mean": error.perfect, "high": error.perfect_high},
         "confidence": float(confidence(predictions).mean()),
+        "interval": intervals_as_json(intervals),
+        "reliability": _describe_bins(curve),
     }
-    sampled_curves: Floats | None = None
-    if resamples:
-
-        def statistics(samples_rn: Ints) -> Floats:
-            means = [values[samples_rn].mean(axis=1)[:, None] for values in (log_loss, brier)]
-            curves = reliability_curve(predictions, samples_rn, bins=bins)
-            error = expected_calibration_error(curves)[:, None]
-            return np.concatenate([*means, error, curves.reshape(len(samples_rn), -1)], axis=1)
-
-        samples = bootstrap(
-            statistics, len(predictions), resamples, seed, values_per_sample=3 * bins
-        )
-        keys = ("log_loss", "brier", "calibration_error")
-        result["interval"] = {
-            key: vars(percentile_interval(samples[:, i])) for i, key in enumerate(keys)
-        }
-        sampled_curves = samples[:, len(keys) :].reshape(resamples, bins, 3)
-    result["reliability"] = _describe_bins(curve, sampled_curves)
-    return result
 
 
-def _describe_bins(curve: Floats, sampled_curves: Floats | None) -> list[dict[str, Any]]:
+def _describe_bins(curve: Floats) -> list[dict[str, Any]]:
     """Every non-empty bin: its bounds, texts, mean confidence, accuracy and interval."""
-    described = []
-    for i, (texts, total_confidence, correct) in enumerate(curve):
-        if not texts:
-            continue
-        one_bin: dict[str, Any] = {
+    return [
+        {
             "from": i / len(curve),
             "to": (i + 1) / len(curve),
             "texts": int(texts),
             "confidence": float(total_confidence / texts),
             "accuracy": float(correct / texts),
+            "interval": vars(wilson_interval(correct, texts)),
         }
-        if sampled_curves is not None:
-            counts, hits = sampled_curves[:, i, 0], sampled_curves[:, i, 2]
-            shares = np.divide(hits, counts, out=np.full(len(counts), np.nan), where=counts > 0)
-            low, high = percentile_bounds(shares)
-            one_bin["interval"] = {"low": float(low), "high": float(high)}
-        described.append(one_bin)
-    return described
+        for i, (texts, total_confidence, correct) in enumerate(curve)
+        if texts
+    ]
 
 
 # ------------------------------------------------------------------------------------- temperature

@@ -1,4 +1,4 @@
-"""Classification metrics: accuracy, F1, confusion matrix, and their bootstrap intervals.
+"""Classification metrics: accuracy, F1, confusion matrix, and their intervals.
 
 Shapes: n texts, k classes, r bootstrap samples.
 """
@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.stats.bootstrap import (
-    RESAMPLES,
-    SEED,
-    Floats,
+from heed.stats.bootstrap import BLOCK, RESAMPLES, SEED, Floats, Ints, percentile_interval
+from heed.stats.intervals import (
     Interval,
-    Ints,
-    bootstrap,
-    percentile_bounds,
-    percentile_interval,
+    intervals_as_json,
+    paired_share_interval,
+    wilson_interval,
 )
 from heed.stats.paired_tests import mcnemar_p
 
 MAX_CLASSES = 50
 """Number of classes up to which every cell of the confusion matrix gets an interval."""
+PSEUDO_COUNT = 2.0
+"""Correct, and wrong, predictions added to smooth a confusion matrix: half of z², rounded."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,11 @@ class Predictions:
 # ---------------------------------------------------------------------------------- one classifier
 
 
-def confusion_matrix(predictions: Predictions, samples_rn: Ints | None = None) -> Ints:
-    """[k, k] counts of (true class, predicted class); [r, k, k] for bootstrap samples."""
+def confusion_matrix(predictions: Predictions) -> Ints:
+    """[k, k] counts of (true class, predicted class)."""
     k = predictions.classes
     cells = predictions.labels * k + predictions.predicted
-    if samples_rn is None:
-        return np.bincount(cells, minlength=k * k).reshape(k, k)
-    counts = np.empty((len(samples_rn), k, k), np.int64)
-    for i, rows in enumerate(samples_rn):
-        counts[i] = np.bincount(cells[rows], minlength=k * k).reshape(k, k)
-    return counts
+    return np.bincount(cells, minlength=k * k).reshape(k, k)
 
 
 def precision_recall_f1(counts: Ints) -> tuple[Floats, Floats, Floats]:
@@ -103,65 +97,94 @@ def classification_metrics(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Any]:
-    """Accuracy, macro F1, metrics of every class and the confusion matrix, with intervals."""
-    counts = confusion_matrix(predictions)
-    precision, recall, f1 = precision_recall_f1(counts)
-    result: dict[str, Any] = {
-        "accuracy": float(predictions.correct.mean()),
-        "macro_f1": float(macro_f1(counts)),
-        "classes": {
-            name: {
-                "texts": int(counts[i].sum()),
-                "precision": float(precision[i]),
-                "recall": float(recall[i]),
-                "f1": float(f1[i]),
-            }
-            for i, name in enumerate(names)
-        },
-        "confusion": {"classes": list(names), "counts": counts.tolist()},
-    }
+    """Accuracy, macro F1, metrics of every class and the confusion matrix, with intervals.
+
+    Shares have Wilson's interval. Macro F1 is no share: its interval is from resampling, and there
+    is none with 0 `resamples`.
+    """
+    counts, correct = confusion_matrix(predictions), int(predictions.correct.sum())
+    intervals = {"accuracy": wilson_interval(correct, len(predictions))}
     if resamples:
-        _add_intervals(result, predictions, names, resamples, seed)
-    return result
+        intervals["macro_f1"] = macro_f1_interval(counts, resamples, seed)
+    return {
+        "accuracy": correct / len(predictions),
+        "macro_f1": float(macro_f1(counts)),
+        "classes": _class_metrics(counts, names),
+        "confusion": {"classes": list(names), "counts": counts.tolist()} | _row_shares(counts),
+        "interval": intervals_as_json(intervals),
+    }
 
 
-def _add_intervals(
-    result: dict[str, Any],
-    predictions: Predictions,
-    names: Sequence[str],
-    resamples: int,
-    seed: int,
-) -> None:
-    """Add the bootstrap interval of every metric to the result."""
-    k = predictions.classes
+def _class_metrics(counts: Ints, names: Sequence[str]) -> dict[str, Any]:
+    """Precision, recall and F1 of every class, with intervals.
 
-    def statistics(samples_rn: Ints) -> Floats:
-        counts = confusion_matrix(predictions, samples_rn)
-        accuracy = np.trace(counts, axis1=-2, axis2=-1) / len(predictions)
-        columns = [accuracy[:, None], macro_f1(counts)[:, None], *precision_recall_f1(counts)]
-        if k <= MAX_CLASSES:
-            totals = counts.sum(axis=-1, keepdims=True)
-            shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-            columns.append(shares.reshape(len(samples_rn), -1))
-        return np.concatenate(columns, axis=1)
-
-    samples = bootstrap(statistics, len(predictions), resamples, seed, values_per_sample=k * k)
-    low, high = percentile_bounds(samples)
-    intervals = [{"low": a, "high": b} for a, b in zip(low.tolist(), high.tolist(), strict=True)]
-    result["interval"] = {"accuracy": intervals[0], "macro_f1": intervals[1]}
-    for block, key in enumerate(("precision", "recall", "f1")):
-        for i, name in enumerate(names):
-            class_intervals = result["classes"][name].setdefault("interval", {})
-            class_intervals[key] = intervals[2 + block * k + i]
-    if k <= MAX_CLASSES:
-        for key, bounds in (("share_low", low), ("share_high", high)):
-            cells = bounds[2 + 3 * k :].reshape(k, k)
-            result["confusion"][key] = [[_nan_to_none(cell) for cell in row] for row in cells]
+    F1 = 2 J / (1 + J), where J is the share of correct predictions among the texts that have the
+    class as label or as prediction. So the bounds of J, a share, give those of F1.
+    """
+    metrics = {}
+    for i, (name, *values) in enumerate(zip(names, *precision_recall_f1(counts), strict=True)):
+        correct, actual, predicted = counts[i, i], counts[i].sum(), counts[:, i].sum()
+        jaccard = wilson_interval(correct, actual + predicted - correct)
+        intervals = {
+            "precision": wilson_interval(correct, predicted),
+            "recall": wilson_interval(correct, actual),
+            "f1": None
+            if jaccard is None
+            else Interval(*(2 * bound / (1 + bound) for bound in (jaccard.low, jaccard.high))),
+        }
+        metrics[name] = {
+            "texts": int(actual),
+            **dict(zip(("precision", "recall", "f1"), map(float, values), strict=True)),
+            "interval": intervals_as_json(intervals),
+        }
+    return metrics
 
 
-def _nan_to_none(value: float) -> float | None:
-    """None for NaN, which JSON lacks: a class without texts has no shares."""
-    return None if np.isnan(value) else float(value)
+def _row_shares(counts: Ints) -> dict[str, Any]:
+    """Bounds of each cell's share of its row; none where there are too many classes."""
+    if len(counts) > MAX_CLASSES:
+        return {}
+    cells = [[wilson_interval(cell, row.sum()) for cell in row] for row in counts]
+    return {
+        "share_low": [[one and one.low for one in row] for row in cells],
+        "share_high": [[one and one.high for one in row] for row in cells],
+    }
+
+
+def macro_f1_interval(counts: Ints, resamples: int, seed: int = SEED) -> Interval:
+    """The percentile-bootstrap interval of macro F1, from a smoothed confusion matrix.
+
+    Resampling the matrix alone would never show a kind of error that did not occur: perfect
+    predictions would have an interval without width. As in Agresti and Coull's interval (1998), two
+    correct and two wrong predictions are added first, spread over the classes by their texts.
+    """
+    k, n = len(counts), int(counts.sum())
+    smoothed, classes = counts.astype(np.float64), np.arange(k)
+    shares = (counts.sum(axis=0) + counts.sum(axis=1)) / (2 * n)
+    smoothed[classes, classes] += PSEUDO_COUNT * shares
+    if k > 1:
+        smoothed[classes, (classes + 1) % k] += PSEUDO_COUNT * shares
+    actual, predicted = np.nonzero(smoothed)
+    probabilities = smoothed[actual, predicted] / smoothed.sum()
+    random, samples = np.random.Generator(np.random.PCG64(seed)), []
+    rows = max(1, BLOCK // max(k, len(probabilities)))
+    for first in range(0, resamples, rows):
+        draws = random.multinomial(n, probabilities, size=min(rows, resamples - first))
+        samples.append(_macro_f1_of_cells(draws, actual, predicted, k))
+    interval = percentile_interval(np.concatenate(samples))
+    score = float(macro_f1(counts))
+    return Interval(min(interval.low, score), max(interval.high, score))
+
+
+def _macro_f1_of_cells(draws_rc: Ints, actual: Ints, predicted: Ints, k: int) -> Floats:
+    """[r] macro F1 of confusion matrices given by counts [r, c] of the cells that are not empty."""
+    correct, sizes = (np.zeros((k, len(draws_rc))) for _ in range(2))
+    diagonal = actual == predicted
+    np.add.at(correct, actual[diagonal], draws_rc.T[diagonal])
+    np.add.at(sizes, actual, draws_rc.T)
+    np.add.at(sizes, predicted, draws_rc.T)
+    f1, occurs = _ratio(2 * correct, sizes), sizes > 0
+    return _ratio((f1 * occurs).sum(axis=0), occurs.sum(axis=0))
 
 
 # --------------------------------------------------------------------------------- two classifiers
@@ -173,7 +196,7 @@ class PairedAccuracy:
 
     difference: float
     """Our accuracy minus theirs."""
-    interval: Interval | None
+    interval: Interval
     only_ours: int
     """Texts that only our classifier predicts correctly."""
     only_theirs: int
@@ -182,19 +205,16 @@ class PairedAccuracy:
     """P-value of the exact McNemar test."""
 
 
-def compare_accuracy(
-    ours: Predictions, theirs: Predictions, *, resamples: int = RESAMPLES, seed: int = SEED
-) -> PairedAccuracy:
+def compare_accuracy(ours: Predictions, theirs: Predictions) -> PairedAccuracy:
     """Test whether two classifiers differ in accuracy on the same texts."""
     if len(ours) != len(theirs) or not np.array_equal(ours.labels, theirs.labels):
         raise ValueError("A paired test needs the predictions of two systems for the same texts.")
-    gain = ours.correct.astype(np.float64) - theirs.correct
-
-    def mean_gain(samples_rn: Ints) -> Floats:
-        return gain[samples_rn].mean(axis=1)
-
-    interval = None
-    if resamples:
-        interval = percentile_interval(bootstrap(mean_gain, len(gain), resamples, seed))
-    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
-    return PairedAccuracy(float(gain.mean()), interval, wins, losses, mcnemar_p(wins, losses))
+    wins = int((ours.correct & ~theirs.correct).sum())
+    losses = int((theirs.correct & ~ours.correct).sum())
+    return PairedAccuracy(
+        difference=(wins - losses) / len(ours),
+        interval=paired_share_interval(wins, losses, len(ours)),
+        only_ours=wins,
+        only_theirs=losses,
+        p=mcnemar_p(wins, losses),
+    )

@@ -20,7 +20,7 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 from sacrebleu.significance import Result as SacrebleuResult
 
-from heed.stats.bootstrap import Interval
+from heed.stats.intervals import Interval
 
 Texts = Sequence[str]
 

@@ -30,7 +30,8 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.models import LanguageModel
 from heed.models.inference import evaluating, position_limit
-from heed.stats.bootstrap import RESAMPLES, Floats, Ints, bootstrap, percentile_interval
+from heed.stats.bootstrap import Floats, Ints
+from heed.stats.intervals import ratio_interval
 
 BATCH_TOKENS = 1 << 13
 """Tokens in a batch, padding included."""
@@ -216,13 +217,11 @@ def count_losses(
     ]
 
 
-def perplexity_metrics(
-    counts: Sequence[LossCounts], *, resamples: int = RESAMPLES
-) -> dict[str, Any]:
+def perplexity_metrics(counts: Sequence[LossCounts]) -> dict[str, Any]:
     """Loss, perplexities, bits per byte, accuracy and counts of texts, with intervals."""
     total = sum(counts[1:], counts[0])
     text_perplexities = np.array([_exp(one.loss / one.tokens) for one in counts])
-    result: dict[str, Any] = total.metrics() | {
+    return total.metrics() | {
         "mean_text_perplexity": float(text_perplexities.mean()),
         "tokens": total.tokens,
         "words": total.words,
@@ -230,31 +229,31 @@ def perplexity_metrics(
         "unknown_tokens": total.unknown,
         "altered_texts": total.altered,
         "bits_comparable": total.altered == 0,
+        "interval": perplexity_intervals(counts),
     }
-    if resamples and len(counts) > 1:
-        result["interval"] = perplexity_intervals(counts, resamples)
-    return result
 
 
-def perplexity_intervals(
-    counts: Sequence[LossCounts], resamples: int
-) -> dict[str, dict[str, float]]:
-    """Bootstrap intervals of perplexity per token and word and of bits per byte, over texts."""
-    sums_n4 = np.array([(one.loss, one.tokens, one.words, one.bytes) for one in counts], float)
+def perplexity_intervals(counts: Sequence[LossCounts]) -> dict[str, dict[str, float]]:
+    """Intervals of perplexity per token and word and of bits per byte, over texts.
 
-    def sample_sums(samples_rn: Ints) -> Floats:
-        return sums_n4[samples_rn].sum(axis=1)
-
-    sums_r4 = bootstrap(sample_sums, len(counts), resamples, values_per_sample=sums_n4.size)
-    loss, *divisors = sums_r4.T
+    The interval of the mean loss is Student's; that of a perplexity is its exponential. There is
+    none for fewer than `MIN_ITEMS` texts.
+    """
+    loss = np.array([one.loss for one in counts])
+    divisors = (
+        [one.tokens for one in counts],
+        [one.words for one in counts],
+        [one.bytes for one in counts],
+    )
     intervals = {}
     for name, divisor in zip(INTERVALS, divisors, strict=True):
-        interval = percentile_interval(loss / np.maximum(1, divisor))
-        low, high = (
-            bound / LN2 if name == "bits_per_byte" else _exp(bound)
-            for bound in (interval.low, interval.high)
-        )
-        intervals[name] = {"low": low, "high": high}
+        interval = ratio_interval(loss, np.array(divisor, np.float64))
+        if interval is not None:
+            low, high = (
+                max(0.0, bound) / LN2 if name == "bits_per_byte" else _exp(max(0.0, bound))
+                for bound in (interval.low, interval.high)
+            )
+            intervals[name] = {"low": low, "high": high}
     return intervals
 
 

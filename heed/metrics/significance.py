@@ -3,12 +3,15 @@
 The paired bootstrap (Koehn 2004) resamples sentences with replacement. Paired approximate
 randomization (Riezler and Maxwell 2005) exchanges the two systems' outputs at random, sentence by
 sentence. Both estimate how often a difference as large arises by chance.
+
+sacreBLEU's bootstrap counts differences to one side alone: of two equal systems its p is below 0.05
+in 10% of comparisons. So the p that counts is that of randomization, which is two-sided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heed.metrics.corpus_bleu import (
     METRICS,
@@ -19,6 +22,7 @@ from heed.metrics.corpus_bleu import (
     sacrebleu_seed,
 )
 from heed.stats.bootstrap import RESAMPLES
+from heed.stats.correction import holm
 from heed.stats.paired_tests import smallest_p
 
 EXCHANGES_PER_RESAMPLE = 10
@@ -30,8 +34,16 @@ class PairedScore:
     """One system compared with the baseline by one metric."""
 
     difference: float
-    p_bootstrap: float
+    p: float
+    """The two-sided p-value: `p_randomization`, but at least `smallest_p`."""
+    p_corrected: float
+    """`p` after Holm's correction for all comparisons of the table."""
     p_randomization: float
+    """sacreBLEU's p-value of paired approximate randomization."""
+    p_bootstrap_one_sided: float
+    """sacreBLEU's p-value of the paired bootstrap, which is one-sided."""
+    p_resolution: float
+    """The smallest p-value that the number of random exchanges can show."""
     differing: int
     """Number of texts that the two systems translate differently."""
     smallest_p: float
@@ -73,24 +85,58 @@ def compare_systems(
     for i, (name, texts) in enumerate(systems.items()):
         differing = sum(a != b for a, b in zip(baseline, texts, strict=True))
         scores = {metric: bootstrap[metric][i].score for metric in metrics}
-        paired = {
-            metric: PairedScore(
-                scores[metric].score - bootstrap[metric][0].score.score,
-                _p_value(bootstrap[metric], i, resamples),
-                _p_value(randomization[metric], i, exchanges),
-                differing,
-                smallest_p(differing),
+        paired = {}
+        for metric in metrics if i else ():
+            p_randomization = _p_value(randomization[metric], i, exchanges)
+            p = max(p_randomization, smallest_p(differing))
+            paired[metric] = PairedScore(
+                difference=scores[metric].score - bootstrap[metric][0].score.score,
+                p=p,
+                p_corrected=p,
+                p_randomization=p_randomization,
+                p_bootstrap_one_sided=_p_value(bootstrap[metric], i, resamples),
+                p_resolution=1 / (exchanges + 1),
+                differing=differing,
+                smallest_p=smallest_p(differing),
             )
-            for metric in metrics
-            if i
-        }
         compared[name] = ComparedSystem(scores, paired)
     tests = {"bootstrap": bootstrap, "randomization": randomization}
     signatures = {
         test: {metric: results[metric][0].score.signature for metric in metrics}
         for test, results in tests.items()
     }
-    return Comparison(compared, signatures)
+    return correct_family([Comparison(compared, signatures)])[0]
+
+
+def correct_family(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons with p-values corrected together: of all systems in all of them, by metric.
+
+    Metrics are not corrected for each other: they are views of the same difference.
+    """
+    tests = [
+        (i, name, metric, paired)
+        for i, comparison in enumerate(comparisons)
+        for name, system in comparison.systems.items()
+        for metric, paired in system.paired.items()
+    ]
+    corrected: dict[tuple[int, str, str], PairedScore] = {}
+    for one in {metric for _, _, metric, _ in tests}:
+        family = [test for test in tests if test[2] == one]
+        p_values = holm([paired.p for _, _, _, paired in family])
+        for (i, name, metric, paired), p in zip(family, p_values, strict=True):
+            corrected[i, name, metric] = replace(paired, p_corrected=p)
+    return [
+        replace(
+            comparison,
+            systems={
+                name: replace(
+                    system, paired={metric: corrected[i, name, metric] for metric in system.paired}
+                )
+                for name, system in comparison.systems.items()
+            },
+        )
+        for i, comparison in enumerate(comparisons)
+    ]
 
 
 def _p_value(results: Sequence[PairedTestResult], i: int, trials: int) -> float:

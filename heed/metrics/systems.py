@@ -15,7 +15,12 @@ from heed.metrics.sentence_bleu import (
     sentence_bleu,
     word_counts,
 )
-from heed.metrics.significance import ComparedSystem, Comparison, compare_systems
+from heed.metrics.significance import (
+    ComparedSystem,
+    Comparison,
+    compare_systems,
+    correct_family,
+)
 from heed.stats.bootstrap import RESAMPLES
 
 SHOWN = 3
@@ -125,12 +130,13 @@ def score_systems(
         return Comparison({name: ComparedSystem(one, {}) for name, one in scores.items()}, {})
 
     groups = [] if sources is None else length_groups(word_counts(sources))
+    by_length = correct_family([score_rows(group.rows, ("bleu",)) for group in groups])
     return SystemScores(
         systems=dict(systems),
         references=references,
         sources=sources,
         corpus=score_rows(None, metrics),
-        by_length=[(group, score_rows(group.rows, ("bleu",))) for group in groups],
+        by_length=list(zip(groups, by_length, strict=True)),
         sentences={name: sentence_bleu(texts, references) for name, texts in systems.items()},
     )
 

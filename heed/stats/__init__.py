@@ -1,1 +1,1 @@
-"""Statistics: bootstrap intervals and paired tests. Knows nothing of text."""
+"""Statistics: intervals, bootstrap, paired tests, correction. Knows nothing of text."""

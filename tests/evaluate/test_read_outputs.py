@@ -20,6 +20,7 @@ from heed.config import Recipe
 from heed.errors import HeedError
 from heed.evaluate.read_outputs import read_systems, read_table
 from heed.evaluate.score_files import score_files
+from heed.evaluate.table_cells import format_p
 from heed.evaluate.tables import render_scores
 from heed.metrics import sentence_bleu
 from heed.metrics.read_lines import read_lines
@@ -49,7 +50,7 @@ def runs(texts: Any, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def scored(hypotheses: list[Path], references: list[Path], **changes: Any) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 20, "seed": None} | changes
+    kwargs: dict[str, Any] = {"metrics": "bleu,chrf", "resamples": 100, "seed": None} | changes
     source = kwargs.pop("source", None)
     return score_files(hypotheses, references, source, **kwargs).to_dict()
 
@@ -69,12 +70,12 @@ def test_runs_tables_and_lines_have_equal_scores(runs: tuple[Path, Path], files:
 
 
 def test_the_command_compares_runs(runs: tuple[Path, Path], files: Path) -> None:
-    few = ("--ref", str(files / "ref"), "--bootstrap", "20", "--json")
+    few = ("--ref", str(files / "ref"), "--bootstrap", "100", "--json")
     answer = heed("score", *map(str, runs), *few)
     assert answer.returncode == 0, answer.stderr
     result = json.loads(answer.stdout)
     assert result["baseline"] == str(runs[0])
-    assert "p_bootstrap" in result["systems"][1]["paired"]["bleu"]
+    assert result["systems"][1]["paired"]["bleu"]["p_corrected"] <= 1
 
 
 def test_runs_are_compared_on_the_one_set_that_both_translated(texts: Any, tmp_path: Path) -> None:
@@ -177,14 +178,38 @@ def test_without_samples_the_difference_is_shown(files: Path) -> None:
         assert f"{worse[key] - better[key]:+.2f}" in shown(result)
 
 
-def test_a_p_value_that_is_too_small_is_marked(texts: Any, tmp_path: Path) -> None:
-    """One text of forty differs, and sacreBLEU reports it as significant."""
+def test_a_p_value_says_no_more_than_the_texts(texts: Any, tmp_path: Path) -> None:
+    """One text of forty differs, and sacreBLEU's p is 0.0001."""
     changed = ["oui", *texts.references[1:40]]
     for name, lines in (("right", texts.references[:40]), ("changed", changed)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     right, other = tmp_path / "right", tmp_path / "changed"
-    assert "0.0001?" in shown(scored([right, other], [right], resamples=1000))
-    assert "?" not in shown(scored([right, right], [right], resamples=100))
+    result = scored([right, other], [right], resamples=1000)
+    paired = result["systems"][1]["paired"]["bleu"]
+    assert paired["p_randomization"] < 0.001
+    assert paired["p"] == 1
+    assert "1.0000" in shown(result)
+    assert "<" not in shown(result)
+
+
+def test_a_p_value_at_the_resolution_of_its_draws_is_a_bound(files: Path, tmp_path: Path) -> None:
+    """No exchange of 1,000 is as extreme: p is below 1/1001, and twice that for two systems."""
+    (tmp_path / "none").write_text("oui\n" * 120)
+    (tmp_path / "no").write_text("non\n" * 120)
+    two = scored([files / "better", tmp_path / "none"], [files / "ref"])
+    assert "<0.0010" in shown(two)
+    three = scored([files / "better", tmp_path / "none", tmp_path / "no"], [files / "ref"])
+    assert "<0.0020" in shown(three)
+    assert "corrected for the 2 comparisons of a metric (Holm)" in " ".join(shown(three).split())
+
+
+@given(p=st.floats(1e-12, 1.0), is_bound=st.booleans())
+def test_a_printed_p_value_is_no_smaller_than_it_is(p: float, is_bound: bool) -> None:
+    text = format_p(p, is_bound=is_bound)
+    bound = text.startswith("<")
+    assert bound == (is_bound or p < 0.0001)
+    value = float(text.removeprefix("<"))
+    assert value >= p * (1 - 1e-5) - 1e-9 if bound else value == pytest.approx(p, abs=5.1e-5)
 
 
 def test_printed_bounds_stay_in_the_range_of_the_metric(texts: Any, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,10 +12,12 @@ from hypothesis.extra import numpy as hnp
 
 from heed.metrics import calibration
 from heed.metrics.calibration import (
+    BINS,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     apply_temperature,
     calibration_metrics,
+    estimate_calibration_error,
     expected_calibration_error,
     fit_temperature,
     reliability_curve,
@@ -23,10 +27,10 @@ from heed.metrics.classification import (
     classification_metrics,
     compare_accuracy,
     confusion_matrix,
-    macro_f1,
+    macro_f1_interval,
     precision_recall_f1,
 )
-from heed.stats.bootstrap import Floats, bootstrap_indices
+from heed.stats.bootstrap import Floats
 
 metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
@@ -71,7 +75,7 @@ def test_classification_metrics_equal_scikit_learn(preds: Predictions) -> None:
 @given(preds=predictions())
 def test_probability_metrics_equal_scikit_learn(preds: Predictions) -> None:
     p, every = np.exp(log_probs_of(preds)), np.arange(preds.classes)
-    result = calibration_metrics(preds, resamples=0)
+    result = calibration_metrics(preds)
     log_loss = metrics.log_loss(preds.labels, np.maximum(p, 1e-300), labels=every)
     assert result["log_loss"] == pytest.approx(log_loss, rel=1e-6, abs=1e-9)
     true = np.eye(preds.classes)[preds.labels]
@@ -98,19 +102,6 @@ def test_reliability_curve_counts_every_text_once(preds: Predictions, bins: int)
     assert float(expected_calibration_error(one)) == pytest.approx(gap)
 
 
-@given(preds=predictions(least=2), seed=st.integers(0, 99))
-def test_batched_samples_equal_single_samples(preds: Predictions, seed: int) -> None:
-    """Statistics of many bootstrap samples at once equal those of each sample alone."""
-    (drawn,) = bootstrap_indices(len(preds), 5, seed)
-    several = confusion_matrix(preds, drawn)
-    points = reliability_curve(preds, drawn)
-    for i, rows in enumerate(drawn):
-        alone = preds.subset(rows.tolist())
-        assert np.array_equal(several[i], confusion_matrix(alone))
-        assert macro_f1(several)[i] == pytest.approx(float(macro_f1(confusion_matrix(alone))))
-        assert points[i] == pytest.approx(reliability_curve(alone))
-
-
 @given(preds=predictions(least=2))
 def test_metrics_ignore_order_and_intervals_repeat(preds: Predictions) -> None:
     result = classification_metrics(preds, names(preds), resamples=50)
@@ -120,31 +111,77 @@ def test_metrics_ignore_order_and_intervals_repeat(preds: Predictions) -> None:
     other = classification_metrics(reversed_order, names(preds), resamples=0)
     assert other["accuracy"] == pytest.approx(result["accuracy"])
     assert other["confusion"]["counts"] == result["confusion"]["counts"]
-    for span in result["interval"].values():
-        assert 0 <= span["low"] <= span["high"] <= 1
+    assert "macro_f1" not in other["interval"]
+    for part in (result, *result["classes"].values()):
+        for key, span in part["interval"].items():
+            assert 0 <= span["low"] <= part[key] + 1e-12
+            assert part[key] - 1e-12 <= span["high"] <= 1
 
 
-def test_perfect_predictions_have_a_point_interval() -> None:
+def test_perfect_predictions_have_intervals_with_a_width() -> None:
     labels = np.array([0, 1, 2, 2, 1])
     sure = np.where(np.eye(3)[labels] > 0, 0.0, -50.0)
     preds = Predictions.from_log_probs(labels, apply_temperature(sure, 1.0))
     result = classification_metrics(preds, ["a", "b", "c"])
     assert result["accuracy"] == result["macro_f1"] == 1
-    assert result["interval"]["accuracy"] == {"low": 1.0, "high": 1.0}
+    parts = [result, *result["classes"].values()]
+    for intervals in (part["interval"] for part in parts):
+        for span in intervals.values():
+            assert span["low"] < span["high"] == 1
     assert calibration_metrics(preds)["calibration_error"] == pytest.approx(0)
 
 
-def test_intervals_have_their_nominal_coverage() -> None:
-    """Of many samples from one population, about 95 in 100 have its accuracy in their interval."""
-    random, held, share, texts, trials = np.random.default_rng(5), 0, 0.7, 150, 200
-    for trial in range(trials):
-        right = random.random(texts) < share
-        preds = Predictions(np.zeros(texts, np.int64), 1 - right.astype(np.int64), 2)
-        span = classification_metrics(preds, ["a", "b"], resamples=300, seed=trial)["interval"][
-            "accuracy"
-        ]
-        held += span["low"] <= share <= span["high"]
-    assert 0.89 <= held / trials <= 0.99
+def test_the_interval_of_macro_f1_covers_it() -> None:
+    """Also where nearly all predictions are correct, and few samples contain an error."""
+    random, held, trials, k, texts = np.random.default_rng(5), 0, 250, 3, 120
+    for accuracy in random.uniform(0.8, 1.0, trials):
+        cells = np.full((k, k), (1 - accuracy) / (k - 1) / k)
+        np.fill_diagonal(cells, accuracy / k)
+        counts = random.multinomial(texts, cells.ravel()).reshape(k, k)
+        span = macro_f1_interval(counts, 200)
+        held += span.low <= accuracy <= span.high
+    assert held / trials >= 0.94 - 4 * math.sqrt(0.94 * 0.06 / trials)
+
+
+def drawn_curve(random: np.random.Generator, texts: int, temperature: float) -> Floats:
+    """The reliability curve of a classifier whose logits are this many times too large."""
+    confidences = random.uniform(0.34, 1.0, texts)
+    log_odds = np.log(confidences / (1 - confidences)) / temperature
+    correct = random.random(texts) < 1 / (1 + np.exp(-log_odds))
+    index = calibration.bin_index(confidences)
+    sums = [np.bincount(index, values, BINS) for values in (None, confidences, correct)]
+    return np.stack(sums, axis=-1).astype(np.float64)
+
+
+@pytest.mark.parametrize("texts", [60, 300, 2000])
+def test_a_perfectly_calibrated_classifier_is_not_told_to_be_wrong(texts: int) -> None:
+    random, trials, zero = np.random.default_rng(texts), 250, 0
+    errors = [
+        estimate_calibration_error(drawn_curve(random, texts, 1.0), draws=400)
+        for _ in range(trials)
+    ]
+    zero = sum(one.interval.low == 0 for one in errors)
+    assert zero / trials >= 0.97 - 4 * math.sqrt(0.97 * 0.03 / trials)
+    plain, debiased, perfect = (
+        float(np.mean([getattr(one, key) for one in errors]))
+        for key in ("plain", "debiased", "perfect")
+    )
+    assert plain == pytest.approx(perfect, rel=0.1)  # what chance alone gives
+    assert debiased < 0.4 * plain
+
+
+@pytest.mark.parametrize("temperature", [1.5, 3.0])
+def test_the_debiased_calibration_error_covers_the_true_one(temperature: float) -> None:
+    random, trials, texts = np.random.default_rng(2), 200, 500
+    true = expected_calibration_error(drawn_curve(random, 10**6, temperature))
+    held, debiased = 0, []
+    for _ in range(trials):
+        one = estimate_calibration_error(drawn_curve(random, texts, temperature), draws=400)
+        held += one.interval.low <= true <= one.interval.high
+        debiased.append(one.debiased)
+        assert one.debiased <= one.plain
+    assert held / trials >= 0.93 - 4 * math.sqrt(0.93 * 0.07 / trials)
+    assert float(np.mean(debiased)) == pytest.approx(true, rel=0.2)
 
 
 def test_a_class_without_texts_is_allowed() -> None:
@@ -165,16 +202,14 @@ def test_a_paired_test_counts_discordant_texts(preds: Predictions, data: st.Data
     n, k = len(preds), preds.classes
     predicted = data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
     other = Predictions(preds.labels, predicted, k)
-    test = compare_accuracy(preds, other, resamples=50)
+    test = compare_accuracy(preds, other)
     assert test.difference == pytest.approx((test.only_ours - test.only_theirs) / n)
     assert test.difference == pytest.approx(preds.correct.mean() - other.correct.mean())
-    back = compare_accuracy(other, preds, resamples=50)
+    back = compare_accuracy(other, preds)
     assert back.difference == pytest.approx(-test.difference)
     assert back.p == test.p
-    assert test.interval is not None
-    assert back.interval is not None
     assert back.interval.low == pytest.approx(-test.interval.high)
-    same = compare_accuracy(preds, preds, resamples=50)
+    same = compare_accuracy(preds, preds)
     assert (same.difference, same.p) == (0, 1)
 
 

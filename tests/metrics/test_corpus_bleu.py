@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from heed.metrics.corpus_bleu import (
 )
 from heed.metrics.significance import compare_systems
 from heed.metrics.systems import score_systems
+from heed.stats.correction import holm
 
 if TYPE_CHECKING:
     from scored_texts import Texts
@@ -124,7 +127,7 @@ def test_a_system_does_not_differ_from_itself(texts: Texts) -> None:
     systems = {"one": texts.better, "the same": list(texts.better)}
     found = compare_systems(systems, [texts.references], resamples=50).systems["the same"]
     for paired in found.paired.values():
-        assert (paired.difference, paired.p_bootstrap, paired.p_randomization) == (0, 1, 1)
+        assert (paired.difference, paired.p, paired.p_bootstrap_one_sided) == (0, 1, 1)
 
 
 def test_a_difference_that_a_metric_ignores_has_p_1(texts: Texts) -> None:
@@ -156,6 +159,7 @@ def test_smallest_p_bounds_the_exact_p(texts: Texts, count: int) -> None:
     exact = sum(difference >= real - 1e-9 for difference in exchanged) / len(exchanged)
     assert paired.smallest_p <= exact
     assert paired.smallest_p == 2 / len(exchanged)
+    assert paired.p >= paired.smallest_p
 
 
 def test_a_large_difference_is_significant_and_has_a_sign(texts: Texts) -> None:
@@ -163,8 +167,8 @@ def test_a_large_difference_is_significant_and_has_a_sign(texts: Texts) -> None:
     found = compare_systems(systems, [texts.references], resamples=50).systems["nothing"]
     assert found.paired["bleu"].difference < 0 < found.paired["ter"].difference
     for paired in found.paired.values():
-        assert paired.p_bootstrap < 0.05
-        assert paired.p_randomization < 0.05
+        assert paired.p_bootstrap_one_sided < 0.05
+        assert paired.p < 0.05
 
 
 def test_the_baseline_has_no_tests(texts: Texts) -> None:
@@ -174,6 +178,39 @@ def test_the_baseline_has_no_tests(texts: Texts) -> None:
     assert found.systems["worse"].paired.keys() == {"bleu"}
     assert "bs:20" in found.signatures["bootstrap"]["bleu"]
     assert "ar:200" in found.signatures["randomization"]["bleu"]
+
+
+def test_several_comparisons_are_corrected(texts: Texts) -> None:
+    """By Holm's method: systems of one metric together, and all tests by length together."""
+    systems = {"one": texts.better, "two": texts.worse, "three": texts.better[::-1]}
+    result = score_systems(systems, [texts.references], texts.sources, resamples=20).to_dict()
+    others = result["systems"][1:]
+    for metric in ("bleu", "chrf", "ter"):
+        family = [system["paired"][metric] for system in others]
+        assert holm([one["p"] for one in family]) == [one["p_corrected"] for one in family]
+    groups = [group["paired"] for system in others for group in system["by_source_length"]]
+    assert len(groups) > 2
+    corrected = sorted(one["p_corrected"] for one in groups)
+    assert sorted(holm([one["p"] for one in groups])) == corrected
+
+
+def test_equal_systems_have_a_small_p_as_often_as_it_says() -> None:
+    """sacreBLEU's bootstrap p is small about twice as often, because it looks at one side."""
+    draw, trials, level, small, one_sided = np.random.default_rng(1), 60, 0.2, 0, 0
+    vocabulary = np.array(["un", "deux", "trois", "quatre", "cinq", "six"])
+
+    def translate(references: list[str]) -> list[str]:
+        return [" ".join(np.where(draw.random(6) < 0.2, "non", r.split())) for r in references]
+
+    for _ in range(trials):
+        references = [" ".join(draw.choice(vocabulary, 6)) for _ in range(25)]
+        systems = {"one": translate(references), "two": translate(references)}
+        found = compare_systems(systems, [references], metrics=("bleu",), resamples=20)
+        paired = found.systems["two"].paired["bleu"]
+        small += paired.p < level
+        one_sided += paired.p_bootstrap_one_sided < level
+    assert small / trials <= level + 4 * math.sqrt(level * (1 - level) / trials)
+    assert one_sided > small
 
 
 # -------------------------------------------------------------------------------- results as JSON

@@ -97,7 +97,7 @@ def test_paired_bootstrap(files: Path, compared: dict[str, Any]) -> None:
             own = [system[name], (low + high) / 2, (high - low) / 2]
             assert numbers[:3] == [printed(value) for value in own]
             if "paired" in system:
-                assert numbers[3] == float(f"{system['paired'][name]['p_bootstrap']:.4f}")
+                assert numbers[3] == float(f"{system['paired'][name]['p_bootstrap_one_sided']:.4f}")
     assert all(signature in table for signature in compared["tests"]["bootstrap"].values())
 
 
@@ -147,7 +147,8 @@ def test_odd_lines_are_read_as_sacrebleu_reads_them(files: Path, tmp_path: Path)
         ({"hypotheses": ["latin"]}, "latin:2: byte 4 of this line is not UTF-8."),
         ({"metrics": "bleau"}, "Did you mean 'bleu'?"),
         ({"metrics": ","}, "There is no metric ''"),
-        ({"resamples": 1}, "bootstrap cannot be 1"),
+        ({"resamples": 2}, "bootstrap cannot be 2: it is 0 for none, or 100 and more"),
+        ({"resamples": -1}, "bootstrap cannot be -1"),
         ({"seed": 0}, "seed cannot be 0"),
     ],
 )
@@ -177,12 +178,12 @@ def test_a_missing_folder_is_an_error_before_anything_slow(files: Path) -> None:
 
 
 def test_output_for_the_terminal_is_tables(files: Path) -> None:
-    few = ["--ref", "ref", "--src", "src", "--bootstrap", "20"]
+    few = ["--ref", "ref", "--src", "src", "--bootstrap", "100"]
     one = heed("score", "better", *few, cwd=files)
     assert one.returncode == 0, one.stderr
     for words in ("BLEU by source length", "best sentences", "worst sentences", "nrefs:1", "NLTK"):
         assert words in one.stdout
     two = heed("score", "better", "worse", *few, cwd=files)
     assert two.returncode == 0, two.stderr
-    for words in ("p, boot", "p, rand", "compared with better", "ar:200"):
+    for words in ("two-sided paired approximate rand", "compared with better", "ar:1000"):
         assert words in two.stdout
