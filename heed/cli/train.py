@@ -174,6 +174,15 @@ def check(
         list[Path], typer.Argument(help="Data files: train, dev and test, or both languages.")
     ],
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
+    unit: Annotated[
+        str, typer.Option(help="What one plain text is: a line, a document or a file.")
+    ] = "line",
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether the first row of a table names its columns. Default: that row decides."
+        ),
+    ] = None,
     batch: Annotated[
         bool, typer.Option("--batch", help="Print one batch as the model sees it in training.")
     ] = False,
@@ -183,12 +192,12 @@ def check(
     if batch:
         from heed.data.doctor.show_batch import show_batch
 
-        console().print(show_batch(files, task=task))
+        console().print(show_batch(files, task=task, unit=unit, header=header))
         return
     from heed.data.doctor import check as check_files
     from heed.data.doctor import render_report
 
-    report = check_files(files, task=task)
+    report = check_files(files, task=task, unit=unit, header=header)
     if json:
         typer.echo(report.to_json())
     else:

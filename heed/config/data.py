@@ -52,6 +52,8 @@ class DataConfig(Section):
     are trained and tested on the same sentences."""
     sets: dict[str, list[str]] = Field(default_factory=dict)
     """Further evaluation sets by name: { name = ["file"] }."""
+    header: bool | None = None
+    """Whether the first row of a TSV or CSV file names its columns; unset, that row decides."""
     unit: Literal["line", "document", "file"] = "line"
     """What one example of a plain text file is, for language models."""
     max_length: Count = 256

@@ -25,6 +25,7 @@ def open_splits(recipe: Recipe) -> dict[str, Corpus]:
                 paths,
                 task=recipe.task,
                 unit=data.unit,
+                header=data.header,
                 like=corpora.get("train"),
                 drop=data.drop_pattern if name == "train" else None,
             )

@@ -69,7 +69,11 @@ def find_training_text(run: Run, recipe: Recipe) -> TrainingText:
             corpus = open_splits(recipe)["train"]
         else:
             corpus = open_corpus(
-                data.train, task=recipe.task, unit=data.unit, drop=data.drop_pattern
+                data.train,
+                task=recipe.task,
+                unit=data.unit,
+                header=data.header,
+                drop=data.drop_pattern,
             )
             corpus = corpus if data.dev else split_files(corpus)["train"]
         fingerprint = corpus.fingerprint()
@@ -140,7 +144,10 @@ def _recipe_sets(recipe: Recipe) -> dict[str, Sequence[str]]:
 
 
 def _open(files: Sequence[str], recipe: Recipe, train: TrainingText) -> Corpus:
-    return open_corpus(files, task=recipe.task, unit=recipe.data.unit, like=train.corpus)
+    data = recipe.data
+    return open_corpus(
+        files, task=recipe.task, unit=data.unit, header=data.header, like=train.corpus
+    )
 
 
 def _stem(path: str) -> str:

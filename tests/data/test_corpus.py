@@ -339,7 +339,7 @@ def test_requests_that_make_no_sense(tmp_path: Path) -> None:
         open_corpus([tmp_path], task="generate")
     with pytest.raises(DataError, match="2 columns of text"):
         open_corpus([write(tmp_path / "one.tsv", "one\n")], task="translate")
-    with pytest.raises(DataError, match="none of the first rows"):
+    with pytest.raises(DataError, match="this file has no text"):
         open_corpus([write(tmp_path / "a.tsv", "")], task="classify")
     with pytest.raises(DataError, match="different formats"):
         open_corpus([path, tmp_path / "a.tsv"], task="generate")

@@ -118,7 +118,8 @@ def test_planted_problems_are_found_at_their_line(
         ]
         report = check(sides)
         found = find(report, code)
-        assert found.places == (Place(str(sides[0]), line),)
+        in_target = source == "something"
+        assert found.places == (Place(str(sides[in_target]), line),)
         assert found.count == 1
         assert report.ok, "none of these keeps a model from training"
         assert codes(report) == {code}
@@ -377,3 +378,123 @@ def test_a_person_and_a_program_can_read_the_report(tmp_path: Path) -> None:
     result = json.loads(report.to_json())
     assert result["findings"][0]["places"][0] == {"path": str(sides[0]), "line": 3}
     assert result["summary"]["train"]["dropped"] == {"empty": 1}
+
+
+REVIEWS = [
+    ("1", "a fine and funny film about two friends"),
+    ("0", "nothing happens, and it happens slowly"),
+    ("1", "warm, quick and well played by everyone"),
+    ("0", "the plot has no end that anyone would wait for"),
+]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_csv_without_a_header_keeps_its_first_row(tmp_path: Path, order: tuple[int, int]) -> None:
+    rows = [",".join(f'"{row[i]}"' for i in order) + "\n" for row in REVIEWS]
+    path = write(tmp_path / "train.csv", "".join(rows))
+    found = find(check([path]), "unreadable")
+    assert "data.header=false" in found.message
+    with pytest.raises(DataError, match="first row seems to be an example"):
+        open_corpus([path], task="classify")
+    assert check([path], header=False).summary["train"].records == len(REVIEWS)
+    assert check([path], header=True).summary["train"].records == len(REVIEWS) - 1
+    named = write(tmp_path / "named.csv", "mood,remark\n" + "".join(rows))
+    assert check([named], task="classify").summary["train"].records == len(REVIEWS)
+
+
+def test_a_sentence_is_no_column_name(tmp_path: Path) -> None:
+    sentences = [("So it goes.", "Ainsi va la vie."), ("Go home now!", "Rentre maintenant !")]
+    path = write(tmp_path / "train.csv", "".join(f"{a},{b}\n" for a, b in sentences))
+    assert "is a sentence" in find(check([path], task="translate"), "unreadable").message
+    languages = write(tmp_path / "languages.csv", f"en,fr\n{path.read_text()}")
+    assert check([languages]).summary["train"].records == len(sentences)
+
+
+def test_a_header_read_as_an_example_is_pointed_out(tmp_path: Path) -> None:
+    rows = "".join(f"{text}\t{label}\n" for label, text in REVIEWS)
+    path = write(tmp_path / "train.tsv", f"remark\tmood\n{rows}")
+    found = find(check([path]), "header")
+    assert "data.header=true" in found.message
+    assert found.places == (Place(str(path), 1),)
+    assert check([path], header=True).summary["train"].records == len(REVIEWS)
+    assert "header" not in codes(check([path], header=True))
+
+
+def sides(
+    folder: Path, split: str, count: int, *, start: int = 0, names: str = "en fr"
+) -> list[Path]:
+    pairs = [
+        (f"this is sentence {i} here", f"voici donc la phrase {i} ici")
+        for i in range(start, start + count)
+    ]
+    return [
+        write(folder / f"{split}.{suffix}", "".join(f"{pair[side]}\n" for pair in pairs))
+        for side, suffix in enumerate(names.split())
+    ]
+
+
+def test_swapped_sides_are_an_error(tmp_path: Path) -> None:
+    train, dev = sides(tmp_path, "train", 40), sides(tmp_path, "dev", 10, start=40)
+    assert check([*train, *dev]).ok
+    assert find(check([*train, *dev[::-1]]), "swapped-sides", "dev").severity == "error"
+    plain = sides(tmp_path, "train", 40, names="src tgt") + sides(
+        tmp_path, "dev", 10, start=40, names="tgt src"
+    )
+    assert check(plain).ok, "only the names are exchanged"
+    swapped = check([*plain[:2], *plain[:1:-1]])
+    assert find(swapped, "swapped-sides", "dev").severity == "error"
+
+
+def test_another_language_is_an_error(tmp_path: Path) -> None:
+    train = sides(tmp_path, "train", 40)
+    other = sides(tmp_path, "dev", 10, names="en de")
+    assert ".de" in find(check([*train, *other]), "language", "dev").message
+    greek = [
+        sides(tmp_path, "test", 10, names="src tgt")[0],
+        write(tmp_path / "test.tgt", "αυτή είναι μια πρόταση\n" * 10),
+    ]
+    corpora = {
+        "train": open_corpus(train, task="translate"),
+        "test": open_corpus(greek, task="translate"),
+    }
+    assert "Greek" in find(examine(corpora), "language", "test").message
+    corpora = {"train": corpora["train"], "mine": corpora["test"]}
+    assert find(examine(corpora), "language", "mine").severity == "warning", "a set of one's own"
+
+
+def test_a_language_by_its_words(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.txt", "the cat sat on the mat\n" * 4000)
+    dev = write(tmp_path / "dev.txt", "die Katze lag auf einer Matte\n")
+    assert "100 % of its words" in find(check([train, dev]), "language", "dev").message
+
+
+def test_files_that_do_not_pair_up_are_no_texts_of_one_language(tmp_path: Path) -> None:
+    english, french = sides(tmp_path, "train", 3)
+    german = write(tmp_path / "val.de", "eins\n")
+    for files in ([english, german], [english, french, german]):
+        message = find(check(files), "unreadable", "").message
+        assert "val.en" in message
+        assert "--task generate" in message
+    assert check([english, german], task="generate").summary.keys() == {"train", "dev"}
+
+
+PLAY = "FIRST:\nWho goes there at this hour,\nand what is the noise about?\n\n"
+
+
+def test_a_play_is_hinted_to_be_more_than_its_lines(tmp_path: Path) -> None:
+    play = write(tmp_path / "play.txt", PLAY * 30)
+    assert "data.unit=document" in find(check([play]), "unit").message
+    assert "unit" not in codes(check([play], unit="document"))
+    sentences = write(tmp_path / "lines.txt", "One sentence.\nAnother one.\n" * 30)
+    assert "unit" not in codes(check([sentences]))
+    paragraphs = write(tmp_path / "paragraphs.txt", "A paragraph in one line.\n\n" * 30)
+    assert "unit" not in codes(check([paragraphs]))
+
+
+def test_a_table_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    empty = find(check([write(tmp_path / "empty.tsv", "")]), "unreadable").message
+    latin = find(check([write(tmp_path / "latin.tsv", b"caf\xe9\tgood\n")]), "unreadable").message
+    assert "no text" in empty
+    assert "latin.tsv:1:4" in latin
+    assert "UTF-8" in latin
+    assert "heed check" not in empty + latin

@@ -18,7 +18,7 @@ from heed.data.corpus.corpus import (
 )
 from heed.data.corpus.lines import Fault, Place
 from heed.data.corpus.records import Record
-from heed.data.corpus.split_names import infer_splits
+from heed.data.corpus.split_names import file_language, infer_splits
 
 __all__ = [
     "NUMBER",
@@ -30,6 +30,7 @@ __all__ = [
     "Record",
     "check_task",
     "class_order",
+    "file_language",
     "file_names",
     "infer_splits",
     "infer_task",

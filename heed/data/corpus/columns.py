@@ -34,6 +34,9 @@ LANGUAGE = re.compile(
     "|ps|pt|ro|ru|si|sk|sl|sq|sr|sv|sw|ta|te|tg|th|tl|tr|uk|ur|uz|vi|wo|xh|yi|yo|zh|zu)([-_].*)?"
 )
 NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?")
+SENTENCE = re.compile(r"\S+\s+\S.*[.!?…]")  # two words or more with a final stop
+MAX_NAME_WORDS = 5  # a column name rarely has more
+MAX_SHOWN = 40  # characters of a cell that an error quotes
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,16 @@ class ColumnSample:
     width: int
 
 
-def sample_columns(head: Sequence[Row], file_format: str, where: str) -> ColumnSample:
-    """Columns of the readable rows; `where` goes into the error when there are none."""
+def sample_columns(
+    head: Sequence[Row], file_format: str, where: str, *, header: bool | None = None
+) -> ColumnSample:
+    """Columns of the readable rows; `where` goes into the error when there are none.
+
+    `header` says whether the first row names the columns; None decides by that row.
+    """
     readable = [row for row in head if row.fault is None and row.cells]
     if not readable:
-        raise DataError(
-            "none of the first rows can be read.", where=where, todo="Run `heed check` on it."
-        )
+        raise _unreadable(head, where)
     if isinstance(readable[0].cells, Mapping):
         objects = [row.cells for row in readable if isinstance(row.cells, Mapping)]
         # Any row, the first included, may lack a key that the others have, such as its label.
@@ -77,17 +83,55 @@ def sample_columns(head: Sequence[Row], file_format: str, where: str) -> ColumnS
         columns = {name: [str(cells.get(name, "")) for cells in objects] for name in names}
         return ColumnSample(names, names, columns, header=False, width=0)
     table = [row.cells for row in readable if isinstance(row.cells, list)]
-    header = file_format == "csv" or _is_header(table[0])
+    inferred = header is None
+    header = (file_format == "csv" or _is_header(table[0])) if header is None else header
     names = tuple(name.strip() for name in table[0]) if header else ()
     width = len(names) or Counter(map(len, table)).most_common(1)[0][0]
     body = [row for row in table[header:] if len(row) == width]
     by_index: dict[Key, list[str]]
     by_index = {index: [row[index] for row in body] for index in range(width)}
-    return ColumnSample(names, tuple(range(width)), by_index, header, width)
+    columns = ColumnSample(names, tuple(range(width)), by_index, header, width)
+    if inferred and header and (example := _find_example_in_header(columns)):
+        raise DataError(
+            f"the first row seems to be an example, not column names: {example}.",
+            where=where,
+            todo="Set data.header=false (heed check --no-header) to read it as one, or true if it "
+            "names the columns.",
+        )
+    return columns
+
+
+def _unreadable(head: Sequence[Row], where: str) -> DataError:
+    """The error of a table without a readable row: its first fault, or that it is empty."""
+    faulty = next((row for row in head if row.fault is not None), None)
+    if faulty is None or faulty.fault is None:
+        return DataError("this file has no text.", where=where, todo="Name a file that has text.")
+    fault, place = faulty.fault, f"{where}:{faulty.line}"
+    if fault.byte is not None:
+        place += f":{fault.byte}"
+    return DataError(fault.message, where=place, todo=fault.todo)
+
+
+def _find_example_in_header(columns: ColumnSample) -> str | None:
+    """What in a row of column names looks like an example, in words; None where nothing does."""
+    if _is_header(columns.names) or any(name.lower() in TEXTS for name in columns.names):
+        return None
+    for key, name in zip(columns.keys, columns.names, strict=True):
+        if name and name in (value.strip() for value in columns.values[key]):
+            return f"{_shorten(name)} is also a value of its column"
+        if NUMBER.fullmatch(name):
+            return f"{name} is a number"
+        if len(name.split()) > MAX_NAME_WORDS or SENTENCE.fullmatch(name):
+            return f"{_shorten(name)} is a sentence"
+    return None
+
+
+def _shorten(name: str) -> str:
+    return repr(name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…")
 
 
 def _is_header(first: Sequence[str]) -> bool:
-    """Whether the first row of a TSV has a column name, such as label, that is rarely text."""
+    """Whether a row has a column name, such as label, that is rarely text."""
     names = [name.strip().lower() for name in first]
     known = any(set(pair) <= set(names) for pair in SIDES + PAIRS)
     languages = len(names) > 1 and all(_is_language(name) for name in names)
@@ -141,7 +185,7 @@ def choose_columns(
             f"{' and one of labels' if task == 'classify' else ''}; "
             f"of {len(columns.keys)} columns, {len(texts)} were taken for text.",
             where=where,
-            todo="Check the separator, or name the columns.",
+            todo="Check the separator, or name the columns in the first row (data.header).",
         )
     text_names = ", ".join(_column_name(columns, key) for key in texts)
     description = f"{'text' if len(texts) == 1 else 'texts'} in {text_names}"

@@ -20,6 +20,7 @@ from heed.data.corpus import hf_datasets
 from heed.data.corpus.columns import (
     SAMPLE_ROWS,
     ColumnLayout,
+    ColumnSample,
     Key,
     choose_columns,
     guess_task,
@@ -135,6 +136,12 @@ class Corpus:
             elif dropped is not None:
                 dropped[reason] += 1
 
+    def side_place(self, record: Record, side: int) -> Place:
+        """Where one text of a record is: the sides of a parallel corpus are two files."""
+        if self.layout is None and self.task == "translate":
+            return Place(self.paths[side], record.place.line)
+        return record.place
+
     def labels(self) -> list[str]:
         """The labels in class order; reads the whole corpus."""
         return class_order(
@@ -183,6 +190,7 @@ def open_corpus(
     file_format: str | None = None,
     columns: Sequence[Key] | None = None,
     unit: str = "line",
+    header: bool | None = None,
     like: Corpus | None = None,
     drop: str | None = None,
 ) -> Corpus:
@@ -191,8 +199,9 @@ def open_corpus(
     `paths`: two plain files are the two sides of a parallel corpus; otherwise files are read one
     after another. `file_format`: "text", "tsv", "csv", "jsonl" or "hf"; by default inferred from
     the names. `columns`: the text columns in order, then the label column, by name or number from
-    1. `unit`: a record of plain text: a "line", a "document" or a "file". `like`: an open split
-    whose column layout this one shares. `drop`: a regular expression of texts to drop.
+    1. `unit`: a record of plain text: a "line", a "document" or a "file". `header`: whether the
+    first row of a table names its columns; None decides by that row. `like`: an open split whose
+    column layout this one shares. `drop`: a regular expression of texts to drop.
     """
     names = tuple(file_names(paths))
     check_task(task)
@@ -211,9 +220,7 @@ def open_corpus(
         layout = replace(layout, rule="as in the previous split")
         return Corpus(task, names, file_format, unit, layout, drop)
     where = make_printable(names[0])
-    sample = sample_columns(
-        list(islice(read_rows(names[0], file_format), SAMPLE_ROWS)), file_format, where
-    )
+    sample = _sample(names[0], file_format, header)
     if task == "translate" and sample.width == 1 and detect_format(names[0]) == "text":
         raise DataError(
             "this is one side of a parallel corpus; the other is missing.",
@@ -235,19 +242,23 @@ def check_task(task: str) -> None:
     _check_choice("task", task, TASKS)
 
 
-def infer_task(paths: Sequence[str | Path], file_format: str | None = None) -> str:
+def infer_task(
+    paths: Sequence[str | Path], file_format: str | None = None, *, header: bool | None = None
+) -> str:
     """Infer the task of the files of one split from their names and first rows."""
     names = [str(path) for path in paths]
     file_format = file_format or detect_format(names[0])
     _check_choice("file format", file_format, FORMAT_NAMES)
     if file_format == "text":
         return "translate" if len(names) == 2 else "generate"
-    where = make_printable(names[0])
-    return guess_task(
-        sample_columns(
-            list(islice(read_rows(names[0], file_format), SAMPLE_ROWS)), file_format, where
-        )
-    )
+    _check_path(names[0])
+    return guess_task(_sample(names[0], file_format, header))
+
+
+def _sample(path: str, file_format: str, header: bool | None) -> ColumnSample:
+    """The first rows of a table as columns."""
+    head = list(islice(read_rows(path, file_format), SAMPLE_ROWS))
+    return sample_columns(head, file_format, make_printable(path), header=header)
 
 
 def _common_format(names: Sequence[str], task: str) -> str:

@@ -166,7 +166,8 @@ def _record(row: Row, place: Place, layout: ColumnLayout) -> Record:
         return _record_from_mapping(row.cells, place, layout)
     cells = row.cells
     if len(cells) != layout.width:
-        message = f"this row has {len(cells)} cells where {layout.width} are expected."
+        count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+        message = f"this row has {count} where {layout.width} are expected."
         todo = "Check its separators, and that no text holds one."
         return Record(("",) * len(layout.texts), None, place, Fault("ragged", message, todo))
     texts = tuple(cells[int(key)] for key in layout.texts)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed.data.corpus import hf_datasets
+from heed.data.corpus.columns import LANGUAGE
 from heed.data.corpus.rows import detect_format
 from heed.data.raw_files import COMPRESSED, make_printable
 from heed.errors import DataError
@@ -54,6 +55,8 @@ def infer_splits(
                 todo="Check one kind at a time.",
             )
         sides = [] if task == "generate" else _pair_sides(plain)
+        if task is None and not sides:
+            _refuse_missing_sides(plain)
         groups = [(pair[0], pair) for pair in sides] or [(path, [path]) for path in plain]
     else:
         for path in files:
@@ -77,6 +80,35 @@ def _pair_sides(plain: Sequence[str]) -> list[list[str]]:
         for group in groups.values()
     )
     return list(groups.values()) if all_pairs else []
+
+
+def _refuse_missing_sides(plain: Sequence[str]) -> None:
+    """Refuse plain files of two languages or more that do not pair up, where no task is named."""
+    by_split: dict[str, dict[str, str]] = {}  # file by language, by split
+    for path in plain:
+        if language := file_language(path):
+            by_split.setdefault(_without_compression(path).stem, {})[language] = path
+    languages = sorted({language for files in by_split.values() for language in files})
+    missing = [
+        f"{stem}.{language}"
+        for stem, files in by_split.items()
+        for language in languages
+        if language not in files
+    ]
+    if len(languages) > 1 and missing:
+        raise DataError(
+            f"these files are in {len(languages)} languages ({', '.join(languages)}), "
+            f"but do not pair up: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
+            "not named.",
+            where=make_printable(", ".join(plain)),
+            todo="Name both sides of every split, or set --task generate to read each by itself.",
+        )
+
+
+def file_language(path: str) -> str | None:
+    """The language code that a file name ends in, such as en for `train.en.gz`, else None."""
+    match = LANGUAGE.fullmatch(_without_compression(path).suffix.lower().removeprefix("."))
+    return match[1] if match else None
 
 
 def split_name(path: str) -> str | None:

@@ -31,6 +31,7 @@ from heed.data.corpus.columns import Key
 from heed.data.corpus.lines import Place
 from heed.data.doctor.duplicates import Digests, Flags, as_digests, find_repeats, matching_records
 from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, sort_findings
+from heed.data.doctor.language import find_language_errors
 from heed.data.doctor.scan import HeldOutIndex, Limits, SplitScan, scan_split
 from heed.errors import DataError, nearest
 
@@ -57,6 +58,7 @@ def check(
     file_format: str | None = None,
     columns: Sequence[Key] | None = None,
     unit: str = "line",
+    header: bool | None = None,
     limits: Limits | None = None,
 ) -> Report:
     """Examine files, assigned to splits by `infer_splits`; an unreadable file is a finding."""
@@ -67,10 +69,16 @@ def check(
     try:
         splits = infer_splits(paths, task=task, file_format=file_format)
         split = next(iter(splits))
-        task = task or infer_task(splits[split], file_format)
+        task = task or infer_task(splits[split], file_format, header=header)
         for split, files in splits.items():
             like = open_corpus(
-                files, task=task, file_format=file_format, columns=columns, unit=unit, like=like
+                files,
+                task=task,
+                file_format=file_format,
+                columns=columns,
+                unit=unit,
+                header=header,
+                like=like,
             )
             corpora[split] = like
     except DataError as error:
@@ -106,6 +114,10 @@ def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> R
         if shared is not None:
             findings += _overlap_findings(scan, shared, summary[name], limits)
             findings += _unknown_word_findings(scan, summary[name], limits)
+        if train is not None and scan is not train and train.kept:
+            findings += find_language_errors(scan, train, held_out.swapped, summary[name], limits)
+        if (train is None or scan is train) and scan.corpus.unit == "line":
+            findings += _unit_findings(scan, limits)
     task = next((corpus.task for corpus in corpora.values()), None)
     return Report(task, sort_findings(findings), summary, seen)
 
@@ -237,6 +249,21 @@ def _unknown_word_findings(
     yield Finding(severity, "unknown-words", scan.name, message, count)
 
 
+def _unit_findings(scan: SplitScan, limits: Limits) -> Iterator[Finding]:
+    """Lines between blank lines, as in a play or in wrapped prose: texts may have several lines."""
+    corpus, blank = scan.corpus, scan.dropped["empty"]
+    if corpus.task != "generate" or corpus.layout is not None or len(corpus.paths) > scan.kept:
+        return
+    if blank > limits.blank * scan.records and 2 * scan.following > scan.kept:
+        message = (
+            f"every line is read as one text, of {sum(scan.words) / scan.kept:.0f} words on "
+            f"average, and {100 * blank / scan.records:.0f} % of the lines are blank. Where a text "
+            "has several lines, as in a play, set data.unit=document (texts between blank lines) "
+            "or data.unit=file"
+        )
+        yield Finding("warning", "unit", scan.name, message, scan.kept)
+
+
 def _label_findings(scan: SplitScan, train: SplitScan | None, limits: Limits) -> Iterator[Finding]:
     if scan.corpus.task != "classify":
         return
@@ -245,6 +272,7 @@ def _label_findings(scan: SplitScan, train: SplitScan | None, limits: Limits) ->
         yield from _unseen_labels(scan, train, limits)
     else:
         yield from _misspelled_labels(scan)
+        yield from _find_header_among_labels(scan)
     if len(labels) == 1:
         severity: Severity = "error" if train is None or scan is train else "warning"
         message = f"every label is {_quote(labels[0])}: there is nothing to classify"
@@ -273,6 +301,20 @@ def _unseen_labels(scan: SplitScan, train: SplitScan, limits: Limits) -> Iterato
     count = sum(scan.labels[label] for label in unseen)
     places = tuple(scan.label_places[label] for label in unseen[: limits.places])
     yield Finding("error", "unseen-label", scan.name, message, count, places)
+
+
+def _find_header_among_labels(scan: SplitScan) -> Iterator[Finding]:
+    """A label that only the first row has: the row may name the columns."""
+    layout, counts = scan.corpus.layout, scan.labels
+    if layout is None or layout.width == 0 or layout.header or len(counts) < 3:
+        return
+    single = [label for label, count in counts.items() if count == 1]
+    if len(single) == 1 and scan.label_places[single[0]].line == 1:
+        message = (
+            f"label {_quote(single[0])} is only in the first row. If that row names the columns, "
+            "set data.header=true"
+        )
+        yield Finding("warning", "header", scan.name, message, 1, (scan.label_places[single[0]],))
 
 
 def _misspelled_labels(scan: SplitScan) -> Iterator[Finding]:
@@ -309,7 +351,8 @@ def _quote(label: str) -> str:
 
 def _format_share(count: int, total: int, scan: SplitScan) -> str:
     """`18 of 1,305 pairs (1.4 %)`."""
-    noun = "pairs" if scan.corpus.task == "translate" else f"{scan.corpus.unit}s"
+    noun = "pair" if scan.corpus.task == "translate" else scan.corpus.unit
+    noun += "s" * (total != 1)
     percent = 100 * count / max(total, 1)
     formatted = f"{percent:.1f} %" if percent >= 0.05 or not count else "under 0.1 %"
     return f"{count:,} of {total:,} {noun} ({formatted})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,10 +16,11 @@ from rich.text import Text
 
 from heed.data.corpus.lines import Place
 from heed.data.raw_files import make_printable
-from heed.terminal import build_table
+from heed.terminal import build_note, build_table
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+LONG_FOLDER = 24  # characters of a folder's path above which it is printed once
 COLORS: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -93,10 +95,13 @@ def sort_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def render_report(report: Report) -> Group:
     """Terminal tables: the splits, the findings, and a verdict."""
     parts: list[Table | Text] = []
+    folder = _long_common_folder(report)
+    if folder:
+        parts.append(build_note(make_printable(f"files in {folder}")))
     if report.summary:
         parts.append(_splits_table(report))
     if report.findings:
-        parts.append(_findings_table(report))
+        parts.append(_findings_table(report, folder))
     counts = ", ".join(_count_severity(report, severity) for severity in SEVERITIES)
     verdict = "ready for training" if report.ok else "not ready for training"
     parts.append(Text(f"{counts}: {verdict}.", style="green" if report.ok else COLORS["error"]))
@@ -108,10 +113,18 @@ def _count_severity(report: Report, severity: Severity) -> str:
     return f"{count} {severity}{'' if count == 1 else 's'}"
 
 
+def _long_common_folder(report: Report) -> str:
+    """The folder of all files where its path is long: findings then leave it out."""
+    folders = {str(Path(file).parent) for one in report.summary.values() for file in one.files}
+    folder = folders.pop() if len(folders) == 1 else ""
+    return folder if len(folder) > LONG_FOLDER else ""
+
+
 def _splits_table(report: Report) -> Table:
     counts = ("records", "kept", "words")
     headers = ("split", *counts, "how it is read")
-    table = build_table(*headers, title=f"task: {report.task}", right=counts)
+    title = f"task: {report.task}"
+    table = build_table(*headers, title=title, right=counts, no_wrap=counts, compact=True)
     for name, one in report.summary.items():
         words = " / ".join(f"{count:,}" for count in one.words)
         cells = (name, f"{one.records:,}", f"{one.kept:,}", words, one.description)
@@ -119,15 +132,20 @@ def _splits_table(report: Report) -> Table:
     return table
 
 
-def _findings_table(report: Report) -> Table:
-    table = build_table("", "split", "what", "where first", title="findings")
+def _findings_table(report: Report, folder: str) -> Table:
+    table = build_table("", "split", "what, and where first", title="findings", compact=True)
     for one in report.findings:
         label = Text(one.severity, style=COLORS[one.severity])
-        where = show_places(one.places)
-        table.add_row(
-            label, *(Text(make_printable(cell)) for cell in (one.split, one.message, where))
-        )
+        what = Text(make_printable(one.message))
+        if one.places:
+            places = [place._replace(path=_below(folder, place.path)) for place in one.places]
+            what.append(f"\n{show_places(places)}", style="dim")
+        table.add_row(label, Text(make_printable(one.split)), what)
     return table
+
+
+def _below(folder: str, path: str) -> str:
+    return str(Path(path).relative_to(folder)) if folder else path
 
 
 def show_places(places: Sequence[Place]) -> str:

@@ -34,10 +34,17 @@ MEANINGS = {
 EXAMPLES_SHOWN = 3
 
 
-def show_batch(paths: Sequence[str | Path], *, task: str | None = None) -> Group:
+def show_batch(
+    paths: Sequence[str | Path],
+    *,
+    task: str | None = None,
+    unit: str = "line",
+    header: bool | None = None,
+) -> Group:
     """The first training batch of these files, with the default tokenizer and limits."""
     train = next(iter(infer_splits(paths, task=task).values()))
-    corpus = open_corpus(train, task=task or infer_task(train))
+    task = task or infer_task(train, header=header)
+    corpus = open_corpus(train, task=task, unit=unit, header=header)
     settings, limits = TokenizerConfig(), DataConfig()
     texts = (text for record in corpus.usable_records() for text in record.texts)
     tokenizer = Tokenizer.train(texts, kind=settings.kind, vocab_size=settings.vocab_size)
