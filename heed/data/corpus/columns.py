@@ -90,15 +90,15 @@ def sample_columns(
     body = [row for row in table[header:] if len(row) == width]
     by_index: dict[Key, list[str]]
     by_index = {index: [row[index] for row in body] for index in range(width)}
-    columns = ColumnSample(names, tuple(range(width)), by_index, header, width)
-    if inferred and header and (example := _find_example_in_header(columns)):
+    sample = ColumnSample(names, tuple(range(width)), by_index, header, width)
+    if inferred and header and (example := _find_example_in_header(sample)):
         raise DataError(
             f"the first row seems to be an example, not column names: {example}.",
             where=where,
             todo="Set data.header=false (heed check --no-header) to read it as one, or true if it "
             "names the columns.",
         )
-    return columns
+    return sample
 
 
 def _unreadable(head: Sequence[Row], where: str) -> DataError:
