@@ -29,8 +29,10 @@ from heed.runs.run import Run
 from heed.terminal import build_table
 from heed.train import run as train_run
 from heed.train.checkpoint import checksum
+from heed.train.resolve import free_folder
 
 RECIPE = "demo-translate"
+DEFAULT_FOLDER = Path("runs/demo")
 ALIGNED = 200
 """Sentences whose attention is compared with the gold alignment."""
 RESULT_FILE, WORK_PREFIX = "demo.json", ".unfinished-"
@@ -54,12 +56,24 @@ class Result:
     run: str
 
 
-def run_demo(folder: Path, *, console: Console, seed: int = 0, steps: int | None = None) -> Result:
-    """Train, translate, score and plot; progress is printed on the console."""
+def run_demo(
+    folder: Path | None,
+    *,
+    console: Console,
+    seed: int = 0,
+    steps: int | None = None,
+    force: bool = False,
+) -> Result:
+    """Train, translate, score and plot; progress is printed on the console.
+
+    Without a folder the demo is in runs/demo, or, where there is one already, in runs/demo-2 and so
+    on. `force` replaces an earlier demo.
+    """
     start = time.monotonic()
+    folder = folder or _default_folder(console, force=force)
     changes = [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"])
     recipe = Recipe.read(find(RECIPE), changes)
-    with _replace_when_finished(folder) as work_folder:
+    with _replace_when_finished(folder, force=force) as work_folder:
         _print_introduction(recipe, console)
         run = train_run.start(recipe, work_folder, device="cpu", console=console)
         scores = _evaluate_and_plot(run, recipe, console)
@@ -97,13 +111,34 @@ def _evaluate_and_plot(run: Run, recipe: Recipe, console: Console) -> dict[str, 
     }
 
 
-# --------------------------------------------- a demo replaces an earlier demo, and nothing else
+# ------------------------------- with --force a demo replaces an earlier demo, and nothing else
+
+
+def _default_folder(console: Console, *, force: bool) -> Path:
+    """runs/demo, or the first of runs/demo-2, … that does not exist."""
+    if force:
+        return DEFAULT_FOLDER
+    folder = free_folder(DEFAULT_FOLDER.name)
+    if folder != DEFAULT_FOLDER:
+        console.print(
+            f"{DEFAULT_FOLDER} stays as it is; this demo goes to {folder} "
+            f"(--force replaces {DEFAULT_FOLDER}).",
+            highlight=False,
+            markup=False,
+        )
+    return folder
 
 
 @contextmanager
-def _replace_when_finished(folder: Path) -> Iterator[Path]:
+def _replace_when_finished(folder: Path, *, force: bool) -> Iterator[Path]:
     """A working folder whose content replaces an earlier demo in `folder`, only on success."""
     _refuse_foreign_files(folder)
+    if not force and (folder / RESULT_FILE).exists():
+        raise RunError(
+            "there is a demo here already.",
+            where=str(folder),
+            todo="Give another folder with --run, or replace this one with --force.",
+        )
     created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:

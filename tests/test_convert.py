@@ -19,11 +19,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from heed import Classifier, Translator
 from heed.cli.main import main
-from heed.config import Recipe
+from heed.config import TASKS, Recipe
+from heed.config.model import PRESET_TASKS
 from heed.data import synthetic
 from heed.data.tokenizers.pretrained import PretrainedTokenizer
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.export import FORMATS
+from heed.export.support import describe_formats, suggested_preset
 from heed.models import build, huggingface
 from heed.runs.load import load_run
 from heed.runs.run import Run
@@ -191,8 +193,7 @@ def exported(folder: Path, heed: Heed, **shape: Any) -> tuple[Translator, Any, A
         dev=[folder / "dev.en", folder / "dev.fr"],
         run=folder / "run",
         device="cpu",
-        norm_place="post",
-        position="sinusoidal",
+        preset="marian",
         **shape,
     )
     assert heed("export", folder / "run", folder / "out").code == 0
@@ -302,15 +303,31 @@ def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
 def test_a_refusal_says_which_formats_take_it(
     task: str, changes: dict[str, Any], others: list[str], tmp_path: Path, heed: Heed
 ) -> None:
-    if find_spec("ctranslate2") is None:
-        others = [name for name in others if name != "ctranslate2"]
     run = untrained(tmp_path / "run", task, model=changes)
-    answer = heed("export", tmp_path / "run", tmp_path / "out")
+    out = tmp_path / "new" / "out"
+    answer = heed("export", tmp_path / "run", out)
     assert answer.code == 2
-    assert re.findall(r"--to (\w+)", answer.err) == others
+    preset = "For --to hf, train with" in answer.err
+    assert preset == ("family" not in changes)
+    assert re.findall(r"--to (\w+)", answer.err) == others + ["hf"] * preset
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "no empty folder is left"
     for other in others:
-        if other == "ctranslate2":
+        assert f"heed export {run.folder} {out} --to {other}" in answer.err
+        if other == "ctranslate2" and find_spec(other) is not None:
             assert heed("export", run.folder, tmp_path / other, "--to", other).code == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_dry_run_says_where_a_model_can_be_exported(task: str) -> None:
+    for name in [name for name, tasks in PRESET_TASKS.items() if task in tasks]:
+        masked = (task, name) == ("generate", "bert")
+        tables = {"task": task, "model": {"preset": name}}
+        train = {"train": {"objective": "masked"}} if masked else {}
+        assert "--to hf" in describe_formats(Recipe.of(tables | train)).split(";")[0]
+    default = Recipe.of({"task": task})
+    assert f"model.preset={suggested_preset(default)}" in describe_formats(default)
+    assert "--to onnx" in describe_formats(default)
+    assert ("--to ctranslate2" in describe_formats(default)) == (task == "translate")
 
 
 # ----------------------------------------------------------------------------------- bad input

@@ -54,11 +54,33 @@ def test_it_leaves_a_whole_run(folder: Path, result: dict[str, object]) -> None:
         assert b"<svg" in (run / "figures" / f"{stem}.svg").read_bytes()
 
 
-def test_a_second_demo_gives_the_same_figures(folder: Path, result: dict[str, object]) -> None:
-    again = json.loads(heed("demo", "--steps", "12", "--json", cwd=folder).stdout)
-    assert {k: v for k, v in again.items() if k != "seconds"} == {
-        k: v for k, v in result.items() if k != "seconds"
+def test_a_second_demo_keeps_the_first_and_gives_the_same_figures(
+    folder: Path, result: dict[str, object]
+) -> None:
+    first = folder / str(result["run"])
+    before = contents(first)
+    answer = heed("demo", "--steps", "12", "--json", cwd=folder)
+    again = json.loads(answer.stdout)
+    assert contents(first) == before
+    assert again["run"] == f"{result['run']}-2"
+    assert f"{result['run']} stays as it is" in answer.stderr
+    assert {k: v for k, v in again.items() if k not in ("seconds", "run")} == {
+        k: v for k, v in result.items() if k not in ("seconds", "run")
     }
+
+
+def test_a_named_demo_is_replaced_by_force_alone(
+    folder: Path, result: dict[str, object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / str(result["run"]), run)
+    before = contents(run)
+    with pytest.raises(RunError, match="--force"):
+        run_demo(run, console=Console(quiet=True), steps=2)
+    assert contents(run) == before
+    replaced = run_demo(run, console=Console(quiet=True), steps=2, force=True)
+    assert replaced.bleu != result["bleu"]
+    assert contents(run) != before
 
 
 def test_its_run_translates_line_for_line(folder: Path, result: dict[str, object]) -> None:
@@ -101,7 +123,7 @@ def test_what_is_not_a_demos_is_never_removed(
     (run / name).write_text("mine")
     before = contents(run)
     with pytest.raises(RunError, match="no demo wrote"):
-        run_demo(run, console=Console(quiet=True), steps=2)
+        run_demo(run, console=Console(quiet=True), steps=2, force=True)
     assert contents(run) == before
 
 
@@ -111,7 +133,7 @@ def test_it_replaces_only_a_demo(folder: Path, result: dict[str, object], tmp_pa
     shutil.copytree(folder / str(result["run"]), run)
     (run / "demo.json").unlink()
     before = contents(run)
-    answer = heed("demo", "--steps", "2", "--run", str(run))
+    answer = heed("demo", "--steps", "2", "--run", str(run), "--force")
     assert answer.returncode == 2
     assert "no demo wrote" in answer.stderr
     assert "--run" in answer.stderr
@@ -125,7 +147,7 @@ def test_a_demo_that_fails_leaves_the_earlier_one(
     monkeypatch.setenv("HEED_CACHE", "/dev/null/cache")
     for place in (run, folder / "other"):
         with pytest.raises(NotADirectoryError):
-            run_demo(place, console=Console(quiet=True), steps=2)
+            run_demo(place, console=Console(quiet=True), steps=2, force=True)
         assert contents(folder) == before
     assert not (folder / "other").exists()
 
@@ -150,7 +172,7 @@ def test_a_demo_that_is_stopped_leaves_the_earlier_one(
 ) -> None:
     run, before = folder / str(result["run"]), contents(folder)
     with asked_at(3, number), pytest.raises(StoppedError) as stopped:
-        run_demo(run, console=Console(quiet=True), steps=9)
+        run_demo(run, console=Console(quiet=True), steps=9, force=True)
     assert stopped.value.code == 128 + number
     assert "resume" not in str(stopped.value)
     assert contents(folder) == before

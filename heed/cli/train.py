@@ -21,11 +21,17 @@ from heed.cli.common import (
 
 @app.command(rich_help_panel="Train")
 def demo(
-    run: Annotated[Path, typer.Option(help="The run folder to create.")] = Path("runs/demo"),
+    run: Annotated[
+        Path | None,
+        typer.Option(help="The run folder to create. Default: runs/demo, or the next free number."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model, not of the corpus.")] = 0,
     steps: Annotated[
         int | None, typer.Option(help="Training steps; fewer for a quick look.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier demo in that folder.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Train, translate, score and plot attention on a generated corpus, in under three minutes."""
@@ -33,7 +39,7 @@ def demo(
 
     from heed.demo import run_demo
 
-    result = run_demo(run, console=console(quiet=json), seed=seed, steps=steps)
+    result = run_demo(run, console=console(quiet=json), seed=seed, steps=steps, force=force)
     if json:
         print_json(asdict(result))
 
@@ -88,9 +94,11 @@ def train(
     precompile.start_early(device, resolved)
     resolve.set_threads(threads)
     if dry_run:
+        from heed.export.support import describe_formats
         from heed.train import estimate
 
-        estimate.dry_run(resolved, device=device, console=console())
+        resolved = estimate.dry_run(resolved, device=device, console=console())
+        typer.echo(f"export      {describe_formats(resolved)}")
     else:
         folder = run or resolve.free_folder(name)
         train_run.start(resolved, folder, device=device, console=console())

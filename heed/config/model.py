@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -74,9 +74,54 @@ def _check_position_offset(m: Any) -> str | None:
     return f"position_offset belongs to position 'learned', not to {m.position!r}."
 
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "marian": {"position": "sinusoidal", "norm_place": "post"},
+    "t5": {"position": "t5", "norm": "rms", "bias": False, "scale": 1.0},
+    "gpt2": {"position": "learned", "activation": "gelu_tanh"},
+    "bert": {
+        "position": "learned",
+        "norm_place": "post",
+        "embedding_norm": True,
+        "lm_head_transform": True,
+        "pooling": "first",
+        "pooler": True,
+    },
+}
+"""Keys of published architectures: a model with them fits a class of Hugging Face transformers."""
+PRESET_TASKS = {
+    "marian": ("translate",),
+    "t5": ("translate",),
+    "gpt2": ("generate",),
+    "bert": ("classify", "generate"),
+}
+
+
+def apply_preset(values: dict[str, Any]) -> dict[str, Any]:
+    """The keys with those of `preset` in its place; it stays where another key contradicts it."""
+    preset = values.get("preset")
+    keys = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    contradicted = any(values.get(key, value) != value for key, value in keys.items())
+    kept = (
+        values if contradicted or not keys else {k: v for k, v in values.items() if k != "preset"}
+    )
+    return keys | kept
+
+
+def _check_preset(m: Any) -> str | None:
+    keys = PRESETS.get(m.preset or "", {})
+    wrong = [key for key, value in keys.items() if getattr(m, key) != value]
+    if not wrong:
+        return None
+    keys_text = " and ".join(f"{key} = {keys[key]!r}" for key in wrong)
+    return f"preset {m.preset!r} has {keys_text}: leave {' and '.join(wrong)} out, or preset."
+
+
 class ModelConfig(Section):
     """The architecture. One key swaps any part."""
 
+    preset: Literal["marian", "t5", "gpt2", "bert"] | None = None
+    """Take position, norms and activation of a published architecture, which `heed export --to hf`
+    can write: marian or t5 (translate), gpt2 (generate), bert (classify, or masked)."""
     family: Literal["transformer", "lstm"] = "transformer"
     """The stack between the embedding and the head."""
     layers: Count = 4
@@ -186,6 +231,7 @@ class ModelConfig(Section):
     """Embedding size of the LSTM; unset, its width."""
 
     checks: ClassVar[tuple[Check, ...]] = (
+        _check_preset,
         _check_position,
         _check_merge,
         _check_heads,
@@ -197,6 +243,11 @@ class ModelConfig(Section):
         _check_position_offset,
         _check_ngrams,
     )
+
+    if not TYPE_CHECKING:  # a type checker reads the constructor off the fields
+
+        def __init__(self, /, **values: Any) -> None:
+            super().__init__(**apply_preset(values))
 
     @property
     def resolved_head_width(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from heed.config.base import Section
 from heed.config.data import DataConfig, TokenizerConfig
 from heed.config.decode import DecodeConfig
-from heed.config.model import ModelConfig
+from heed.config.model import PRESET_TASKS, PRESETS, ModelConfig
 from heed.config.train import InitConfig, TrainConfig
 from heed.errors import ConfigError, nearest
 
@@ -67,6 +67,7 @@ class Recipe:
                 parts[name] = kind(**values)
             except ConfigError as error:
                 complaints += [f"[{name}] {complaint}" for complaint in error.complaints]
+        complaints += _check_preset_task(tables.get("model"), task)
         leak = parts["model"].find_leak(task) if "model" in parts else None
         complaints += [f"[model] {leak}"] if leak else []
         if complaints:
@@ -104,6 +105,16 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
 
+def _check_preset_task(model: Any, task: str) -> list[str]:
+    """The error of a preset for another task, if there is one."""
+    preset = model.get("preset") if isinstance(model, Mapping) else None
+    tasks = PRESET_TASKS.get(preset, TASKS) if isinstance(preset, str) else TASKS
+    if task in tasks or task not in TASKS:
+        return []
+    fitting = " or ".join(name for name, tasks in PRESET_TASKS.items() if task in tasks)
+    return [f"[model] preset {preset!r} is not for task {task!r}: use {fitting}."]
+
+
 def _suggest_section(key: str) -> str:
     """The hint ' Did you mean section.key?' for a key without its section."""
     known = {name: kind.keys() for name, kind in SECTIONS.items()}
@@ -120,7 +131,10 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def apply_overrides(tables: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply `section.key=value` overrides to tables; a value is TOML, or else a plain string."""
+    """Apply `section.key=value` overrides to tables; a value is TOML, or else a plain string.
+
+    An override of model.preset replaces the keys that the preset sets.
+    """
     result = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tables.items()}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -134,6 +148,9 @@ def apply_overrides(tables: Mapping[str, Any], overrides: Sequence[str]) -> dict
         if not dot:
             result[section] = value
         elif isinstance(result.setdefault(section, {}), dict):
+            if key.strip() == "model.preset" and isinstance(value, str):
+                for replaced in PRESETS.get(value, ()):
+                    result[section].pop(replaced, None)
             result[section][name] = value
     return result
 

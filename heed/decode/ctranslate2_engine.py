@@ -24,7 +24,7 @@ from heed.decode import batch_plan
 from heed.decode.strategy import Hypothesis
 from heed.errors import ConfigError
 from heed.files import temporary_folder
-from heed.models import Translator
+from heed.models import Translator, ctranslate2_support
 from heed.models import ctranslate2_layout as layout
 
 COMPUTE_TYPES = {"float32": "float32", "bf16": "bfloat16", "float16": "float16", "int8": "int8"}
@@ -67,7 +67,7 @@ def token_names(model: Translator, tokenizer: Tokenizer) -> list[str]:
 
 def check_supported(model: Translator) -> None:
     """Raise an error that lists the parts of a model that CTranslate2 does not support."""
-    unsupported = layout.find_unsupported(model.config)
+    unsupported = ctranslate2_support.find_unsupported(model.config)
     if unsupported:
         raise ConfigError([*unsupported, "Use heed's own engine for this model."])
 

@@ -30,7 +30,7 @@ def check_engine(engine: str, *, models: int = 1) -> None:
 def check_installed(engine: str) -> None:
     """Raise an error for an engine that is not installed."""
     if find_spec(engine) is None:
-        raise RunError(f"{engine} is not installed.", todo="Install it: pip install heed[serve]")
+        raise RunError(f"{engine} is not installed.", todo="Install it: pip install 'heed[serve]'.")
 
 
 def load_engine(

@@ -6,12 +6,14 @@ an empty folder, and one line in `FORMATS`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from heed.errors import ConfigError, RunError, nearest
+from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.files import temporary_folder
 from heed.runs.run import Run
 
@@ -32,11 +34,34 @@ def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
     unknown = sorted(options.keys() - signature(write).parameters.keys())
     if unknown:
         raise ConfigError([f"--{unknown[0]} is not an option of --to {to}."])
-    Run.open(run).require_weights()
+    source = Run.open(run)
+    source.require_weights()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(
             "this is not an empty folder.", where=str(folder), todo="Give another folder."
         )
-    with temporary_folder(folder) as draft:
-        write(run, draft, **options)
+    with without_new_parents(folder), temporary_folder(folder) as draft:
+        try:
+            write(run, draft, **options)
+        except ConfigError:  # an option, not the format
+            raise
+        except HeedError as error:
+            from heed.export.support import other_ways
+
+            where, ways = error.where or str(run), other_ways(source.recipe(), run, folder, to)
+            todo = " ".join(filter(None, (error.todo, ways)))
+            raise RunError(error.what, where=where, todo=todo) from error
         draft.replace(folder)
+
+
+@contextmanager
+def without_new_parents(folder: Path) -> Iterator[None]:
+    """On an error, delete the parents of `folder` that did not exist before and are empty."""
+    new = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        yield
+    except BaseException:
+        for parent in new:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        raise

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from heed.decode.engine_choice import check_installed
 from heed.errors import ConfigError, RunError
-from heed.models import Translator
+from heed.models import Translator, ctranslate2_support
 from heed.runs.load import load_run
 
 WEIGHT_TYPES = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float16", "int8_bfloat16")
@@ -25,8 +25,9 @@ def export(run: Path, folder: Path, *, quantize: str | None = None) -> None:
         what = (
             f"this run was trained to {recipe.task}; only translators are exported to CTranslate2."
         )
-        raise RunError(what, where=str(run), todo="Export it with --to onnx.")
-    from heed.decode.ctranslate2_engine import check_supported, convert
+        raise RunError(what, where=str(run))
+    from heed.decode.ctranslate2_engine import convert
 
-    check_supported(model)
+    if unsupported := ctranslate2_support.find_unsupported(model.config):
+        raise RunError(" ".join(unsupported), where=str(run))
     convert(model, tokenizer, folder, max_source=recipe.data.max_length, quantization=quantize)

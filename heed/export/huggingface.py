@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import HeedError
-from heed.export import onnx
 from heed.files import write_atomic
 from heed.models import (
     Backbone,
@@ -111,13 +109,9 @@ def export(run: Path, folder: Path) -> None:
         model.source_files = json.loads((run / SOURCE_FILES).read_text(encoding="utf-8"))
     tokenizer = Tokenizer.load(source.tokenizer_path) if source.tokenizer_path.exists() else None
     classes, search = Classes.read(source) or Classes(()), _beam_search(model, recipe)
-    try:
-        huggingface.save(
-            model, tokenizer, folder, classes=classes.names, pairs=classes.pairs, search=search
-        )
-    except HeedError as error:
-        todo = error.todo or _other_formats(model)
-        raise HeedError(error.what, where=str(run), todo=todo) from error
+    huggingface.save(
+        model, tokenizer, folder, classes=classes.names, pairs=classes.pairs, search=search
+    )
 
 
 def _beam_search(model: Model, recipe: Recipe) -> dict[str, Any]:
@@ -126,16 +120,3 @@ def _beam_search(model: Model, recipe: Recipe) -> dict[str, Any]:
     if not isinstance(model, Translator) or GENERATION in model.source_files or decode.beam == 1:
         return {}
     return {theirs: getattr(decode, ours) for theirs, (ours, _) in BEAM_SEARCH_KEYS.items()}
-
-
-def _other_formats(model: Model) -> str | None:
-    """The other formats that can hold a model that transformers cannot, as a hint."""
-    formats = (
-        [] if onnx.find_unsupported(model.config, causal=onnx.is_generative(model)) else ["onnx"]
-    )
-    if isinstance(model, Translator) and find_spec("ctranslate2") is not None:
-        from heed.models import ctranslate2_layout as layout
-
-        formats = formats if layout.find_unsupported(model.config) else ["ctranslate2", *formats]
-    names = " or ".join(f"--to {name}" for name in formats)
-    return f"Export it with {names}." if formats else None

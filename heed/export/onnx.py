@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.errors import ConfigError, RunError
+from heed.errors import RunError
 from heed.models import LanguageModel, Model, Translator
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.masks import count_positions
@@ -55,11 +55,11 @@ def export(run: Path, folder: Path) -> None:
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         what = f"{' and '.join(missing)}: not installed."
-        raise RunError(what, todo="Install with: pip install heed[onnx]")
+        raise RunError(what, todo="Install with: pip install 'heed[onnx]'.")
     model, tokenizer, recipe = load_run(run, device="cpu")
     unsupported = find_unsupported(model.config, causal=is_generative(model))
     if unsupported:
-        raise ConfigError(unsupported, where=str(run))
+        raise RunError(" ".join(unsupported), where=str(run))
     for graph in graphs(make_exportable(model.eval())):
         save(graph, folder / f"{graph.name}.onnx")
     tokenizer.save(folder / "tokenizer.json")

@@ -4,7 +4,7 @@ CTranslate2's Transformer differs from heed's in a few points, which are convert
 position encoding becomes a table by position. A bias that does not depend on the query becomes a
 table by distance: CTranslate2's T5 bias with one bucket per distance can hold any such bias. The
 `shift` merge permutes the columns of the output projection, the `shuffle` merge averages them over
-heads. `find_unsupported` lists what CTranslate2 cannot express.
+heads. `ctranslate2_support` lists what CTranslate2 cannot express.
 
 Shapes: h heads, d head width, w model width, n positions or distances.
 """
@@ -22,7 +22,8 @@ from ctranslate2 import specs
 from ctranslate2.specs.model_spec import OPTIONAL
 from torch import Tensor, nn
 
-from heed.config import POSITIONS, ModelConfig
+from heed.config import ModelConfig
+from heed.models.ctranslate2_support import overrides_hook
 from heed.models.translator import Translator
 from heed.nn.attention import MultiHeadAttention
 from heed.nn.feed_forward import FeedForward
@@ -54,32 +55,6 @@ class SpecialIds:
     suppressed_ids: tuple[int, ...] = ()
 
 
-def find_unsupported(config: ModelConfig) -> list[str]:
-    """The recipe keys of a model that CTranslate2 cannot express, as sentences."""
-    if config.family != "transformer":
-        return [f"model.family = {config.family!r}: CTranslate2 supports only Transformers."]
-    unsupported = []
-    kind = POSITIONS[config.position]
-    adds, rotates, biases = (_overrides(kind, hook) for hook in ("embed", "rotate", "bias"))
-    by_query = kind.bias_uses_query or _overrides(kind, "values")
-    unknown = (rotates and not issubclass(kind, Rope)) or (by_query and not issubclass(kind, Shaw))
-    if unknown or adds + rotates + biases > 1:
-        unsupported.append(f"model.position = {config.position!r}: CTranslate2 has no equivalent.")
-    if config.cross_position and (rotates or biases):
-        unsupported.append("model.cross_position: CTranslate2 has no positions in cross-attention.")
-    if config.qk_norm:
-        unsupported.append(
-            "model.qk_norm: CTranslate2 normalizes all cross-attention heads as one."
-        )
-    if config.lm_head_transform:
-        unsupported.append(
-            "model.lm_head_transform: CTranslate2 has a single linear layer as its LM head."
-        )
-    if config.merge_when == "always" and config.merge not in ("concat", "shift", "shuffle"):
-        unsupported.append(f"model.merge = {config.merge!r}: CTranslate2 concatenates heads.")
-    return unsupported
-
-
 def positions(model: Translator, least: int = 0) -> int | None:
     """The number of positions of an exported model; None if it is unlimited.
 
@@ -87,8 +62,8 @@ def positions(model: Translator, least: int = 0) -> int | None:
     """
     position = cast(Stack, model.encoder).position
     limit, kind = position.limit(model.config), type(position)
-    endless_bias = _overrides(kind, "bias") and form_of(position).max_distance(position) is None
-    if limit is None and (_overrides(kind, "embed") or endless_bias):
+    endless_bias = overrides_hook(kind, "bias") and form_of(position).max_distance(position) is None
+    if limit is None and (overrides_hook(kind, "embed") or endless_bias):
         return max(least, MIN_POSITIONS)
     return limit
 
@@ -144,7 +119,7 @@ def _stack(kind: Any, stack: Any, config: ModelConfig, rows: int | None) -> Any:
     """The specification of an encoder or a decoder."""
     position = cast(Position, stack.position)
     rotary = {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rope_base}
-    adds, by_query = _overrides(type(position), "embed"), isinstance(position, Shaw)
+    adds, by_query = overrides_hook(type(position), "embed"), isinstance(position, Shaw)
     spec = kind(
         len(stack.blocks),
         config.heads,
@@ -276,8 +251,3 @@ def _by_distance(
 
 def _cpu_float32(x: Tensor) -> Tensor:
     return x.detach().float().cpu().contiguous()
-
-
-def _overrides(kind: type[Position], hook: str) -> bool:
-    """Whether an encoding overrides a hook of `Position`."""
-    return getattr(kind, hook) is not getattr(Position, hook)

@@ -27,8 +27,11 @@ TIMED_STEPS = 5
 
 
 @rank0_error_only()
-def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
-    """Print parameters, memory and time, from a few steps in a temporary folder."""
+def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
+    """Print parameters, memory and time, from a few steps in a temporary folder.
+
+    Returns the recipe with the shape of the model that it starts from.
+    """
     if is_torchrun():
         raise ConfigError(["--dry-run estimates one process: call heed without torchrun."])
 
@@ -68,6 +71,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> None:
         f"time        about {_format_duration(median * loop.steps)}, without evaluation "
         f"({median * 1e3:.0f} ms a step)"
     )
+    return recipe
 
 
 def _count_texts(split: BucketedBatches | PackedBatches) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from heed.config import POSITIONS, DataConfig, ModelConfig, Recipe
+from heed.config import POSITIONS, DataConfig, ModelConfig, Recipe, apply_overrides
 from heed.errors import ConfigError, HeedError
 
 KEYS = sorted(ModelConfig.model_fields)
@@ -262,3 +262,29 @@ def test_recipes_are_read_without_torch() -> None:
 def test_a_pattern_must_be_one() -> None:
     with pytest.raises(ConfigError, match="drop_pattern is not a regular expression"):
         Recipe.of({"task": "translate", "data": {"drop_pattern": "(("}})
+
+
+def test_a_preset_sets_its_keys_and_is_resolved() -> None:
+    model = ModelConfig(preset="marian", width=32)
+    assert (model.preset, model.position, model.norm_place) == (None, "sinusoidal", "post")
+    assert model == ModelConfig(position="sinusoidal", norm_place="post", width=32)
+    assert ModelConfig(preset="marian", position="sinusoidal").position == "sinusoidal"
+
+
+def test_a_preset_and_a_key_that_contradicts_it() -> None:
+    with pytest.raises(ConfigError, match="preset 'gpt2' has position = 'learned': leave position"):
+        ModelConfig(preset="gpt2", position="rope")
+    with pytest.raises(ConfigError, match="preset 'marian' is not for task 'generate': use gpt2"):
+        Recipe.of({"task": "generate", "model": {"preset": "marian"}})
+    with pytest.raises(ConfigError, match="preset cannot be 'bart'"):
+        Recipe.of({"model": {"preset": "bart"}})
+    with pytest.raises(ConfigError, match="preset cannot be"):
+        Recipe.of({"model": {"preset": ["marian"]}})
+
+
+def test_an_override_of_the_preset_replaces_the_keys_of_the_recipe() -> None:
+    tables = {"model": {"position": "rope", "layers": 3}}
+    model = Recipe.of(apply_overrides(tables, ["model.preset=marian"])).model
+    assert (model.position, model.norm_place, model.layers) == ("sinusoidal", "post", 3)
+    with pytest.raises(ConfigError, match="preset 'marian' has position"):
+        Recipe.of(apply_overrides(tables, ["model.preset=marian", "model.position=rope"]))

@@ -32,6 +32,7 @@ ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `serve` is no
 
 from heed.decode.ctranslate2_engine import CTranslate2Engine, token_names  # noqa: E402
 from heed.models import ctranslate2_layout as layout  # noqa: E402
+from heed.models import ctranslate2_support  # noqa: E402
 
 HELD: dict[str, dict[str, Any]] = {
     **{position: {"position": position} for position in POSITIONS},
@@ -72,7 +73,7 @@ def names(model: Translator) -> list[str]:
 
 def saved(model: Translator, folder: Path) -> Any:
     """The same model, as CTranslate2 loads it."""
-    assert layout.find_unsupported(model.config) == []
+    assert ctranslate2_support.find_unsupported(model.config) == []
     folder.mkdir()
     layout.save(model, names(model), folder, special_ids=layout.SpecialIds(UNK, BOS, EOS))
     return ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
@@ -118,7 +119,7 @@ def assert_same_numbers(model: Translator, folder: Path) -> None:
 
 @pytest.mark.parametrize(("key", "changes"), LACKING.items())
 def test_what_it_lacks_is_named(key: str, changes: dict[str, Any]) -> None:
-    (complaint,) = layout.find_unsupported(tiny(**changes))
+    (complaint,) = ctranslate2_support.find_unsupported(tiny(**changes))
     assert complaint.startswith(key)
 
 
@@ -385,7 +386,9 @@ def test_a_refused_export_leaves_nothing(
     place: Path, tmp_path: Path, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if quantize is None:
-        monkeypatch.setattr(layout, "find_unsupported", lambda config: ["model.merge: no."])
+        monkeypatch.setattr(
+            ctranslate2_support, "find_unsupported", lambda config: ["model.merge: no."]
+        )
     with pytest.raises(HeedError, match=quantize or "model.merge"):
         export(place / "run", tmp_path / "mine", to="ctranslate2", quantize=quantize)
     assert not list(tmp_path.iterdir())
