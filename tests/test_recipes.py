@@ -87,6 +87,40 @@ def test_files_that_a_folder_placed_stay(pairs: Path) -> None:
     assert recipe.data.sets["obama"] == [str(pairs / "test_LM_obama.txt")]
 
 
+def test_a_folder_holds_the_files_of_overrides_too(pairs: Path) -> None:
+    changes = ['data.sets={ mine = ["test.en", "test.fr"] }', "data.test=[]"]
+    recipe, _ = resolve.resolve_recipe("ted-en-fr/best", None, None, None, changes, None, pairs)
+    assert recipe.data.sets == {"mine": [str(pairs / "test.en"), str(pairs / "test.fr")]}
+    assert recipe.data.test == []
+    with pytest.raises(ConfigError, match="sets"):
+        resolve.resolve_recipe("ted-en-fr/best", None, None, None, ["data.sets=3"], None, pairs)
+
+
+def test_a_folder_may_be_in_any_two_languages(pairs: Path) -> None:
+    for path in [*pairs.glob("*.fr"), *pairs.glob("dev.en")]:
+        new = {"dev": "val"}.get(path.stem, path.stem) + path.suffix.replace("fr", "de")
+        path.rename(pairs / new)
+    recipe, _ = resolve.resolve_recipe("ted-en-fr/minute", None, None, None, None, None, pairs)
+    data = recipe.data
+    assert [Path(file).name for file in data.train] == ["train.en", "train.de"]
+    assert [Path(file).name for file in data.dev] == ["val.en", "val.de"]
+    assert [Path(file).name for file in data.test] == ["test.en", "test.de"]
+
+
+@pytest.mark.parametrize("train", [None, ["a.en"]])
+def test_a_data_file_is_not_a_recipe(
+    train: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.fr").write_text("Bonjour à tous.\n")
+    command = "heed train --train b.fr" if train is None else "--train a.en --train b.fr"
+    with pytest.raises(ConfigError, match=f"not a recipe.*{command}"):
+        resolve.resolve_recipe("b.fr", None, train, None, None, None)
+    (tmp_path / "broken.toml").write_text("no = = toml")
+    with pytest.raises(ConfigError, match="not TOML"):
+        resolve.resolve_recipe("broken.toml", None, train, None, None, None)
+
+
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("demo-")])
 def test_a_user_s_files_replace_the_synthetic_corpus(name: str, pairs: Path) -> None:
     own, dev = (

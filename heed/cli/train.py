@@ -60,7 +60,8 @@ def train(
         typer.Option(help="A dev file, to choose the best weights; repeat for more."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The folder that contains the recipe's data files.")
+        Path | None,
+        typer.Option(help="The folder of the recipe's data files, in any two languages."),
     ] = None,
     change: Annotated[
         list[str] | None,
@@ -92,6 +93,8 @@ def train(
 
     resolved, name = resolve.resolve_recipe(recipe, task, train, dev, change, precision, data)
     precompile.start_early(device, resolved)
+    if data is not None and os.environ.get("RANK", "0") == "0":
+        typer.echo(resolve.describe_files(resolved))
     resolve.set_threads(threads)
     if dry_run:
         from heed.export.support import describe_formats

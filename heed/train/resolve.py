@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from heed.config import Recipe, apply_overrides, error_location, read_tables
-from heed.data.corpus import infer_task
+from heed.data.corpus import file_language, find_in_folder, infer_task
 from heed.errors import ConfigError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
@@ -18,6 +18,9 @@ from heed.train.distributed.ranks import rank0_error_only
 
 SMALL_TEXT = 2**21
 """Bytes of training text up to which the default model has two layers."""
+SPLITS = ("train", "dev", "test")
+FILE_KEYS = (*(f"data.{key}" for key in (*SPLITS, "sets")), "tokenizer.text")
+"""Keys whose values are files."""
 EXCLUSIVE = {"batch_size": "batch_tokens", "batch_tokens": "batch_size"}
 """Keys of which only one can be set: an override of one replaces the other."""
 NO_TEST = (
@@ -45,16 +48,14 @@ def resolve_recipe(
     where = None
     changes = [*(overrides or ()), *([f"train.precision={precision}"] if precision else [])]
     if name is not None:
-        path = find(name)
-        tables, where = read_tables(path), error_location(path, changes)
+        path, tables = _read_recipe(name, train)
+        where = error_location(path, changes)
     elif train:
         tables = _default_tables(train, pretrained="init.from" in _overridden_keys(overrides))
     data = dict(tables.get("data", {}))
     if folder is not None:
-        _refuse_unused_folder(tables)
-        data = _place_files(folder, data)
-        if files := tables.get("tokenizer", {}).get("text"):
-            tables["tokenizer"] = tables["tokenizer"] | {"text": _place(folder, files)}
+        tables, changes = _place_files(folder, tables, changes, train=train, dev=dev)
+        data = dict(tables.get("data", {}))
     elif train:
         data = {key: value for key, value in data.items() if key not in ("test", "sets")}
         if tokenizer := tables.get("tokenizer"):
@@ -74,6 +75,23 @@ def resolve_recipe(
     if name is not None and folder is None and not train:
         _refuse_missing_files(name, data.get("train", ()), resolved.data.train)
     return resolved, Path(name).stem if name else resolved.task
+
+
+def _read_recipe(name: str, train: Sequence[str] | None) -> tuple[Path, dict[str, Any]]:
+    """The path and tables of a recipe; the error for a data file says how to train on it."""
+    path = Path(name)
+    is_data = path.suffix != ".toml" and (path.is_file() or (train and path.suffix))
+    try:
+        recipe = find(name)
+        return recipe, read_tables(recipe)
+    except ConfigError as error:
+        if not is_data:
+            raise
+        files = [*(train or ()), name]
+        flags = shlex.join(part for file in files for part in ("--train", file))
+        once = " with the option repeated for each file" if len(files) > 1 else ""
+        what = f"{name!r} is not a recipe. To train on text, name it{once}: heed train {flags}"
+        raise ConfigError([what]) from error
 
 
 def _overridden_keys(overrides: Sequence[str] | None) -> set[str]:
@@ -100,15 +118,58 @@ def _default_tables(files: Sequence[str], *, pretrained: bool) -> dict[str, Any]
     return {"model": {"layers": 2, "width": 128}, "train": train}
 
 
-def _place_files(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """The [data] table with relative file names looked up in `folder`."""
-    files = {key: _place(folder, data[key]) for key in ("train", "dev", "test") if key in data}
-    sets = {name: _place(folder, paths) for name, paths in data.get("sets", {}).items()}
-    return data | files | ({"sets": sets} if sets else {})
+def _place_files(
+    folder: Path,
+    tables: dict[str, Any],
+    changes: Sequence[str],
+    *,
+    train: Sequence[str] | None,
+    dev: Sequence[str] | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """The tables with the files of `folder`, and the overrides that do not name files.
+
+    Files of the recipe are looked up in the folder, in whatever languages it has. Files named by an
+    override may also be elsewhere.
+    """
+    file_changes = [one for one in changes if one.partition("=")[0].strip() in FILE_KEYS]
+    other_changes = [one for one in changes if one not in file_changes]
+    named = apply_overrides({}, file_changes)
+    tables = apply_overrides(tables, file_changes)
+    _refuse_unused_folder(tables)
+    data = dict(tables.get("data", {}))
+    in_recipe = {
+        key: data[key]
+        for key in SPLITS
+        if data.get(key)
+        and key not in named.get("data", {})
+        and not (key == "train" and train)
+        and not (key == "dev" and (train or dev))
+    }
+    data |= find_in_folder(folder, in_recipe, _flag_languages(train))
+    for key in SPLITS:
+        if key in named.get("data", {}):
+            data[key] = _place(folder, data[key])
+    if isinstance(sets := data.get("sets"), Mapping):
+        data["sets"] = {name: _place(folder, paths) for name, paths in sets.items()}
+    if files := tables.get("tokenizer", {}).get("text"):
+        tables["tokenizer"] = tables["tokenizer"] | {"text": _place(folder, files)}
+    return tables | {"data": data}, other_changes
 
 
-def _place(folder: Path, names: Sequence[str]) -> list[str]:
-    return [str(folder / name) for name in names]
+def _flag_languages(train: Sequence[str] | None) -> tuple[str, str] | None:
+    """The two languages of the files of --train, where their names say them."""
+    source, target = map(file_language, train) if train and len(train) == 2 else (None, None)
+    return None if source is None or target is None else (source, target)
+
+
+def _place(folder: Path, names: Any) -> Any:
+    """File names in the folder; one that is only elsewhere stays. Other values are left as is."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return names
+    return [
+        name if Path(name).exists() and not (folder / name).exists() else str(folder / name)
+        for name in names
+    ]
 
 
 def _refuse_unused_folder(tables: dict[str, Any]) -> None:
@@ -127,6 +188,12 @@ def _refuse_missing_files(name: str, recipe_files: Sequence[str], files: Sequenc
     if missing and find(name).is_relative_to(SHIPPED):
         what = f"{name} is trained on {' and '.join(missing)}, and there is no such file here"
         raise ConfigError([f"{what}: name the folder with --data DIR, or files with --train."])
+
+
+def describe_files(recipe: Recipe) -> str:
+    """The files that --data found, by split."""
+    files = {"train": recipe.data.train, "dev": recipe.data.dev, "test": recipe.data.test}
+    return "\n".join(f"{split}: {', '.join(paths)}" for split, paths in files.items() if paths)
 
 
 def free_folder(name: str) -> Path:

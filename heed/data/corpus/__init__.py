@@ -16,6 +16,7 @@ from heed.data.corpus.corpus import (
     infer_task,
     open_corpus,
 )
+from heed.data.corpus.data_folder import find_in_folder
 from heed.data.corpus.lines import Fault, Place
 from heed.data.corpus.records import Record
 from heed.data.corpus.split_names import file_language, infer_splits
@@ -32,6 +33,7 @@ __all__ = [
     "class_order",
     "file_language",
     "file_names",
+    "find_in_folder",
     "infer_splits",
     "infer_task",
     "open_corpus",

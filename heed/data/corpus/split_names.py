@@ -72,11 +72,11 @@ def _pair_sides(plain: Sequence[str]) -> list[list[str]]:
         return [list(plain)] if len(split_names) < 2 else []
     groups: dict[str, list[str]] = {}
     for path in plain:
-        name = _without_compression(path)
+        name = without_compression(path)
         groups.setdefault(str(name.parent / name.stem), []).append(path)
     all_pairs = all(
         len(group) == 2
-        and _without_compression(group[0]).suffix != _without_compression(group[1]).suffix
+        and without_compression(group[0]).suffix != without_compression(group[1]).suffix
         for group in groups.values()
     )
     return list(groups.values()) if all_pairs else []
@@ -87,7 +87,7 @@ def _refuse_missing_sides(plain: Sequence[str]) -> None:
     by_split: dict[str, dict[str, str]] = {}  # file by language, by split
     for path in plain:
         if language := file_language(path):
-            by_split.setdefault(_without_compression(path).stem, {})[language] = path
+            by_split.setdefault(without_compression(path).stem, {})[language] = path
     languages = sorted({language for files in by_split.values() for language in files})
     missing = [
         f"{stem}.{language}"
@@ -107,7 +107,7 @@ def _refuse_missing_sides(plain: Sequence[str]) -> None:
 
 def file_language(path: str) -> str | None:
     """The language code that a file name ends in, such as en for `train.en.gz`, else None."""
-    match = LANGUAGE.fullmatch(_without_compression(path).suffix.lower().removeprefix("."))
+    match = LANGUAGE.fullmatch(without_compression(path).suffix.lower().removeprefix("."))
     return match[1] if match else None
 
 
@@ -128,7 +128,7 @@ def _name_splits(groups: Sequence[tuple[str, list[str]]]) -> dict[str, list[Path
         key = (
             name
             if unique and name is not None
-            else _unused_name(_without_compression(path).stem, named)
+            else _unused_name(without_compression(path).stem, named)
         )
         split_files = named.setdefault(key, [])
         if split_files and len(files) == 2:
@@ -151,7 +151,7 @@ def _unused_name(stem: str, taken: dict[str, list[Path]]) -> str:
     return name
 
 
-def _without_compression(path: str) -> Path:
+def without_compression(path: str) -> Path:
     """The path without the suffix of a compressed file."""
     name = Path(path)
     return name.with_suffix("") if name.suffix.lower() in COMPRESSED else name
