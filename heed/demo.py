@@ -17,6 +17,7 @@ from rich.text import Text
 
 from heed import plot
 from heed.api import Translator
+from heed.checksums import hash_file
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.errors import RunError, StoppedError
@@ -28,7 +29,6 @@ from heed.recipes import find
 from heed.runs.run import Run
 from heed.terminal import build_table
 from heed.train import run as train_run
-from heed.train.checkpoint import checksum
 from heed.train.resolve import free_folder
 
 RECIPE = "demo-translate"
@@ -210,7 +210,7 @@ def _hash_files(folder: Path) -> dict[str, str]:
         if path.is_symlink():
             hashes[name.as_posix()] = f"a link to {path.readlink()}"
         elif not path.is_dir():
-            hashes[name.as_posix()] = checksum(path)
+            hashes[name.as_posix()] = hash_file(path)
     return hashes
 
 

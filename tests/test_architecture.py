@@ -19,6 +19,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 ORDER = (
     "errors",
     "files",
+    "checksums",
     "config",
     "plugins",
     "device",
@@ -49,7 +50,7 @@ DATA_FROM = ORDER.index("runs")
 RESTRICTED = {
     "plot": {"errors", "files"},
     "terminal": set(),
-    "data": {"errors", "files", "config", "plot", "terminal"},
+    "data": {"errors", "files", "checksums", "config", "plot", "terminal"},
     "recipes": {"errors", "config", "plot", "terminal"},
     "stats": {"errors"},
 }

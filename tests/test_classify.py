@@ -36,6 +36,7 @@ from heed.evaluate.tables import render_evaluation
 from heed.pipelines.classify import ClassificationLines, Label
 from heed.pipelines.line_io import run_lines
 from heed.runs.labels import Calibration, Classes
+from heed.runs.results_file import read_results
 from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.objective import loss
@@ -354,7 +355,7 @@ def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
     text = shown(result)
     for words in ("accuracy", "macro F1", "Brier", "confusion", "reliability", "not in train"):
         assert words in text
-    assert json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["test"] == result
+    assert read_results(run)["test"] == result
 
 
 def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> None:

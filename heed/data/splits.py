@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.data.corpus import Corpus, open_corpus
 from heed.data.held_out import DEV_SHARE
 from heed.data.token_store import cache_root
+from heed.errors import HeedWarning
 from heed.files import naming_path
+
+CHECKSUMS = "checksums.json"
+"""The file with the checksum of each generated file."""
 
 
 def open_splits(recipe: Recipe) -> dict[str, Corpus]:
@@ -50,12 +59,32 @@ def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
     size, test_size, seed = data.synthetic or 0, data.synthetic_test, data.world_seed
     name = f"{synthetic.grammar_hash()}-{seed}-{size}-{test_size}"
     folder = cache_root() / "synthetic" / name
-    if not (folder / "test.txt").exists():
+    if not _is_intact(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with naming_path(folder / "train.txt"):
-            synthetic.write_corpus(folder, train=size, dev=test_size, test=test_size, seed=seed)
+            paths = synthetic.write_corpus(
+                folder, train=size, dev=test_size, test=test_size, seed=seed
+            )
+            hashes = {name: checksums.hash_file(path) for name, path in paths.items()}
+            checksums.write_json(folder / CHECKSUMS, hashes)
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {
         split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
         for split in ("train", "dev", "test")
     }
+
+
+def _is_intact(folder: Path) -> bool:
+    """Whether all generated files are in the cache and match their checksums."""
+    if not (folder / CHECKSUMS).exists():  # it is written last
+        return False
+    todo = "The generated text is written again."
+    try:
+        for name, checksum in checksums.read_json(folder / CHECKSUMS, todo=todo).items():
+            path = folder / name
+            if not path.exists() or checksums.hash_file(path) != checksum:
+                raise checksums.damage(str(path), todo)
+    except DamagedError as error:
+        warnings.warn(str(error), HeedWarning, stacklevel=2)
+        return False
+    return True

@@ -2,8 +2,8 @@
 
 A store is a folder named by the hash of its text and its tokenizer. For each side of the corpus it
 holds all ids end to end and the start of each example; and the labels, where there are any. Opening
-one reads nothing, and rows are read from disk on demand, so ten million pairs take no more memory
-than ten.
+one verifies the checksum of each file, and builds a damaged store again. Rows are read from disk on
+demand, so ten million pairs take no more memory than ten.
 
 With BPE dropout a store also holds several sampled segmentations of the same text. So the lengths
 of each are known, and every epoch is planned in the same way.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +27,19 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.data.corpus import Corpus, Record
 from heed.data.tokenizers.bpe_dropout import BpeDropout
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import WordCache
-from heed.errors import DataError, nearest
+from heed.errors import DataError, HeedWarning, nearest
 from heed.files import temporary_folder
 
-FORMAT = 3
+FORMAT = 4
+INFO = "store.json"
+"""The file that describes a store, with the checksums of the others."""
 CHUNK, DROPOUT_CHUNK = 1 << 13, 1 << 15
 """Texts tokenized at once: enough to keep every core busy, few enough to fit in memory. More with
 dropout, since each word is segmented again for every chunk."""
@@ -59,10 +64,6 @@ class Side:
 
     def __getitem__(self, row: int) -> NDArray[np.unsignedinteger[Any]]:
         return self.ids[int(self.starts[row]) : int(self.starts[row + 1])]
-
-    def is_complete(self, examples: int) -> bool:
-        """Whether all ids of this many examples are present."""
-        return len(self) == examples and self.starts[-1:].tolist() == [len(self.ids)]
 
     def lengths(self, rows: NDArray[Any]) -> NDArray[np.int64]:
         """Tokens of each of these rows."""
@@ -122,8 +123,13 @@ def open_store(
     dropout_seed = (dropout, seed) if dropout else None
     name = store_key(corpus, tokenizer, classes, dropout_seed)
     folder = (root or cache_root()) / "store" / name
-    if not (folder / "store.json").exists():
-        _build(folder, corpus, tokenizer, list(classes), dropout_seed)
+    if folder.exists():
+        try:
+            return _open(folder)
+        except (DamagedError, OSError) as error:
+            warnings.warn(f"the cached token ids are built again: {error}", HeedWarning, 2)
+            _delete(folder)
+    _build(folder, corpus, tokenizer, list(classes), dropout_seed)
     return _open(folder)
 
 
@@ -144,25 +150,22 @@ def store_key(
 
 
 def _open(folder: Path) -> Store:
-    """Open a store and check that no file is truncated: rows would be read with foreign ids."""
-    try:
-        store = _map_files(folder)
-        sides = chain(store.sides, *store.segmentations)
-        complete = all(side.is_complete(len(store)) for side in sides)
-        complete &= store.labels is None or len(store.labels) == len(store)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        complete = False
-    if not complete:
-        raise DataError(
-            "this token store is damaged.",
-            where=str(folder),
-            todo="Delete this folder; it is rebuilt on the next run.",
-        )
-    return store
+    """Open a store after verifying its files: damaged ones would be read as other text."""
+    todo = "Delete this folder."
+    info = checksums.read_json(folder / INFO, todo=todo)
+    for name, checksum in info["files"].items():
+        if checksums.hash_file(folder / name) != checksum:
+            raise checksums.damage(str(folder / name), todo)
+    return _map_files(folder, info)
 
 
-def _map_files(folder: Path) -> Store:
-    info = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+def _delete(folder: Path) -> None:
+    """Delete a damaged store. It is renamed first: another process may build it at this time."""
+    with temporary_folder(folder) as draft:
+        folder.rename(draft / folder.name)
+
+
+def _map_files(folder: Path, info: dict[str, Any]) -> Store:
 
     def sides(segmentation: int | None) -> tuple[Side, ...]:
         paths = [folder / _file_stem(i, segmentation) for i in range(info["sides"])]
@@ -208,7 +211,7 @@ def _build(
         try:
             draft.rename(folder)
         except OSError:  # another process was faster, and its store is the same
-            if not (folder / "store.json").exists():
+            if not (folder / INFO).exists():
                 raise
 
 
@@ -241,7 +244,8 @@ def _write(
     info = {"sides": sides, "dtype": dtype.name, "classes": classes, "dropped": dict(dropped)}
     info |= {"vocab": tokenizer.vocab_size, "segmentations": SEGMENTATIONS if dropout_seed else 0}
     info["specials"] = asdict(tokenizer.specials)
-    (draft / "store.json").write_text(json.dumps(info) + "\n", encoding="utf-8")
+    info["files"] = {path.name: checksums.hash_file(path) for path in sorted(draft.iterdir())}
+    checksums.write_json(draft / INFO, info)
 
 
 def _side_texts(record: Record, side: int, sides: int) -> tuple[str, ...]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+from heed import checksums
 from heed.config import Recipe
-from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import HeedError
-from heed.files import write_atomic
 from heed.models import (
     Backbone,
     Classifier,
@@ -20,9 +18,9 @@ from heed.models import (
     from_weights,
     huggingface,
 )
-from heed.models.weights import read_weights
 from heed.runs.labels import Classes
-from heed.runs.run import Run
+from heed.runs.load import load_tokenizer, read_final_weights
+from heed.runs.run import RESTORE, Run
 from heed.train import checkpoint
 
 SOURCE_FILES = "pretrained.json"
@@ -56,8 +54,7 @@ def import_model(folder: str, run: Path) -> str:
             tokenizer.save(new_run.tokenizer_path)
         if isinstance(model, Classifier):
             _classes(model).save(new_run)
-        source_files = json.dumps(model.source_files, indent=1, ensure_ascii=False)
-        write_atomic(run / SOURCE_FILES, source_files + "\n")
+        checksums.write_json(run / SOURCE_FILES, model.source_files)
         new_run.write_environment({"data": {}, "from": folder})
         checkpoint.write_tensors(new_run.weights_path, model.state_dict())
     except BaseException:
@@ -102,12 +99,12 @@ def _recipe(model: Model) -> Recipe:
 def export(run: Path, folder: Path) -> None:
     """Write a run as a folder that `from_pretrained` reads."""
     source = Run.open(run)
-    recipe, weights = source.recipe(), read_weights(source.require_weights())
+    recipe, weights = source.recipe(), read_final_weights(source)
     causal = recipe.train.objective == "causal"
     model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(run))
     if (run / SOURCE_FILES).exists():
-        model.source_files = json.loads((run / SOURCE_FILES).read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.load(source.tokenizer_path) if source.tokenizer_path.exists() else None
+        model.source_files = checksums.read_json(run / SOURCE_FILES, todo=RESTORE)
+    tokenizer = load_tokenizer(source) if source.has_tokenizer() else None
     classes, search = Classes.read(source) or Classes(()), _beam_search(model, recipe)
     huggingface.save(
         model, tokenizer, folder, classes=classes.names, pairs=classes.pairs, search=search

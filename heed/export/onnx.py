@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from heed.nn.masks import count_positions
 from heed.nn.positions import Rope
 from heed.nn.stack import Block, Stack
 from heed.nn.tokens import Tokens
+from heed.runs.labels import Classes
 from heed.runs.load import load_run
 from heed.runs.run import Run
 
@@ -69,9 +69,8 @@ def export(run: Path, folder: Path) -> None:
         "suppressed_ids": tokenizer.specials.suppressed_ids,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    classes = Run(run).labels_path
-    if classes.exists():
-        shutil.copy(classes, folder)
+    if (classes := Classes.read(Run(run))) is not None:
+        classes.save(Run(folder))
 
 
 def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:

@@ -12,19 +12,39 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.errors import RunError
 
+COPY_AGAIN = "Copy it again from where it is whole, or train again."
+"""The advice for damaged weights."""
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
+
+def read_weights(path: Path, *, todo: str = COPY_AGAIN) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, after its checksum is verified.
+
+    `todo` is the advice for a missing or damaged file.
+    """
+    verify_weights(path, todo=todo)
     try:
         return load_file(path)
     except SafetensorError as problem:
-        raise RunError(
-            f"this is not a complete safetensors file: {problem}.",
-            where=str(path),
-            todo="It was truncated or changed after it was written: copy it again, or train again.",
-        ) from problem
+        what = f"this is not a complete safetensors file: {problem}."
+        raise DamagedError(what, where=str(path), todo=todo) from problem
+
+
+def verify_weights(path: Path, *, todo: str = COPY_AGAIN) -> None:
+    """Raise unless the file is there and matches its checksum."""
+    if not path.exists():
+        raise DamagedError("these weights are missing.", where=str(path), todo=todo)
+    if not checksums.is_intact_safetensors(path):
+        raise checksums.damage(str(path), todo)
+
+
+def write_weights_with_checksum(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors with a checksum, which `read_weights` verifies."""
+    write_weights(path, tensors, {checksums.KEY: checksums.BLANK})
+    checksums.seal_safetensors(path)
 
 
 def write_weights(

@@ -28,7 +28,7 @@ def _describe(run: Run) -> dict[str, Any]:
     entry: dict[str, Any] = {"run": str(run.folder), "task": None, "model": None, "step": None}
     entry |= {"finished": run.finished, "dev": None, "broken": None}
     try:
-        recipe, lines = run.recipe(), run.metrics()
+        recipe, lines = Run.open(run.folder).recipe(), run.metrics()
         evaluation = chosen_evaluation(lines, recipe.train.best_metric)
         model = f"{recipe.model.family} {recipe.model.layers}x{recipe.model.width}"
         return entry | {

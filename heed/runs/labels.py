@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.errors import RunError
-from heed.files import write_atomic
 from heed.runs.run import Run
+
+RESTORE_LABELS = "Restore it from a copy of the run, or train again."
+CALIBRATE_AGAIN = "Calibrate again: heed evaluate RUN --calibrate"
+"""The advice for a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +26,19 @@ class Classes:
     def save(self, run: Run) -> None:
         """Write the classes, if any, to the run folder, so that it works without training data."""
         if self.names:
-            text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
-            write_atomic(run.labels_path, text + "\n")
+            checksums.write_json(run.labels_path, asdict(self))
 
     @classmethod
     def read(cls, run: Run) -> Classes | None:
         """The classes of a run; None where the run has no such file."""
         if not run.labels_path.exists():
             return None
-        content = json.loads(run.labels_path.read_text(encoding="utf-8"))
-        return cls(tuple(content["names"]), content["pairs"])
+        content = checksums.read_json(run.labels_path, todo=RESTORE_LABELS)
+        names, pairs = content.get("names"), content.get("pairs")
+        if not _is_list_of_names(names) or not isinstance(pairs, bool):
+            what = "this file is damaged: it has no list of different class names."
+            raise DamagedError(what, where=str(run.labels_path), todo=RESTORE_LABELS)
+        return cls(tuple(names), pairs)
 
     @classmethod
     def require(cls, run: Run) -> Classes:
@@ -56,11 +65,28 @@ class Calibration:
 
     def save(self, run: Run) -> None:
         """Write the calibration; from now on the run's probabilities use it."""
-        write_atomic(run.calibration_path, json.dumps(asdict(self), indent=1) + "\n")
+        checksums.write_json(run.calibration_path, asdict(self))
 
     @classmethod
     def read(cls, run: Run) -> Calibration | None:
         """The calibration of a run; None where it was never calibrated."""
-        if not run.calibration_path.exists():
+        path = run.calibration_path
+        if not path.exists():
             return None
-        return cls(**json.loads(run.calibration_path.read_text(encoding="utf-8")))
+        todo = CALIBRATE_AGAIN.replace("RUN", str(run.folder))
+        content = checksums.read_json(path, todo=todo)
+        try:
+            calibration = cls(
+                *(content[name] for name in ("temperature", "split", "texts", "hash"))
+            )
+            usable = math.isfinite(calibration.temperature) and calibration.temperature > 0
+        except (KeyError, TypeError):
+            usable = False
+        if not usable:
+            raise DamagedError("this file is damaged.", where=str(path), todo=todo)
+        return calibration
+
+
+def _is_list_of_names(names: Any) -> bool:
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return is_list and bool(names) and len({*names}) == len(names)

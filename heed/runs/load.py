@@ -5,31 +5,73 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from torch import Tensor
+
+from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.device import choose_device
-from heed.errors import HeedWarning
+from heed.errors import HeedWarning, RunError
 from heed.models import Model, from_weights
-from heed.models.weights import read_weights
-from heed.runs.run import Run
+from heed.models.weights import read_weights, verify_weights
+from heed.runs.run import BEST, RESTORE, Run, list_weights
 
 
 def load_run(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recipe]:
     """Load a run in evaluation mode; of an unfinished run, the best weights so far."""
     run, torch_device = Run.open(folder), choose_device(device)
-    recipe, tokenizer = run.recipe(), Tokenizer.load(run.tokenizer_path)
-    weights = read_weights(_best_weights(run, recipe))
+    recipe, tokenizer = run.recipe(), load_tokenizer(run)
+    weights = read_best_weights(run, recipe)
     causal = recipe.train.objective == "causal"
     model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(folder))
     return model.to(torch_device).eval(), tokenizer, recipe
 
 
-def _best_weights(run: Run, recipe: Recipe) -> Path:
+def load_tokenizer(run: Run) -> Tokenizer:
+    """Load the tokenizer of a run; an error if it is not as training wrote it."""
+    if (damaged := run.find_damaged_tokenizer()) is not None:
+        what = "this file is missing, damaged or changed: its checksum is not the recorded one."
+        raise DamagedError(what, where=str(damaged), todo=RESTORE)
+    return Tokenizer.load(run.tokenizer_path)
+
+
+def read_final_weights(run: Run) -> dict[str, Tensor]:
+    """The weights of a finished run."""
+    todo = "Copy it again from where it is whole."
+    if run.best_path is not None:
+        todo = f"{todo[:-1]}; or delete it, and `heed resume {run.folder}` writes it again."
+    return read_weights(run.require_weights(), todo=todo)
+
+
+def read_best_weights(run: Run, recipe: Recipe) -> dict[str, Tensor]:
     """The chosen weights; before the end of training the best so far, with a warning."""
     has_adapters = recipe.init.lora is not None  # not merged into the weights before the end
-    best = run.best_path
-    if run.finished or has_adapters or best is None:
-        return run.require_weights()
-    message = f"{run.folder}: its training is not finished; these are its best weights so far."
-    warnings.warn(message, HeedWarning, stacklevel=3)
-    return best
+    if run.finished or has_adapters or run.best_path is None:
+        return read_final_weights(run)
+    path = _newest_intact_weights(run)
+    _warn(f"{run.folder}: its training is not finished; these are its best weights so far.")
+    return read_weights(path)
+
+
+def _newest_intact_weights(run: Run) -> Path:
+    """The best weights so far that are intact; a warning for each that is not."""
+    paths = list_weights(run.checkpoints, BEST)[::-1]
+    counted = run.best_weights_of_checkpoint()
+    if counted is not None and paths[0].name < counted:
+        _warn(f"{run.checkpoints / counted}: the best weights are missing; older ones are used.")
+    for path in paths:
+        try:
+            verify_weights(path, todo="Older ones are used.")
+        except RunError as error:
+            _warn(str(error))
+        else:
+            return path
+    raise RunError(
+        "none of its best weights is intact.",
+        where=str(run.checkpoints),
+        todo=f"Continue the training with: heed resume {run.folder}",
+    )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, HeedWarning, stacklevel=4)

@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.errors import RunError
 from heed.files import to_json, write_atomic
 
@@ -31,13 +33,10 @@ def read_results(folder: Path) -> dict[str, Result]:
     path = folder / RESULTS
     if not path.exists():
         return {}
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        results = None
-    if not isinstance(results, dict):
-        what = "the stored results cannot be read."
-        raise RunError(what, where=str(path), todo="Move this file away, and evaluate again.")
+    todo = "Move this file away, and evaluate again."
+    results = checksums.read_json(path, todo=todo)
+    if not all(isinstance(result, dict) for result in results.values()):
+        raise DamagedError("the stored results cannot be read.", where=str(path), todo=todo)
     return results
 
 
@@ -56,7 +55,8 @@ def unique_set_name(
     return next(
         one
         for one in _candidate_names(name, files, known)
-        if one not in reserved and results.get(one, {}).get("hash", content_hash) == content_hash
+        if one not in (*reserved, checksums.KEY)
+        and results.get(one, {}).get("hash", content_hash) == content_hash
     )
 
 
@@ -77,7 +77,7 @@ def save_result(folder: Path, name: str, result: Result) -> None:
     new: Result = json.loads(to_json(result))  # as it will be read back: no tuples
     results = read_results(folder)
     results |= {name: merge_results(results.get(name, {}), new)}
-    write_atomic(folder / RESULTS, to_json(results, indent=1) + "\n")
+    checksums.write_json(folder / RESULTS, json.loads(to_json(results)))
 
 
 def merge_results(old: Result, new: Result) -> Result:

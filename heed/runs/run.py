@@ -10,11 +10,14 @@ metrics.jsonl       one line per measurement; values that depend on the clock ar
 environment.json    versions, hardware, data hashes, plug-ins, weights not from `init`
 evaluation.json     results of `heed evaluate`, by the name of the test set
 figures/            training curves and attention maps
+
+Every file that is read again contains its checksum, and is verified then; that of the tokenizer is
+in environment.json. No link in the folder is followed to a place outside.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -23,16 +26,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.errors import RunError
 from heed.files import write_atomic
 from heed.plugins import check_plugins
-from heed.runs.environment import describe_environment
 
 FORMAT = 4
 """Version of the folder's format: recipe keys and file names. Other versions are refused."""
 BEST = "best-"
 """Prefix of the best weights' file name; the step follows."""
+WHOLE, STATE = "step-", "state.json"
+"""Prefix of a checkpoint's folder, and the file of its plain numbers."""
+RECIPE_END = '# checksum = "{}"; delete this line if you change the file by hand'
+"""The last line of recipe.toml."""
+RESTORE = "Restore it from a copy of the run."
+"""The advice for a file of a run that cannot be written again."""
 
 
 class Run:
@@ -64,7 +74,7 @@ class Run:
             what = "this folder is not empty." if folder.is_dir() else "this is a file."
             raise RunError(what, where=str(folder), todo="Name a new folder.")
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(run.recipe_path, _with_absolute_paths(recipe).toml())
+        run.write_recipe(recipe)
         return run
 
     @classmethod
@@ -77,6 +87,7 @@ class Run:
                 where=str(folder),
                 todo="Name the folder that `heed train` made.",
             )
+        refuse_outside_links(folder)
         return run
 
     def delete_if_unstarted(self) -> None:
@@ -121,26 +132,116 @@ class Run:
                 todo="Use the version of heed in its environment.json, or train it again.",
             )
         check_plugins(self.environment().get("plugins", ()), where=str(self.folder))
+        if not checksums.is_intact(self.recipe_path.read_bytes()):
+            todo = (
+                "Put it back as it was. For other settings make a new run "
+                f"(heed train {self.recipe_path} --run …), or delete its last line to use it so."
+            )
+            raise checksums.damage(str(self.recipe_path), todo)
         return Recipe.read(self.recipe_path)
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Write `recipe.toml`."""
+        text = _with_absolute_paths(recipe).toml()
+        end = RECIPE_END.format(checksums.BLANK)
+        write_atomic(self.recipe_path, checksums.seal_text(f"{text}\n{end}\n"))
 
     def environment(self) -> dict[str, Any]:
         """Content of `environment.json`; empty before training has started."""
-        if not self.environment_path.exists():
+        path = self.environment_path
+        if not path.exists() and not self._has_weights():
             return {}
-        return dict(json.loads(self.environment_path.read_text(encoding="utf-8")))
+        if not path.exists():
+            raise DamagedError("this file is missing.", where=str(path), todo=RESTORE)
+        info = checksums.read_json(path, todo=RESTORE)
+        kinds = {"data": dict, "files": dict, "plugins": list, "new_parts": list, "lines": int}
+        if any(not isinstance(info.get(key, kind()), kind) for key, kind in kinds.items()):
+            raise DamagedError("this file is damaged.", where=str(path), todo=RESTORE)
+        return info
+
+    def _has_weights(self) -> bool:
+        """Whether there are weights here, of a finished run or in a checkpoint."""
+        return self.finished or self.best_path is not None or any(self._checkpoints())
+
+    def _checkpoints(self) -> list[Path]:
+        """The folders of the checkpoints, sorted by step, the newest last."""
+        return sorted(self.checkpoints.glob(f"{WHOLE}*"))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All complete lines of `metrics.jsonl`; a line cut off by a crash is left out."""
-        if not self.metrics_path.exists():
-            return []
-        lines = self.metrics_path.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines]
+        """All complete lines of `metrics.jsonl`; a line cut off by a crash is left out.
+
+        An error if a line is damaged, or if there are fewer than the run has counted.
+        """
+        path, lines = self.metrics_path, self._read_metrics_lines()
+        if len(lines) < (count := self._counted_lines()):
+            what = f"this file is incomplete: it has {len(lines)} of {count} lines."
+            raise DamagedError(what, where=str(path), todo=RESTORE)
+        todo = f"{RESTORE[:-1]}, or correct this line and leave out its checksum."
+        return [
+            checksums.parse_json(line, where=f"{path}:{number}", todo=todo)
+            for number, line in enumerate(lines, 1)
+        ]
+
+    def metrics_lines(self) -> int:
+        """The number of complete lines of `metrics.jsonl` before the first damaged one."""
+        lines = self._read_metrics_lines()
+        return next(
+            (number for number, line in enumerate(lines) if not _is_intact_line(line)), len(lines)
+        )
+
+    def _read_metrics_lines(self) -> list[bytes]:
+        path = self.metrics_path
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+    def _counted_lines(self) -> int:
+        """The number of lines of metrics that the run counted at its end, or at a checkpoint."""
+        numbers = self.environment() if self.finished else self._newest_state()
+        return int(numbers.get("lines", 0))
+
+    def best_weights_of_checkpoint(self) -> str | None:
+        """File name of the weights that were the best at the newest checkpoint, if there is one."""
+        step = self._newest_state().get("best_step")
+        return None if step is None else f"{BEST}{step:09d}.safetensors"
+
+    def _newest_state(self) -> dict[str, Any]:
+        """The plain numbers of the newest intact checkpoint; empty if there is none."""
+        for path in reversed(self._checkpoints()):
+            try:
+                return checksums.read_json(path / STATE, todo=RESTORE)
+            except (OSError, RunError):  # `heed resume` reports it
+                continue
+        return {}
 
     def write_environment(self, info: dict[str, Any]) -> None:
-        """Write `environment.json`: versions, hardware and `info`."""
-        info = describe_environment() | info | {"format": FORMAT}
-        text = json.dumps(info, indent=1, ensure_ascii=False)
-        write_atomic(self.environment_path, text + "\n")
+        """Write `environment.json`: versions, hardware, checksums of the tokenizer, and `info`."""
+        from heed.runs.environment import describe_environment
+
+        files = {
+            path.name: checksums.hash_file(path)
+            for path in self._tokenizer_files()
+            if path.exists()
+        }
+        info = describe_environment() | info | {"files": files, "format": FORMAT}
+        checksums.write_json(self.environment_path, info)
+
+    def find_damaged_tokenizer(self) -> Path | None:
+        """The file of the tokenizer that is not as training wrote it, if any."""
+        recorded = self.environment().get("files", {})
+        for path in self._tokenizer_files():
+            if path.name in recorded and not (
+                path.exists() and checksums.hash_file(path) == recorded[path.name]
+            ):
+                return path
+        return None
+
+    def has_tokenizer(self) -> bool:
+        """Whether the run has, or had, a tokenizer: an imported one may come without."""
+        name = self.tokenizer_path.name
+        return self.tokenizer_path.exists() or name in self.environment().get("files", {})
+
+    def _tokenizer_files(self) -> tuple[Path, ...]:
+        """The tokenizer's file, and the roles of special tokens if it was trained elsewhere."""
+        return self.tokenizer_path, self.folder / "tokenizer_config.json"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -165,6 +266,31 @@ class Run:
 def list_weights(folder: Path, prefix: str) -> list[Path]:
     """Weight files with this prefix in a checkpoint folder, sorted by step, the newest last."""
     return sorted(folder.glob(f"{prefix}{'[0-9]' * 9}.safetensors"))
+
+
+def refuse_outside_links(folder: Path) -> None:
+    """Raise an error if a link in a run folder leads to a place outside it.
+
+    A run may come from anywhere, and files are written to it and emptied.
+    """
+    root = folder.resolve()
+    for path, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            link = Path(path) / name
+            if link.is_symlink() and not link.resolve().is_relative_to(root):
+                raise RunError(
+                    "this link leads out of the run folder.",
+                    where=str(link),
+                    todo="Put the file itself there, or remove the link.",
+                )
+
+
+def _is_intact_line(line: bytes) -> bool:
+    try:
+        checksums.parse_json(line, where="", todo="")
+    except DamagedError:
+        return False
+    return True
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:

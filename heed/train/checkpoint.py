@@ -1,43 +1,42 @@
 """Checkpoints: atomic, checksummed, exact.
 
 A checkpoint is a folder `step-N` with `tensors.safetensors` (weights, optimizer, generators) and
-`state.json` (plain numbers, and the checksum of the tensors). It is written under another name,
-flushed to the disk and renamed, so it exists whole or not at all. One that was damaged later is
-recognized and renamed to `damaged-N`, and the checkpoint before it is used.
+`state.json` (plain numbers). It is written under another name, flushed to the disk and renamed, so
+it exists whole or not at all. Every file contains its checksum.
 
 Evaluations save weights alone beside them: `best-N` and `recent-N`. Those that were the best or the
-last when a checkpoint was written are kept as long as it is. A run resumed from it has these, and
-none of later steps.
+last when a checkpoint was written are kept as long as it is, and `state.json` has their steps. A
+run resumed from it has these, and none of later steps.
+
+A checkpoint that was damaged later, or whose weights or metrics were, is recognized and renamed to
+`damaged-N`, and the checkpoint before it is used.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from heed import checksums
 from heed.errors import RunError
-from heed.models.weights import read_weights, write_weights
-from heed.runs.run import BEST, list_weights
+from heed.models.weights import read_weights, verify_weights, write_weights_with_checksum
+from heed.runs.run import BEST, STATE, WHOLE, list_weights
 
-CHUNK, BLOCK = 1 << 26, 1 << 20
-"""Bytes that one thread hashes, and bytes that it reads at once."""
-CHUNKED = "parts-"
-"""Prefix of the checksum of a file that was hashed in chunks."""
-DRAFT, WHOLE, DAMAGED = ".draft-", "step-", "damaged-"
-"""Prefixes of folders: being written, complete, damaged."""
+TENSORS = "tensors.safetensors"
+"""The file of a checkpoint with its tensors."""
+DRAFT, DAMAGED = ".draft-", "damaged-"
+"""Prefixes of folders: being written, damaged."""
 RECENT = "recent-"
 """Prefix of weights that are averaged at the end."""
+TRY_BEFORE = "Trying the one before it."
+"""What happens next where a checkpoint is damaged."""
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> Path:
@@ -47,9 +46,9 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], numbers: dict[str,
     draft, final = folder / f"{DRAFT}{step:09d}", folder / f"{WHOLE}{step:09d}"
     draft.mkdir()
     try:
-        write_tensors(draft / "tensors.safetensors", tensors)
-        numbers |= {"step": step, "checksum": checksum(draft / "tensors.safetensors")}
-        _write_flushed(draft / "state.json", json.dumps(numbers, indent=1).encode())
+        write_tensors(draft / TENSORS, tensors)
+        state = checksums.dump_json(numbers | {"step": step})
+        _write_flushed(draft / STATE, state.encode())
         if final.exists():
             shutil.rmtree(final)
         draft.rename(final)
@@ -61,18 +60,37 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], numbers: dict[str,
 
 
 def load_newest(
-    folder: Path, warn: Callable[[str], None]
+    folder: Path, warn: Callable[[str], None], *, lines: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the newest intact checkpoint; empty where there is none."""
+    """Load the newest checkpoint that a run can be resumed from; empty where there is none.
+
+    The best and recent weights of its time must be intact too, and so must the lines of metrics
+    that it counts; `lines` is how many there are, None if that is not to be checked.
+    """
     for path in sorted(folder.glob(f"{WHOLE}*"), reverse=True):
         try:
-            numbers = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            if checksum(path / "tensors.safetensors") != numbers["checksum"]:
-                raise ValueError("its checksum does not match")
-            return load_file(path / "tensors.safetensors"), numbers
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            warn(f"Checkpoint {path.name} is damaged ({error}); trying the one before it.")
+            numbers = checksums.read_json(path / STATE, todo=TRY_BEFORE)
+            if lines is not None and (needed := numbers.get("lines", 0)) > lines:
+                what = f"metrics.jsonl has {lines} intact lines of the {needed} before it."
+                raise RunError(what, todo=TRY_BEFORE)
+            for weights in _needed_weights(folder, numbers):
+                verify_weights(weights, todo=TRY_BEFORE)
+            return read_weights(path / TENSORS, todo=TRY_BEFORE), numbers
+        except (OSError, RunError) as error:
+            warn(f"Checkpoint {path.name} cannot be used: {error}")
     return {}, {}
+
+
+def _needed_weights(folder: Path, numbers: dict[str, Any]) -> Iterator[Path]:
+    """The files of the weights that were the best or recent when a checkpoint was written."""
+    if (best := numbers.get("best_step")) is not None:
+        yield weights_path(folder, BEST, best)
+    yield from (weights_path(folder, RECENT, step) for step in numbers.get("recent_steps", ()))
+
+
+def weights_path(folder: Path, kind: str, step: int) -> Path:
+    """The file of the BEST or RECENT weights of a step."""
+    return folder / f"{kind}{step:09d}.safetensors"
 
 
 def has_checkpoints(folder: Path) -> bool:
@@ -114,7 +132,7 @@ def prune(folder: Path, keep: int, *, average: int) -> None:
 def save_weights(folder: Path, kind: str, step: int, weights: dict[str, Tensor]) -> None:
     """Save weights as BEST or RECENT of a step."""
     folder.mkdir(exist_ok=True)
-    write_tensors(folder / f"{kind}{step:09d}.safetensors", weights)
+    write_tensors(weights_path(folder, kind, step), weights)
 
 
 def delete_weights(folder: Path, after: int) -> None:
@@ -127,16 +145,19 @@ def delete_weights(folder: Path, after: int) -> None:
             path.unlink()
 
 
-def average_recent(folder: Path, count: int) -> dict[str, Tensor]:
-    """The average of the last recent weights, read one after another to save memory."""
-    paths = list_weights(folder, RECENT)[-count:]
-    first = read_weights(paths[0])
-    sums = {name: weight.double() for name, weight in first.items()}
-    dtypes = {name: weight.dtype for name, weight in first.items()}
-    for path in paths[1:]:
-        for name, weight in read_weights(path).items():
+def average_recent(folder: Path, steps: Sequence[int], *, todo: str) -> dict[str, Tensor]:
+    """The average of the recent weights of these steps, read one after another to save memory.
+
+    All of them are needed: `todo` is the advice where one is missing or damaged.
+    """
+    first, *others = (weights_path(folder, RECENT, step) for step in steps)
+    weights = read_weights(first, todo=todo)
+    sums = {name: weight.double() for name, weight in weights.items()}
+    dtypes = {name: weight.dtype for name, weight in weights.items()}
+    for path in others:
+        for name, weight in read_weights(path, todo=todo).items():
             sums[name] += weight
-    return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}
+    return {name: (total / len(steps)).to(dtypes[name]) for name, total in sums.items()}
 
 
 def delete_drafts(folder: Path) -> None:
@@ -152,7 +173,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file atomically, flushed to the disk."""
     draft = path.with_name(f"{DRAFT}{path.name}")
     try:
-        write_weights(draft, tensors)
+        write_weights_with_checksum(draft, tensors)
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
@@ -160,28 +181,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     except (OSError, SafetensorError) as error:
         draft.unlink(missing_ok=True)
         raise disk_error(error, path) from error
-
-
-def checksum(path: Path) -> str:
-    """The hash of a file; of a large one, the hash of its chunks' hashes, computed in parallel."""
-    size = path.stat().st_size
-    if size <= CHUNK:
-        return _digest(path, 0, size).hex()
-    starts = range(0, size, CHUNK)
-    with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as pool:
-        digests = pool.map(lambda start: _digest(path, start, CHUNK), starts)
-        return CHUNKED + blake2b(b"".join(digests), digest_size=16).hexdigest()
-
-
-def _digest(path: Path, start: int, size: int) -> bytes:
-    """The hash of some bytes of a file. Reading and hashing release the interpreter lock."""
-    digest = blake2b(digest_size=16)
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while size > 0 and (block := file.read(min(size, BLOCK))):
-            digest.update(block)
-            size -= len(block)
-    return digest.digest()
 
 
 def disk_error(error: Exception, path: Path) -> RunError:

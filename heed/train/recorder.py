@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from heed import checksums
 from heed.config.checks import find_unknown_metric
 from heed.errors import ConfigError, RunError
 from heed.models import Model, Translator
@@ -68,6 +69,11 @@ class Recorder:
         is_best = self._update_best(scores)
         state.evals_since_best = 0 if is_best else state.evals_since_best + 1
         averages = self.settings.average_checkpoints > 1
+        if is_best:
+            state.best_step = state.step
+        if averages:
+            steps = [*state.recent_steps, state.step]
+            state.recent_steps = steps[-self.settings.average_checkpoints :]
         weights = state.weights() if is_best or averages else {}
         if not self.world.is_first:
             return
@@ -114,13 +120,13 @@ class Recorder:
 
         Called on rank 0 alone.
         """
-        best_path = self.run.best_path
-        if best_path is None:
-            raise RunError("its best weights are missing.", where=str(self.run.checkpoints))
-        best = read_weights(best_path)
-        count = self.settings.average_checkpoints
-        if count > 1:
-            average = checkpoint.average_recent(self.run.checkpoints, count)
+        folder, state = self.run.checkpoints, self.state
+        if state.best_step is None:
+            raise RunError("its best weights are missing.", where=str(folder))
+        todo = f"Run `heed resume {self.run.folder}`: it goes back to a checkpoint before that."
+        best = read_weights(checkpoint.weights_path(folder, BEST, state.best_step), todo=todo)
+        if self.settings.average_checkpoints > 1:
+            average = checkpoint.average_recent(folder, state.recent_steps, todo=todo)
             with self.state.with_weights(average) as model:
                 scores = self._evaluate_sets(model)
             is_best = self._update_best(scores)
@@ -149,12 +155,14 @@ class Recorder:
         line = {"event": event, "step": state.step, "epoch": self.loader.epoch(state.step - 1) + 1}
         rate = round(progress.tokens_per_second(), 1)
         clock = {"unix": round(time.time(), 3), "tokens_per_second": rate}
+        clock |= {checksums.KEY: checksums.BLANK}  # a checksum of the clock, too
         state.lines += 1
         if not self.world.is_first:
             return
         try:
             with self.run.metrics_path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | values | {"time": clock}) + "\n")
+                text = json.dumps(line | values | {"time": clock})
+                file.write(checksums.seal_text(text) + "\n")
         except OSError as error:
             raise checkpoint.disk_error(error, self.run.metrics_path) from error
         for tracker in self.trackers:

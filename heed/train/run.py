@@ -129,6 +129,7 @@ def _train(
             loop.train(progress)
             weights = loop.recorder.choose_weights(progress) if world.is_first else {}
         if world.is_first:
+            run.write_environment(_environment(setup) | {"lines": loop.state.lines})
             checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
             draw_curves(run)
 
@@ -200,7 +201,7 @@ def _build_optimizer(setup: TrainingSetup) -> Optimizer:
 def _restore(state: State, setup: TrainingSetup, run: Run, say: Say) -> None:
     """Restore the newest intact checkpoint, if there is one."""
     world = setup.world
-    tensors, numbers = checkpoint.load_newest(run.checkpoints, say)
+    tensors, numbers = checkpoint.load_newest(run.checkpoints, say, lines=run.metrics_lines())
     world.reseed(setup.recipe.seed, numbers.get("step", 0))
     if numbers:
         weights, where = select_prefix("model.", tensors), str(run.recipe_path)

@@ -15,7 +15,7 @@ from heed.train.counters import STEP, Counters
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.distributed.sharding import UnshardedModel, distribute_like, gather_full
 
-NUMBERS = ("lines", "best", "evals_since_best", "batch_splits")
+NUMBERS = ("lines", "best", "best_step", "recent_steps", "evals_since_best", "batch_splits")
 """The plain numbers of a state that a checkpoint stores beside its step."""
 
 
@@ -34,6 +34,10 @@ class State:
     lines: int = 0
     """Lines of metrics.jsonl written so far, which a resumed run keeps."""
     best: float | None = None
+    best_step: int | None = None
+    """The step of the best weights so far."""
+    recent_steps: list[int] = field(default_factory=list)
+    """The steps of the weights that would be averaged if training ended now."""
     evals_since_best: int = 0
     batch_splits: int = 1
     """The number of parts each batch is split into, because a whole one did not fit into memory."""

@@ -10,7 +10,7 @@ from heed.data import token_store as stores
 from heed.data.corpus import open_corpus
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.errors import DataError
+from heed.errors import DataError, HeedWarning
 
 LINES = ["the cat sees", "a dog", "", "the dog sees the cat", "  ", "cat"]
 
@@ -81,8 +81,8 @@ def test_text_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["0.ids", "0.starts", "labels", "store.json"])
-@pytest.mark.parametrize("left", [0, 1, 8, None])
-def test_a_store_that_is_cut_short_is_not_read(tmp_path: Path, name: str, left: int | None) -> None:
+@pytest.mark.parametrize("left", [0, 1, 8, -3, None])
+def test_a_damaged_store_is_built_again(tmp_path: Path, name: str, left: int | None) -> None:
     (tmp_path / "a.tsv").write_text("good\tone\nbad\ttwo\ngood\tthree\nbad\tfour\n")
     corpus = open_corpus([tmp_path / "a.tsv"], task="classify")
     tokenizer = Tokenizer.train(LINES, kind="byte")
@@ -91,13 +91,19 @@ def test_a_store_that_is_cut_short_is_not_read(tmp_path: Path, name: str, left: 
         return open_store(corpus, tokenizer, classes=("bad", "good"), root=tmp_path / "cache")
 
     damaged = opened().folder / name
+    whole = {path.name: path.read_bytes() for path in damaged.parent.iterdir()}
     if left is None:
         damaged.unlink()
-        (damaged.parent / "store.json").touch()  # without it, there would be no store at all
+    elif left < 0:
+        content = bytearray(damaged.read_bytes())
+        content[left] ^= 4
+        damaged.write_bytes(content)
     else:
         damaged.write_bytes(damaged.read_bytes()[:left])
-    with pytest.raises(DataError, match=r"damaged.*Delete this folder"):
-        opened()
+    with pytest.warns(HeedWarning, match=f"built again: .*{name}"):
+        store = opened()
+    assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == whole
+    assert opened().labels is not None
 
 
 def test_few_long_texts_are_in_memory_at_once(

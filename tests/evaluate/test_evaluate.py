@@ -22,6 +22,7 @@ from heed.evaluate.tables import render_evaluation
 from heed.models import Translator
 from heed.runs.best_weights import describe_weights
 from heed.runs.load import load_run
+from heed.runs.results_file import read_results
 from heed.runs.run import Run
 from heed.train.validate import greedy_bleu, sentence_pairs
 
@@ -47,7 +48,7 @@ def test_the_real_commands(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     for words in ("at step 8", "dev/loss", "none of 30 texts", "token accuracy", "BLEU"):
         assert words in shown.stdout
-    assert json.loads((tmp_path / "run" / "evaluation.json").read_text()).keys() == {"test", "dev"}
+    assert read_results(tmp_path / "run").keys() == {"test", "dev"}
 
 
 def test_the_clean_part_is_scored_beside_the_whole_set(run: Path, text: Path) -> None:
@@ -97,8 +98,7 @@ def test_scores_equal_those_of_training_and_of_heed_score(run: Path, text: Path)
 
 def test_results_are_saved_in_the_run_folder(run: Path, text: Path) -> None:
     result = evaluate_small(run, split="dev")
-    kept = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    assert kept["dev"] == result
+    assert read_results(run)["dev"] == result
     rows = (run / "translations" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
     english = Path(sides(text, "test")[0]).read_text(encoding="utf-8").splitlines()
     assert [row.split("\t")[0] for row in rows] == english

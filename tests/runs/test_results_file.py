@@ -246,7 +246,7 @@ def test_a_folder_for_sentences_is_an_error_before_the_work(run: Path, text: Pat
 def test_unreadable_results_are_an_error(text: Path, content: str) -> None:
     run = text / "run-full"
     (run / "evaluation.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(HeedError, match="cannot be read"):
+    with pytest.raises(HeedError, match="Move this file away, and evaluate again"):
         evaluate_small(run, test=sides(text, "test"))
 
 

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heed.runs.run import list_weights
+from heed.errors import RunError
+from heed.runs.run import BEST, list_weights
 from heed.train import checkpoint
 from heed.train.checkpoint import RECENT
 
@@ -49,22 +50,6 @@ def test_what_is_damaged_never_counts(steps: dict[int, bool], further: int, keep
         assert aside == {step for step in steps if step > last}
 
 
-@given(size=st.integers(0, 40), place=st.integers(0, 39), part=st.sampled_from([7, 8, 64]))
-def test_a_byte_that_changed_is_found_in_whatever_part(size: int, place: int, part: int) -> None:
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "CHUNK", part)
-        path, content = Path(folder) / "file", bytearray(range(size))
-        path.write_bytes(content)
-        before = checkpoint.checksum(path)
-        assert checkpoint.checksum(path) == before
-        if place < size:
-            content[place] ^= 1
-        else:
-            content.append(0)
-        path.write_bytes(content)
-        assert checkpoint.checksum(path) != before
-
-
 def test_one_put_aside_twice_is_there_once(tmp_path: Path) -> None:
     for _ in range(2):
         checkpoint.save(tmp_path, 7, {"a": torch.ones(2)}, {})
@@ -97,5 +82,50 @@ def test_every_checkpoint_has_the_weights_of_its_time(
             checkpoint.delete_weights(folder, after=step)
             last = [one for one in sorted(evaluated) if one <= step][-average:]
             if last:
-                mean = checkpoint.average_recent(folder, average)["a"]
+                mean = checkpoint.average_recent(folder, last, todo="")["a"]
                 assert float(mean) == pytest.approx(sum(last) / len(last))
+
+
+@pytest.mark.parametrize("damage", ["flip", "delete"])
+@pytest.mark.parametrize("kind", [BEST, RECENT])
+def test_a_checkpoint_whose_weights_are_damaged_is_not_used(
+    kind: str, damage: str, tmp_path: Path
+) -> None:
+    """The one before it is, with the weights of its time; the file is named."""
+    for step in (1, 2):
+        checkpoint.save_weights(tmp_path, kind, step, {"a": torch.ones(2)})
+        best, recent = (step, []) if kind == BEST else (None, [1, 2][:step])
+        numbers = {"best_step": best, "recent_steps": recent}
+        checkpoint.save(tmp_path, step, {"a": torch.ones(2)}, numbers)
+    path = checkpoint.weights_path(tmp_path, kind, 2)
+    damage_file(path) if damage == "flip" else path.unlink()
+    warnings: list[str] = []
+    _, progress = checkpoint.load_newest(tmp_path, warnings.append)
+    assert progress["step"] == 1
+    assert path.name in warnings[0]
+    if kind == RECENT:
+        with pytest.raises(RunError, match=f"{path.name}.*Try this"):
+            checkpoint.average_recent(tmp_path, [1, 2], todo="Try this.")
+
+
+@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_changed_bit_of_a_checkpoint_changes_nothing_silently(share: float, bit: int) -> None:
+    with TemporaryDirectory() as place:
+        for step in (1, 2):
+            folder = checkpoint.save(Path(place), step, {"a": torch.ones(2)}, {"best": 0.5})
+        for path in folder.iterdir():
+            whole = path.read_bytes()
+            flip_bit(path, int(share * len(whole)), bit)
+            _, numbers = checkpoint.load_newest(Path(place), ignored)
+            assert numbers["step"] == 1 or (numbers["best"], numbers["step"]) == (0.5, 2), path.name
+            path.write_bytes(whole)
+
+
+def flip_bit(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def damage_file(path: Path) -> None:
+    flip_bit(path, path.stat().st_size - 1, 0)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from killing import Killed, asked_at, dies_at, outcome
 from rich.console import Console
 
+from heed import checksums
 from heed.config import MERGES, Recipe
 from heed.config.train import OPTIMIZERS
 from heed.errors import RunError, StoppedError
@@ -221,20 +223,25 @@ def test_so_are_the_last_weights(
     assert outcome(whole) == outcome(broken)
 
 
-@pytest.mark.parametrize("left", [0, 1, 30, -1])
-def test_metrics_that_a_power_cut_shortened_do_not_stop_a_run(
-    corpus: Path, tmp_path: Path, left: int
-) -> None:
-    """What was measured is lost, not the run."""
+def test_metrics_with_fewer_lines_than_a_checkpoint_counts(corpus: Path, tmp_path: Path) -> None:
+    """An earlier checkpoint that counts no more of them is used; without one, nothing is done."""
     train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
     with dies_at(8):
         train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
-    metrics = Run(tmp_path / "broken").metrics_path
-    metrics.write_bytes(metrics.read_bytes()[:left])
-    train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)
-    whole, broken = (Run(tmp_path / name) for name in ("whole", "broken"))
-    assert whole.weights_path.read_bytes() == broken.weights_path.read_bytes()
-    assert broken.metrics()[-1]["step"] == whole.metrics()[-1]["step"]
+    run = Run(tmp_path / "broken")
+    metrics = run.metrics_path.read_bytes()
+    for length in (0, 1, 30):
+        run.metrics_path.write_bytes(metrics[:length])
+        before = outcome_so_far(run.folder)
+        with pytest.raises(RunError, match="all of its checkpoints are damaged"):
+            train_run.resume(run.folder, device="cpu", console=QUIET)
+        assert outcome_so_far(run.folder) == before
+    counted = json.loads((run.checkpoints / "step-000000006" / "state.json").read_text())["lines"]
+    lines = metrics.splitlines(keepends=True)
+    run.metrics_path.write_bytes(b"".join(lines[: counted - 1]))
+    train_run.resume(run.folder, device="cpu", console=QUIET)
+    assert (run.checkpoints / "damaged-000000006").is_dir()
+    assert outcome(tmp_path / "whole") == outcome(run)
 
 
 def test_a_run_goes_on_from_whatever_folder_one_stands_in(
@@ -273,15 +280,15 @@ def test_a_write_cut_short_leaves_the_last_checkpoint_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_run.start(make_recipe(corpus), tmp_path / "whole", device="cpu", console=QUIET)
-    real = checkpoint.checksum
+    real = checksums.dump_json
 
-    def dies(path: Path) -> str:
-        if "000000006" in str(path):
+    def dies(content: Mapping[str, Any]) -> str:
+        if content.get("step") == 6:
             raise Killed
-        return real(path)
+        return real(content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "checksum", dies)
+        patch.setattr(checksums, "dump_json", dies)
         with pytest.raises(Killed):
             train_run.start(make_recipe(corpus), tmp_path / "broken", device="cpu", console=QUIET)
     train_run.resume(tmp_path / "broken", device="cpu", console=QUIET)

@@ -164,9 +164,7 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load a tokenizer that `save` wrote, or a pretrained one with known BOS and EOS."""
         try:
-            text = path.read_text(encoding="utf-8")
-            model = json.loads(text)["model"]["type"]
-            core = tokenizers.Tokenizer.from_str(text)
+            return cls.parse(path.read_text(encoding="utf-8"), path)
         except FileNotFoundError as problem:
             what = "there is no tokenizer file, so text cannot be encoded or decoded"
             raise _load_error(path, what) from problem
@@ -174,7 +172,16 @@ class Tokenizer:
             raise _load_error(
                 path, f"the tokenizer cannot be read: {problem.strerror}"
             ) from problem
-        except ValueError as problem:  # not UTF-8, or not JSON
+        except UnicodeDecodeError as problem:
+            raise _load_error(path, f"this is not JSON: {problem}") from problem
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> Tokenizer:
+        """The tokenizer of the text of a JSON file; `path` is where it was read."""
+        try:
+            model = json.loads(text)["model"]["type"]
+            core = tokenizers.Tokenizer.from_str(text)
+        except ValueError as problem:
             raise _load_error(path, f"this is not JSON: {problem}") from problem
         except Exception as problem:  # the library raises no narrower class
             raise _load_error(path, "this is JSON, but not a tokenizer") from problem

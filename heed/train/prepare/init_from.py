@@ -21,9 +21,9 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, RunError
 from heed.models import LanguageModel, Model, Translator
 from heed.models.layer_index import LayerIndex, layer_indices
-from heed.models.weights import read_weights
 from heed.nn import lora
 from heed.runs.labels import Classes
+from heed.runs.load import load_tokenizer, read_final_weights
 from heed.runs.run import Run
 
 Say = Callable[[str], None]
@@ -53,11 +53,11 @@ class PretrainedModel:
 
 def load_pretrained(name: str) -> PretrainedModel:
     """Load a finished run, a folder of `transformers`, or a model of the Hugging Face hub."""
-    run = Run(Path(name))
-    if not run.recipe_path.exists():
+    if not Run(Path(name)).recipe_path.exists():
         return _load_huggingface(name)
-    recipe, weights = run.recipe(), read_weights(run.require_weights())
-    tokenizer, classes = Tokenizer.load(run.tokenizer_path), Classes.read(run)
+    run = Run.open(Path(name))
+    recipe, weights = run.recipe(), read_final_weights(run)
+    tokenizer, classes = load_tokenizer(run), Classes.read(run)
     return PretrainedModel(
         name,
         recipe.task,

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.config import Recipe, TokenizerConfig
 from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.held_out import hold_out_dev
 from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import DataError
+from heed.runs.load import load_tokenizer
 from heed.runs.run import Run
 from heed.train.prepare.init_from import PretrainedModel
 
@@ -34,11 +38,21 @@ def get_tokenizer(
 
     `dev_in_train`: some of the corpus is set aside for dev, and the tokenizer is not trained on it.
     """
-    if run.tokenizer_path.exists():
-        return Tokenizer.load(run.tokenizer_path)
+    recorded, damaged = "files" in run.environment(), run.find_damaged_tokenizer()
+    if recorded and (damaged is None or recipe.init.from_model is not None):
+        return load_tokenizer(run)
     if pretrained is not None:
         pretrained.tokenizer.save(run.tokenizer_path)
         return pretrained.tokenizer
+    if damaged is not None:
+        say(f"{damaged}: this file is missing or damaged; it is written again.")
+    tokenizer = _cached_tokenizer(recipe, corpus, say, dev_in_train=dev_in_train)
+    tokenizer.save(run.tokenizer_path)
+    return load_tokenizer(run) if recorded else tokenizer
+
+
+def _cached_tokenizer(recipe: Recipe, corpus: Corpus, say: Say, *, dev_in_train: bool) -> Tokenizer:
+    """The tokenizer that the recipe trains on this corpus, from the cache if it is there."""
     settings, extra = recipe.tokenizer, open_tokenizer_text(recipe)
     dev_seed = recipe.data.dev_seed if dev_in_train else None
     keys = settings.model_dump_json(exclude={"dropout"})
@@ -46,14 +60,16 @@ def get_tokenizer(
     name = blake2b(identity.encode(), digest_size=16).hexdigest()
     cached = cache_root() / "tokenizers" / f"{name}.json"
     if cached.exists():
-        tokenizer = Tokenizer.load(cached)
-    else:
-        say(f"Training a {settings.kind} tokenizer…")
-        train = corpus.usable_records if dev_seed is None else _without_dev(corpus, dev_seed)
-        tokenizer = _train(settings, [train, *(one.usable_records for one in extra)])
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(cached)
-    tokenizer.save(run.tokenizer_path)
+        try:
+            content = checksums.read_json(cached, todo="It is trained again.")
+            return Tokenizer.parse(content["tokenizer"], cached)
+        except (DamagedError, DataError, KeyError) as error:
+            say(f"The cached tokenizer cannot be used: {error}")
+    say(f"Training a {settings.kind} tokenizer…")
+    train = corpus.usable_records if dev_seed is None else _without_dev(corpus, dev_seed)
+    tokenizer = _train(settings, [train, *(one.usable_records for one in extra)])
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    checksums.write_json(cached, {"tokenizer": tokenizer.core.to_str()})
     return tokenizer
 
 
