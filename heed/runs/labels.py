@@ -34,7 +34,8 @@ class Classes:
         if not run.labels_path.exists():
             return None
         content = checksums.read_json(run.labels_path, todo=RESTORE_LABELS)
-        names, pairs = content.get("names"), content.get("pairs")
+        names: Any = content.get("names")
+        pairs = content.get("pairs")
         if not _is_list_of_names(names) or not isinstance(pairs, bool):
             what = "this file is damaged: it has no list of different class names."
             raise DamagedError(what, where=str(run.labels_path), todo=RESTORE_LABELS)

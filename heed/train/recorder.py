@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from heed import checksums
+from heed.checksums import BLANK, KEY, seal_text
 from heed.config.checks import find_unknown_metric
 from heed.errors import ConfigError, RunError
 from heed.models import Model, Translator
@@ -154,15 +154,14 @@ class Recorder:
         state = self.state
         line = {"event": event, "step": state.step, "epoch": self.loader.epoch(state.step - 1) + 1}
         rate = round(progress.tokens_per_second(), 1)
-        clock = {"unix": round(time.time(), 3), "tokens_per_second": rate}
-        clock |= {checksums.KEY: checksums.BLANK}  # a checksum of the clock, too
+        clock = {"unix": round(time.time(), 3), "tokens_per_second": rate, KEY: BLANK}
         state.lines += 1
         if not self.world.is_first:
             return
         try:
             with self.run.metrics_path.open("a", encoding="utf-8") as file:
                 text = json.dumps(line | values | {"time": clock})
-                file.write(checksums.seal_text(text) + "\n")
+                file.write(seal_text(text) + "\n")
         except OSError as error:
             raise checkpoint.disk_error(error, self.run.metrics_path) from error
         for tracker in self.trackers:
