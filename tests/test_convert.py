@@ -245,6 +245,7 @@ def untrained(folder: Path, task: str, **tables: dict[str, Any]) -> Run:
     run, words = Run.create(folder, recipe), Tokenizer.train(LINES, kind="word")
     words.save(run.tokenizer_path)
     weights = build(task, recipe.model, vocab=words.vocab_size).state_dict()
+    run.write_environment({})
     save_file(weights, run.weights_path)
     return run
 
@@ -460,6 +461,7 @@ def test_a_folder_that_is_taken(tmp_path: Path, heed: Heed) -> None:
 def test_a_run_that_no_class_holds(tmp_path: Path, heed: Heed) -> None:
     recipe = Recipe.of({"task": "generate", "model": {"width": 16, "position": "alibi"}})
     run = Run.create(tmp_path / "run", recipe)
+    run.write_environment({})
     save_file(build("generate", recipe.model, vocab=9).state_dict(), run.weights_path)
     answer = heed("export", tmp_path / "run", tmp_path / "out")
     assert answer.code == 2
