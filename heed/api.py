@@ -26,7 +26,7 @@ from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.plugins import PluginFiles, load_plugins
 from heed.runs.labels import Calibration, Classes
 from heed.runs.load import load_run
-from heed.runs.run import Run
+from heed.runs.run import BEST_WEIGHTS, Run
 
 if TYPE_CHECKING:
     from heed.data.corpus import Files
@@ -78,22 +78,25 @@ class Translator:
         device: str = "auto",
         precision: str = "float32",
         engine: str = "heed",
+        weights: str = BEST_WEIGHTS,
         plugin: PluginFiles = None,
     ) -> Translator:
         """Load the translator of a run; several runs form an ensemble that averages predictions.
 
-        `engine` is "heed", or "ctranslate2" if that is installed. `plugin` names the Python file
-        of a run that was trained with one.
+        `engine` is "heed", or "ctranslate2" if that is installed. `weights` are "best", "last" or
+        a step. `plugin` names the Python file of a run that was trained with one.
         """
         load_plugins(plugin)
         engine_choice.check_engine(engine, models=1 + len(others))
         # CTranslate2 converts float32 weights to its precision itself.
         model_precision = precision if engine == engine_choice.HEED else "float32"
-        model, tokenizer, recipe = _load(folder, models.Translator, device, model_precision)
+        model, tokenizer, recipe = _load(
+            folder, models.Translator, device, model_precision, weights
+        )
         other_models, data = [], [recipe.data]
         for other in others:
             other_model, other_tokenizer, other_recipe = _load(
-                other, models.Translator, device, precision
+                other, models.Translator, device, precision, weights
             )
             if other_tokenizer.fingerprint() != tokenizer.fingerprint():
                 raise RunError(
@@ -220,11 +223,12 @@ class LanguageModel:
         *,
         device: str = "auto",
         precision: str = "float32",
+        weights: str = BEST_WEIGHTS,
         plugin: PluginFiles = None,
     ) -> LanguageModel:
         """Load the language model of a run."""
         load_plugins(plugin)
-        model, tokenizer, recipe = _load(folder, models.LanguageModel, device, precision)
+        model, tokenizer, recipe = _load(folder, models.LanguageModel, device, precision, weights)
         if not model.causal:
             raise RunError("a masked language model cannot generate text.", where=str(folder))
         return cls(model, tokenizer, recipe)
@@ -328,13 +332,17 @@ class Classifier:
         *,
         device: str = "auto",
         precision: str = "float32",
+        weights: str = BEST_WEIGHTS,
         plugin: PluginFiles = None,
     ) -> Classifier:
-        """Load the classifier of a run; its probabilities use the run's calibration, if any."""
+        """Load the classifier of a run; its probabilities use the run's calibration, if any.
+
+        `weights` are "best", "last" or a step; the calibration is of the best ones alone.
+        """
         load_plugins(plugin)
-        model, tokenizer, recipe = _load(folder, models.Classifier, device, precision)
+        model, tokenizer, recipe = _load(folder, models.Classifier, device, precision, weights)
         run = Run.open(Path(folder))
-        calibration = Calibration.read(run)
+        calibration = Calibration.read(run) if weights == BEST_WEIGHTS else None
         temperature = 1.0 if calibration is None else calibration.temperature
         return cls(model, tokenizer, recipe, Classes.require(run), temperature=temperature)
 
@@ -391,12 +399,12 @@ def load(
 
 
 def _load(
-    folder: str | Path, kind: type[M], device: str, precision: str
+    folder: str | Path, kind: type[M], device: str, precision: str, weights: str
 ) -> tuple[M, Tokenizer, Recipe]:
     """Load a run's model, tokenizer and recipe; an error if the run has another task."""
     if precision not in PRECISIONS:
         raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(PRECISIONS)}."])
-    model, tokenizer, recipe = load_run(Path(folder), device=device)
+    model, tokenizer, recipe = load_run(Path(folder), device=device, weights=weights)
     if not isinstance(model, kind):
         task = next(task for task, one in MODEL_CLASSES.items() if one is kind)
         raise RunError(f"this run was trained to {recipe.task}, not to {task}.", where=str(folder))

@@ -41,7 +41,8 @@ def train_small(text: Path, task: str, name: str, **tables: Any) -> Path:
         {
             "task": task,
             "data": data | tables.pop("data", {}),
-            "tokenizer": {"kind": "word"},
+            "tokenizer": {} if "init" in tables else {"kind": "word"},
+            "init": tables.pop("init", {}),
             "model": {"layers": 1, "width": 32, "heads": 2, "dropout": 0.0},
             "train": {"steps": 30, "batch_size": 16, "lr": 0.01, "evaluate_every": 10}
             | {"precision": "float32"}  # as evaluation computes

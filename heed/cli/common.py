@@ -60,6 +60,10 @@ PluginFiles = Annotated[
         help="A Python file with your own position or merge (@heed.register); repeatable.",
     ),
 ]
+Weights = Annotated[
+    str,
+    typer.Option(help="Which weights of the run: best, last, or a step that it still has."),
+]
 Metric = Annotated[
     str | None,
     typer.Option(help="Metrics, separated by commas: bleu, chrf, ter. Default: all."),

@@ -16,6 +16,7 @@ from heed.cli.common import (
     PluginFiles,
     RunFolder,
     SentencesTo,
+    Weights,
     app,
     console,
     print_json,
@@ -58,6 +59,7 @@ def evaluate(
         typer.Option(help="Tokens between windows over long text. Default: half a window."),
     ] = None,
     bootstrap: Bootstrap = 1000,
+    weights: Weights = "best",
     device: Device = "auto",
     plugin: PluginFiles = None,
     json: AsJson = False,
@@ -92,6 +94,7 @@ def evaluate(
         calibrate=calibrate,
         text=text or (),
         stride=stride,
+        weights=weights,
     )
     # Messages go to standard error: a closed pipe must not end the work before its result is saved.
     evaluate_run(

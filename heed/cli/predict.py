@@ -13,6 +13,7 @@ from heed.cli.common import (
     Device,
     PluginFiles,
     RunFolder,
+    Weights,
     app,
     output,
     print_warning,
@@ -59,6 +60,7 @@ def translate(
         typer.Option("--alignments", help="Print source-target word pairs after each translation."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    weights: Weights = "best",
     device: Device = "auto",
     plugin: PluginFiles = None,
     precision: Annotated[
@@ -88,7 +90,12 @@ def translate(
 
     settings = decode_flags(context.params)  # the options that are keys of [decode]
     translator = Translator.load(
-        run, *(others or ()), device=device, precision=precision, engine=engine
+        run,
+        *(others or ()),
+        device=device,
+        precision=precision,
+        engine=engine,
+        weights=weights,
     )
     pipeline = translator.pipeline(nbest, alignments, reverse, **settings)
     line_io.run_lines(
@@ -116,6 +123,7 @@ def classify(
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    weights: Weights = "best",
     device: Device = "auto",
     plugin: PluginFiles = None,
     precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
@@ -132,7 +140,7 @@ def classify(
     from heed.pipelines import line_io
     from heed.pipelines.classify import ClassificationLines
 
-    classifier = Classifier.load(run, device=device, precision=precision)
+    classifier = Classifier.load(run, device=device, precision=precision, weights=weights)
     line_io.run_lines(
         line_io.open_lines(text, file),
         ClassificationLines(classifier.pipeline, probabilities, json),
@@ -177,6 +185,7 @@ def generate(
         typer.Option(help="Print tokens as they are generated. Default: on a terminal."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
+    weights: Weights = "best",
     device: Device = "auto",
     plugin: PluginFiles = None,
     precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
@@ -195,7 +204,7 @@ def generate(
     from heed.pipelines import line_io
     from heed.pipelines.generate import GenerationLines
 
-    model = LanguageModel.load(run, device=device, precision=precision)
+    model = LanguageModel.load(run, device=device, precision=precision, weights=weights)
     pipeline = model.pipeline(**decode_flags(context.params))
     out = output()
     streamed = out.isatty() if stream is None else stream

@@ -59,6 +59,10 @@ def train(
         list[str] | None,
         typer.Option(help="A dev file, to choose the best weights; repeat for more."),
     ] = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(help="A test file, scored once after training; repeat for more."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="The folder of the recipe's data files, in any two languages."),
@@ -91,7 +95,9 @@ def train(
     from heed.train import resolve
     from heed.train import run as train_run
 
-    resolved, name = resolve.resolve_recipe(recipe, task, train, dev, change, precision, data)
+    resolved, name = resolve.resolve_recipe(
+        recipe, task, train, dev, change, precision, data, test=test
+    )
     precompile.start_early(device, resolved)
     if data is not None and os.environ.get("RANK", "0") == "0":
         typer.echo(resolve.describe_files(resolved))

@@ -60,9 +60,11 @@ def evaluate_parts(job: Job) -> list[Result]:
         classes,
         max_length=job.recipe.data.max_length,
     )
-    calibration = (
-        _fit_calibration(job, pipeline) if job.options.calibrate else Calibration.read(job.run)
-    )
+    calibration = None
+    if job.options.calibrate:
+        calibration = _fit_calibration(job, pipeline)
+    elif not job.weights_suffix:  # it was fitted for the best weights
+        calibration = Calibration.read(job.run)
     uncalibrated = predict(pipeline, job.records)
     predictions = uncalibrated
     if calibration is not None:

@@ -33,7 +33,7 @@ from heed.runs.best_weights import describe_weights
 from heed.runs.labels import Classes
 from heed.runs.load import load_run
 from heed.runs.results_file import Result
-from heed.runs.run import Run
+from heed.runs.run import BEST_WEIGHTS, Run
 from heed.train.prepare.setup import build_batches
 from heed.train.validate import validate
 
@@ -77,8 +77,10 @@ def _evaluate(
     """The result, and the functions that save it."""
     run = Run.open(folder)
     _check_options(folder, run.recipe().task, options)
-    model, tokenizer, recipe = load_run(folder, device=device)
-    weights = describe_weights(run, recipe)
+    model, tokenizer, recipe = load_run(folder, device=device, weights=options.weights)
+    weights, suffix = describe_weights(run, recipe, options.weights), ""
+    if weights is not None and options.weights != BEST_WEIGHTS:
+        suffix = f"{results_file.OTHER_WEIGHTS}{weights['step']}"
     if options.text:
         head = {"run": str(folder), "task": recipe.task, "checkpoint": weights}
         return head | generate.score_texts(model, tokenizer, recipe, options), []
@@ -86,6 +88,7 @@ def _evaluate(
     stored = results_file.read_results(folder)
     held_out = find_set(recipe, train, split=options.split, test=options.test)
     held_out = _with_unique_name(held_out, stored, reserved_names(recipe, options.test), notify)
+    held_out = replace(held_out, name=held_out.name + suffix)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)
     if not records:
@@ -108,6 +111,7 @@ def _evaluate(
         batches=_batches(run, recipe, held_out, tokenizer),
         options=options,
         notify=notify,
+        weights_suffix=suffix,
     )
     part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
     whole, clean_part = part_results[0], part_results[-1]
@@ -140,6 +144,8 @@ def _check_options(folder: Path, task: str, options: Options) -> None:
     if task != "classify" and (options.baseline or options.calibrate):
         flags = "--baseline and --calibrate"
         raise ConfigError([f"{flags} are for classifiers; {folder} is not a classifier."])
+    if options.calibrate and options.weights != BEST_WEIGHTS:
+        raise ConfigError(["--calibrate is for a run's best weights: leave --weights out."])
     if task != "generate" and (options.text or options.stride):
         flags = "--text and --stride"
         raise ConfigError([f"{flags} are for language models; {folder} is not one."])

@@ -44,7 +44,8 @@ def evaluate_parts(job: Job) -> list[Result]:
         results[0]["sets"] = {
             name: result
             for name in job.recipe.data.sets
-            if name != job.held_out.name and (result := _named_set(job, name)) is not None
+            if name + job.weights_suffix != job.held_out.name
+            and (result := _named_set(job, name)) is not None
         }
     return results
 
@@ -82,6 +83,7 @@ def _named_set(job: Job, name: str) -> Result | None:
     """The metrics of one of the recipe's named sets; None, and a message, if it is unreadable."""
     try:
         held_out = find_set(job.recipe, job.train, split=name)
+        held_out = replace(held_out, name=name + job.weights_suffix)
         records = held_out.records(Counter())
     except HeedError as error:
         job.notify(f"{name}: {error}")

@@ -13,7 +13,7 @@ from heed.data.corpus import Record
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.evaluate.held_out_set import HeldOutSet, TrainingText
 from heed.models import Model
-from heed.runs.run import Run
+from heed.runs.run import BEST_WEIGHTS, Run
 from heed.stats.bootstrap import RESAMPLES
 
 Notify = Callable[[str], None]
@@ -41,6 +41,8 @@ class Options:
     """Texts to score token by token, instead of a set."""
     stride: int | None = None
     """Tokens between two windows over a long text; half a window by default."""
+    weights: str = BEST_WEIGHTS
+    """Which weights of the run: "best", "last" or a step."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Job:
     """The texts as batches; their rows are those of the set's token store."""
     options: Options
     notify: Notify
+    weights_suffix: str = ""
+    """What is appended to names of sets where the weights are not the run's best ones."""
     writers: list[Callable[[], None]] = field(default_factory=list)
     """Functions that write to the run folder. They run last, because the folder may not be
     writable."""

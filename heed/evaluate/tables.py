@@ -87,10 +87,7 @@ def _provenance(result: Result) -> Iterator[RenderableType]:
     """Notes on the weights, the text, and how much of the text also occurs in train."""
     weights = result["checkpoint"]
     if weights is not None:
-        yield build_note(
-            f"{weights['weights']} at step {weights['step']:,} (epoch {weights['epoch']}), "
-            f"chosen by {weights['metric']} = {weights['value']:.4f}"
-        )
+        yield build_note(_describe_weights(weights))
     part, trained_on = result["is_part"], result["trained_on"]
     origin = "set aside from " if part and not trained_on else ""
     left_out = ", without the part set aside for dev" if part and trained_on else ""
@@ -99,6 +96,17 @@ def _provenance(result: Result) -> Iterator[RenderableType]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in result["dropped"].items())
         yield build_note(f"left out: {counts}")
     yield build_note(_describe_overlap(result))
+
+
+def _describe_weights(weights: Result) -> str:
+    """Which weights of the run were scored, in words."""
+    text = f"{weights['weights']} at step {weights['step']:,}"
+    if weights["epoch"] is not None:
+        text += f" (epoch {weights['epoch']})"
+    if weights["value"] is None:
+        return text
+    chosen = "" if weights["weights"] == "the weights" else "chosen by "
+    return f"{text}, {chosen}{weights['metric']} = {weights['value']:.4f}"
 
 
 def _describe_overlap(result: Result) -> str:

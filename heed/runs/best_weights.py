@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from heed.config import Recipe
-from heed.runs.run import Run
+from heed.runs.run import BEST_WEIGHTS, Run
 
 LOWER_IS_BETTER = ("loss", "perplexity")
 """Metrics that are better when lower."""
@@ -34,9 +34,16 @@ def chosen_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] 
     return max(evaluated, key=lambda line: score_key(line[split][metric], metric))
 
 
-def describe_weights(run: Run, recipe: Recipe) -> dict[str, Any] | None:
-    """Which weights `model.safetensors` holds: their kind, step, epoch and deciding score."""
+def describe_weights(
+    run: Run, recipe: Recipe, weights: str = BEST_WEIGHTS
+) -> dict[str, Any] | None:
+    """Which weights these are: their kind, step, epoch, and their score if they were evaluated.
+
+    `weights` are "best", "last" or a step; the score of the best ones is the one that decided.
+    """
     split, _, metric = recipe.train.best_metric.partition("/")
+    if weights != BEST_WEIGHTS:
+        return _describe_step(run, recipe, run.weights_step(weights))
     line = chosen_evaluation(run.metrics(), recipe.train.best_metric)
     if line is None:
         return None
@@ -47,4 +54,20 @@ def describe_weights(run: Run, recipe: Recipe) -> dict[str, Any] | None:
         "epoch": line["epoch"],
         "metric": recipe.train.best_metric,
         "value": line[split][metric],
+    }
+
+
+def _describe_step(run: Run, recipe: Recipe, step: int) -> dict[str, Any]:
+    """The weights of one step, whether they were the best or not."""
+    split, _, metric = recipe.train.best_metric.partition("/")
+    lines = [line for line in run.metrics() if line["step"] == step]
+    scores = [
+        line[split][metric] for line in lines if line["event"] == "evaluate" and split in line
+    ]
+    return {
+        "weights": "the weights",
+        "step": step,
+        "epoch": lines[-1]["epoch"] if lines else None,
+        "metric": recipe.train.best_metric,
+        "value": scores[-1] if scores else None,
     }

@@ -14,17 +14,45 @@ from heed.device import choose_device
 from heed.errors import HeedWarning, RunError
 from heed.models import Model, from_weights
 from heed.models.weights import read_weights, verify_weights
-from heed.runs.run import BEST, RESTORE, Run, list_weights
+from heed.runs.run import BEST, BEST_WEIGHTS, RESTORE, Run, list_weights
 
 
-def load_run(folder: Path, *, device: str = "auto") -> tuple[Model, Tokenizer, Recipe]:
-    """Load a run in evaluation mode; of an unfinished run, the best weights so far."""
+def load_run(
+    folder: Path, *, device: str = "auto", weights: str = BEST_WEIGHTS
+) -> tuple[Model, Tokenizer, Recipe]:
+    """Load a run in evaluation mode.
+
+    `weights` are "best" (those that training chose; of an unfinished run, the best so far), "last",
+    or the step of weights that the run still has.
+    """
     run, torch_device = Run.open(folder), choose_device(device)
     recipe, tokenizer = run.recipe(), load_tokenizer(run)
-    weights = read_best_weights(run, recipe)
+    tensors = _read_weights(run, recipe, weights)
     causal = recipe.train.objective == "causal"
-    model = from_weights(weights, recipe.task, recipe.model, causal=causal, where=str(folder))
+    model = from_weights(tensors, recipe.task, recipe.model, causal=causal, where=str(folder))
     return model.to(torch_device).eval(), tokenizer, recipe
+
+
+def _read_weights(run: Run, recipe: Recipe, weights: str) -> dict[str, Tensor]:
+    if weights == BEST_WEIGHTS:
+        return read_best_weights(run, recipe)
+    path = run.weights_at(run.weights_step(weights))
+    if recipe.init.lora is not None:
+        raise RunError(
+            "checkpoints of a run with LoRA hold its adapters apart from the weights.",
+            where=str(path),
+            todo="Use its best weights, into which the adapters are merged.",
+        )
+    tensors = read_weights(path, todo="Choose other weights of the run with --weights.")
+    if path.parent == run.checkpoints:
+        return tensors
+    # A checkpoint to resume from: the weights that were evaluated are the moving average, if any.
+    return {
+        name.removeprefix(prefix): tensor
+        for prefix in ("model.", "ema.")
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def load_tokenizer(run: Run) -> Tokenizer:

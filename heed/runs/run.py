@@ -35,10 +35,14 @@ from heed.plugins import check_plugins
 
 FORMAT = 4
 """Version of the folder's format: recipe keys and file names. Other versions are refused."""
-BEST = "best-"
-"""Prefix of the best weights' file name; the step follows."""
-WHOLE, STATE = "step-", "state.json"
-"""Prefix of a checkpoint's folder, and the file of its plain numbers."""
+BEST, RECENT = "best-", "recent-"
+"""Prefixes of files of weights, before the step: the best ones, and those averaged at the end."""
+WHOLE, STATE, TENSORS = "step-", "state.json", "tensors.safetensors"
+"""Prefix of a checkpoint's folder, the file of its plain numbers, and that of its tensors."""
+BEST_WEIGHTS, LAST_WEIGHTS = "best", "last"
+"""Names of weights beside their steps: those that training chose, and the newest ones."""
+STEP_DIGITS = "[0-9]" * 9
+"""The step in a file name, as a pattern."""
 RECIPE_END = '# checksum = "{}"; delete this line if you change the file by hand'
 """The last line of recipe.toml."""
 RESTORE = "Restore it from a copy of the run."
@@ -110,6 +114,34 @@ class Run:
         """The best weights so far; None before the first evaluation."""
         paths = list_weights(self.checkpoints, BEST)
         return paths[-1] if paths else None
+
+    def weights_by_step(self) -> dict[int, Path]:
+        """The files of all weights that the run still has, by step."""
+        folders = sorted(self.checkpoints.glob(f"{WHOLE}{STEP_DIGITS}"))
+        paths = [
+            *(folder / TENSORS for folder in folders),
+            *list_weights(self.checkpoints, RECENT),
+            *list_weights(self.checkpoints, BEST),
+        ]
+        return {_step_of(path): path for path in paths}
+
+    def weights_step(self, weights: str) -> int:
+        """The step of `last`, or of weights named by their step; an error if there are none."""
+        steps = sorted(self.weights_by_step())
+        if weights == LAST_WEIGHTS and steps:
+            return steps[-1]
+        if weights.isdecimal() and int(weights) in steps:
+            return int(weights)
+        known = [BEST_WEIGHTS, *([LAST_WEIGHTS] if steps else []), *map(str, steps)]
+        raise RunError(
+            f"this run has no weights {weights!r}.",
+            where=str(self.folder),
+            todo=f"It has {', '.join(known)}. More are kept with train.keep_checkpoints.",
+        )
+
+    def weights_at(self, step: int) -> Path:
+        """The file of the weights of a step, which `weights_step` has found."""
+        return self.weights_by_step()[step]
 
     def require_weights(self) -> Path:
         """Path of the chosen weights; an error if training is not finished."""
@@ -265,7 +297,13 @@ class Run:
 
 def list_weights(folder: Path, prefix: str) -> list[Path]:
     """Weight files with this prefix in a checkpoint folder, sorted by step, the newest last."""
-    return sorted(folder.glob(f"{prefix}{'[0-9]' * 9}.safetensors"))
+    return sorted(folder.glob(f"{prefix}{STEP_DIGITS}.safetensors"))
+
+
+def _step_of(path: Path) -> int:
+    """The step of a weight file, in its name or in that of its checkpoint folder."""
+    name = path.parent.name if path.parent.name.startswith(WHOLE) else path.stem
+    return int(name.partition("-")[2])
 
 
 def refuse_outside_links(folder: Path) -> None:

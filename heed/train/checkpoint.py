@@ -27,14 +27,10 @@ from torch import Tensor
 from heed import checksums
 from heed.errors import RunError
 from heed.models.weights import read_weights, verify_weights, write_weights_with_checksum
-from heed.runs.run import BEST, STATE, WHOLE, list_weights
+from heed.runs.run import BEST, RECENT, STATE, TENSORS, WHOLE, list_weights
 
-TENSORS = "tensors.safetensors"
-"""The file of a checkpoint with its tensors."""
 DRAFT, DAMAGED = ".draft-", "damaged-"
 """Prefixes of folders: being written, damaged."""
-RECENT = "recent-"
-"""Prefix of weights that are averaged at the end."""
 TRY_BEFORE = "Trying the one before it."
 """What happens next where a checkpoint is damaged."""
 

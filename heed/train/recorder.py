@@ -17,6 +17,7 @@ from heed.models import Model, Translator
 from heed.models.weights import read_weights
 from heed.runs.best_weights import score_key
 from heed.runs.run import BEST, Run
+from heed.runs.run import RECENT as RECENT_WEIGHTS
 from heed.train import checkpoint
 from heed.train.counters import EPOCH, RECENT
 from heed.train.loader import Loader
@@ -80,7 +81,7 @@ class Recorder:
         if is_best:
             checkpoint.save_weights(self.run.checkpoints, BEST, state.step, weights)
         if averages:
-            checkpoint.save_weights(self.run.checkpoints, checkpoint.RECENT, state.step, weights)
+            checkpoint.save_weights(self.run.checkpoints, RECENT_WEIGHTS, state.step, weights)
         self._prune()
 
     def _evaluate_sets(self, model: nn.Module) -> Scores:

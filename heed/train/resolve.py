@@ -25,7 +25,7 @@ EXCLUSIVE = {"batch_size": "batch_tokens", "batch_tokens": "batch_size"}
 """Keys of which only one can be set: an override of one replaces the other."""
 NO_TEST = (
     "[train] evaluate_test scores the test set, and there is none: name its files with "
-    "--set 'data.test=[\"FILE\", …]', or leave it out with --set train.evaluate_test=false."
+    "--test FILE, or leave it out with --set train.evaluate_test=false."
 )
 
 
@@ -38,11 +38,13 @@ def resolve_recipe(
     overrides: Sequence[str] | None,
     precision: str | None,
     folder: Path | None = None,
+    *,
+    test: Sequence[str] | None = None,
 ) -> tuple[Recipe, str]:
     """The recipe of this name, or an empty one, with the flags applied; and a name for its run.
 
     Training files replace all files that the recipe names, unless `folder` holds those: a test set
-    of another corpus may be in another language, or missing.
+    of another corpus may be in another language, or missing. Test files are scored after training.
     """
     tables: dict[str, Any] = {}
     where = None
@@ -65,6 +67,12 @@ def resolve_recipe(
         data |= {"train": list(train), "dev": list(dev or ())}
     elif dev:
         data |= {"dev": list(dev)}
+    if test:
+        if "synthetic" in data:
+            what = "--test names files, and the test set of this recipe is generated"
+            raise ConfigError([f"{what} (data.synthetic): leave --test out, or name --train."])
+        data["test"] = list(test)
+        tables["train"] = tables.get("train", {}) | {"evaluate_test": True}
     if task or (train and "task" not in tables):
         tables["task"] = task or infer_task(list(train or ()))
     settings = _without_replaced(tables.get("train", {}), _overridden_keys(overrides))

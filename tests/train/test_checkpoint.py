@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.errors import RunError
-from heed.runs.run import BEST, list_weights
+from heed.runs.run import BEST, RECENT, list_weights
 from heed.train import checkpoint
-from heed.train.checkpoint import RECENT
 
 
 def ignored(text: str) -> None:

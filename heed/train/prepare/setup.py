@@ -15,7 +15,7 @@ from heed.data.batching.bucketed import BucketedBatches
 from heed.data.batching.length_buckets import Rows
 from heed.data.batching.packing import PackedBatches
 from heed.data.batching.random_windows import RandomWindows
-from heed.data.corpus import Corpus
+from heed.data.corpus import Corpus, open_corpus
 from heed.data.doctor import examine
 from heed.data.held_out import DEV_SHARE, hold_out_dev
 from heed.data.splits import open_splits
@@ -163,7 +163,11 @@ def validate_recipe(recipe: Recipe, pretrained: PretrainedModel | None = None) -
         raise ConfigError(complaints)
     open_tokenizer_text(recipe)
     if recipe.data.synthetic is None:
-        check_class_names(recipe, open_splits(recipe)["train"])
+        train = open_splits(recipe)["train"]
+        check_class_names(recipe, train)
+        if recipe.train.evaluate_test:  # it is read after training: too late for a wrong name
+            data = recipe.data
+            open_corpus(data.test, task=recipe.task, unit=data.unit, like=train)
 
 
 def check_data(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
