@@ -7,7 +7,7 @@ dependencies without torch. The tests compare every function with scipy's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, inf, isinf, lgamma, log, log1p, nan, sqrt
+from math import exp, inf, isinf, lgamma, log, log1p, nan, pi
 from statistics import NormalDist
 
 ROUNDING = 1e-16
@@ -51,8 +51,20 @@ def student_t_quantile(p: float, df: float) -> float:
         return -student_t_quantile(1 - p, df)
     if df >= NORMAL_LIMIT:
         return NormalDist().inv_cdf(p)
-    # The lower half: -t > 0 is where the upper tail falls to p.
-    return -_decreasing_root(lambda t: student_t_tail(t, df) - p)
+    # The lower half: -t > 0 is where the upper tail falls to p. The tail is convex there, so that
+    # Newton's method climbs to the root from below, from within a factor of two.
+    t = 0.0
+    step = 1.0
+    while student_t_tail(t + step, df) > p:
+        t, step = t + step, t + step
+        if isinf(step):
+            return -inf
+    for _ in range(100):
+        step = (student_t_tail(t, df) - p) / _student_t_density(t, df)
+        t += step
+        if step <= 1e-15 * t:
+            break
+    return -t
 
 
 def normal_quantile(p: float) -> float:
@@ -126,22 +138,9 @@ def _continued_fraction(first: float, terms: Callable[[int], tuple[float, float]
     return value
 
 
-def _decreasing_root(function: Callable[[float], float]) -> float:
-    """The positive root of a decreasing function, by doubling and bisection to the last digit."""
-    low, high = 0.0, 1.0
-    while function(high) > 0:
-        low, high = high, high * 2
-        if isinf(high):
-            return inf
-    while True:
-        # The geometric mean once both ends are large: quantiles of 0.1 degrees are 1e20 and more.
-        middle = sqrt(low) * sqrt(high) if low > 4 else (low + high) / 2
-        if not low < middle < high:
-            return middle
-        if function(middle) > 0:
-            low = middle
-        else:
-            high = middle
+def _student_t_density(t: float, df: float) -> float:
+    constant = lgamma((df + 1) / 2) - lgamma(df / 2) - log(df * pi) / 2
+    return exp(constant - (df + 1) / 2 * log1p(t * t / df))
 
 
 def _check_probability(p: float) -> None:

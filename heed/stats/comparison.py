@@ -1,0 +1,196 @@
+"""Comparison of recipes: every pair's difference, interval, p-values and verdict.
+
+One estimator serves every metric that is a function of sums over items. A change of recipe is real
+where it stands out from what another seed and another test sample would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isnan, sqrt
+
+import numpy as np
+
+from heed.stats.distributions import student_t_quantile, student_t_tail
+from heed.stats.families import JudgedContrast, best_set, judge_family
+from heed.stats.intervals import Interval
+from heed.stats.permutation import RandomizationResult, exchange_items, permute_seeds
+from heed.stats.power import design_of, seeds_needed
+from heed.stats.variance import Floats, Ints, Metric, System, Variances, estimate_variances
+
+ALPHA = 0.05
+MIN_SEEDS = 3
+"""Fewer runs of a system give no verdict on its recipe."""
+
+
+@dataclass(frozen=True)
+class SumMetric:
+    """A metric that is a function of summed counts, and how it is shown."""
+
+    name: str
+    function: Metric
+    higher_is_better: bool = True
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Pair:
+    """System `a` compared with system `b`: a difference and everything that is said about it."""
+
+    a: str
+    b: str
+    mean_a: float
+    mean_b: float
+    seeds: tuple[int, int]
+    difference: float
+    """mean_a - mean_b, of the metric as it is shown."""
+    interval: Interval
+    """Simultaneous over the family, at the level 1 - alpha."""
+    interval_90: Interval
+    """Of this pair alone, for the two one-sided tests of equivalence."""
+    df: float
+    p: float
+    corrected_p: float
+    percent: float | None
+    """The difference in percent of mean_b."""
+    seed_deviations: float | None
+    """The difference in standard deviations over seeds."""
+    win_share: float
+    """P(A > B): the share of pairs of runs in which a scores better, ties counting half."""
+    seed_permutation: RandomizationResult | None
+    item_exchange: RandomizationResult | None
+    """The test of two single models over items, where either system has one run."""
+    smallest_visible: float | None
+    """The smallest difference that this design shows in 80% of experiments."""
+    seeds_needed: int | None
+    """Seeds per system that would show the difference seen; None if more seeds alone would not."""
+
+    @property
+    def compares_recipes(self) -> bool:
+        """Whether both systems have enough seeds for a verdict on recipes."""
+        return min(self.seeds) >= MIN_SEEDS
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answer to one question: its pairs, and which systems may be best."""
+
+    metric: SumMetric
+    pairs: list[Pair]
+    best: list[str] | None
+    """The best and those not distinguishable from it; None with fewer than three seeds."""
+    systems: dict[str, Floats]
+    """The metric of every run, by system."""
+    items: int
+    units: int
+    """Clusters where items are clustered, else items."""
+    clustered: bool
+    paired_seeds: bool
+    alpha: float
+
+
+def compare_systems(
+    systems: Sequence[System],
+    metric: SumMetric,
+    *,
+    baseline: str | None = None,
+    clusters: Sequence[int] | Ints | None = None,
+    paired_seeds: bool = False,
+    alpha: float = ALPHA,
+) -> Comparison:
+    """Compare every system with the baseline, or all pairs where none is named.
+
+    All pairs of one call are one family: intervals and corrected p-values hold for all together.
+    """
+    if len({system.name for system in systems}) < len(systems):
+        raise ValueError("systems need different names")
+    variances = estimate_variances(systems, metric.function, clusters=clusters, paired=paired_seeds)
+    chosen = _pairs(variances.names, baseline)
+    contrasts = [variances.contrast(a, b) for a, b in chosen]
+    judged = judge_family(variances, contrasts, alpha=alpha)
+    pairs = [
+        _describe_pair(systems, variances, metric, a, b, result)
+        for (a, b), result in zip(chosen, judged, strict=True)
+    ]
+    best = None
+    if int(variances.seeds_k.min()) >= MIN_SEEDS and len(systems) > 1:
+        indices = best_set(variances, higher_is_better=metric.higher_is_better, alpha=alpha)
+        best = [variances.names[i] for i in indices]
+    return Comparison(
+        metric=metric,
+        pairs=pairs,
+        best=best,
+        systems=dict(zip(variances.names, variances.values_ks, strict=True)),
+        items=systems[0].counts_snc.shape[1],
+        units=variances.units,
+        clustered=variances.clustered,
+        paired_seeds=paired_seeds,
+        alpha=alpha,
+    )
+
+
+def _pairs(names: Sequence[str], baseline: str | None) -> list[tuple[int, int]]:
+    """Indices (a, b) of the pairs of the family: b is the baseline, or the earlier system."""
+    if baseline is None:
+        return [(b, a) for a, b in combinations(range(len(names)), 2)]
+    if baseline not in names:
+        raise ValueError(f"no system is called {baseline!r}")
+    base = names.index(baseline)
+    return [(i, base) for i in range(len(names)) if i != base]
+
+
+def _describe_pair(
+    systems: Sequence[System],
+    variances: Variances,
+    metric: SumMetric,
+    a: int,
+    b: int,
+    judged: JudgedContrast,
+) -> Pair:
+    values_a, values_b = variances.values_ks[a], variances.values_ks[b]
+    mean_a, mean_b = float(variances.means_k[a]), float(variances.means_k[b])
+    seeds = (systems[a].seeds, systems[b].seeds)
+    difference, error = judged.difference, judged.standard_error
+    exchange = permutation = visible = needed = deviations = None
+    if min(seeds) > 1:
+        permutation = permute_seeds(values_a, values_b)
+        design = design_of(variances, a, b)
+        # The level of one comparison that the family's critical value stands for.
+        level = 2 * student_t_tail(judged.critical, judged.df)
+        visible = design.smallest_visible(level)
+        needed = seeds_needed(design, difference, alpha=level)
+        spread = sqrt(float(np.mean([values_a.var(ddof=1), values_b.var(ddof=1)])))
+        deviations = difference / spread if spread > 0 else None
+    elif max(seeds) == 1:
+        exchange = exchange_items(
+            np.asarray(systems[a].counts_snc[0]),
+            np.asarray(systems[b].counts_snc[0]),
+            metric.function,
+        )
+    sign = 1 if metric.higher_is_better else -1
+    wins = np.sign(sign * (values_a[:, None] - values_b[None, :]))
+    if variances.paired:
+        wins = np.diag(wins)
+    half = student_t_quantile(0.95, judged.df) * error
+    return Pair(
+        a=variances.names[a],
+        b=variances.names[b],
+        mean_a=mean_a,
+        mean_b=mean_b,
+        seeds=seeds,
+        difference=difference,
+        interval=Interval.around(difference, judged.critical * error),
+        interval_90=Interval.around(difference, half),
+        df=judged.df,
+        p=judged.p,
+        corrected_p=judged.corrected_p,
+        percent=None if mean_b == 0 or isnan(mean_b) else 100 * difference / abs(mean_b),
+        seed_deviations=deviations,
+        win_share=float((wins + 1).mean() / 2),
+        seed_permutation=permutation,
+        item_exchange=exchange,
+        smallest_visible=visible,
+        seeds_needed=needed,
+    )

@@ -1,0 +1,98 @@
+"""Randomization tests: exact over seeds, approximate over items.
+
+They assume no distribution. Over seeds, the runs of two systems are relabelled in every possible
+way. Over items, the answers of two models are exchanged at random (Riezler and Maxwell 2005).
+
+Shapes: s runs, n items, c counts, r trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heed.stats.variance import Floats, Metric
+
+TRIALS = 10_000
+"""sacreBLEU's default number of trials."""
+SEED = 12345
+"""sacreBLEU's default seed: where no two trials tie, p equals its p to the last digit."""
+MAX_RELABELLINGS = 200_000
+"""With more, a random sample of the relabellings serves."""
+BLOCK = 2**22
+"""Numbers in memory at once while exchanging items."""
+ONE_DRAW = 2**29
+"""Up to this many exchanges are drawn at once, as sacreBLEU does; more are drawn in blocks."""
+
+
+@dataclass(frozen=True)
+class RandomizationResult:
+    """A two-sided p-value and the smallest one that this test could have given."""
+
+    p: float
+    smallest_p: float
+
+
+def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
+    """The exact permutation test of two systems' scores over their seeds.
+
+    p is the share of relabellings whose difference of means is at least as large as the observed
+    one. With three runs each there are 20, so p cannot fall below 0.10.
+    """
+    scores = np.concatenate([a_s, b_s])
+    size, relabellings = len(a_s), comb(len(scores), len(a_s))
+    observed = abs(float(np.mean(a_s) - np.mean(b_s)))
+    if relabellings <= MAX_RELABELLINGS:
+        chosen = np.array(list(combinations(range(len(scores)), size)))
+    else:
+        random = np.random.Generator(np.random.PCG64(SEED))
+        shuffled = random.permuted(np.tile(np.arange(len(scores)), (MAX_RELABELLINGS, 1)), axis=1)
+        chosen = np.concatenate([np.arange(size)[None], shuffled[:, :size]])
+    sums = scores[chosen].sum(axis=1)
+    differences = np.abs(sums / size - (scores.sum() - sums) / (len(scores) - size))
+    rounding = 1e-12 * max(1.0, float(np.abs(scores).max()))
+    p = float((differences >= observed - rounding).mean())
+    symmetric = 2 if len(a_s) == len(b_s) else 1
+    return RandomizationResult(p, symmetric / min(relabellings, len(chosen)))
+
+
+def exchange_items(
+    a_nc: Floats, b_nc: Floats, metric: Metric, *, trials: int = TRIALS, seed: int = SEED
+) -> RandomizationResult:
+    """Approximate randomization of two models' answers over items.
+
+    Trials whose difference equals the observed one count as at least as large. sacreBLEU counts
+    only larger ones, which gives too small a p where most items have equal counts.
+    """
+    random = np.random.default_rng(seed)
+    observed = abs(float(metric(a_nc.sum(axis=0)) - metric(b_nc.sum(axis=0))))
+    b_c, total_c = b_nc.sum(axis=0), a_nc.sum(axis=0) + b_nc.sum(axis=0)
+    difference_nc = np.asarray(a_nc - b_nc, dtype=np.float64)
+    items, at_least = len(a_nc), 0
+    rounding = 1e-12 * max(1.0, observed)
+    for keep_rn in _exchanges(random, trials, items):
+        a_rc = b_c + keep_rn.astype(np.float64) @ difference_nc
+        differences = np.abs(metric(a_rc) - metric(total_c - a_rc))
+        at_least += int((differences >= observed - rounding).sum())
+    differing = int((a_nc != b_nc).any(axis=1).sum())
+    exact = min(1.0, 2.0 ** (1 - differing))
+    return RandomizationResult((at_least + 1) / (trials + 1), max(exact, 1 / (trials + 1)))
+
+
+def _exchanges(random: np.random.Generator, trials: int, items: int) -> Iterator[NDArray[np.bool_]]:
+    """Yield blocks [r, n] that say which items each trial leaves as they are."""
+    rows = max(1, BLOCK // max(items, 1))
+    starts = range(0, trials, rows)
+    if trials * items > ONE_DRAW:
+        for first in starts:
+            size = (min(rows, trials - first), items)
+            yield random.integers(2, size=size, dtype=bool)
+        return
+    keep_rn = random.integers(2, size=(trials, items), dtype=bool)
+    for first in starts:
+        yield keep_rn[first : first + rows]

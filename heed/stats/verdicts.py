@@ -1,0 +1,167 @@
+"""The verdict on one pair of systems: one of five, in fixed words.
+
+Every claim comes from the interval printed beside it, so sentence and interval cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+
+from heed.stats.comparison import MIN_SEEDS, Pair, SumMetric
+
+
+class Verdict(Enum):
+    """What a comparison shows."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    BETTER_BY_MARGIN = "better by at least the margin"
+    WORSE_BY_MARGIN = "worse by at least the margin"
+    AS_GOOD = "as good, within the margin"
+    UNDECIDED = "can't tell yet"
+    TWO_MODELS = "two models only"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, whether the difference is too small to matter, and the sentence that says it."""
+
+    verdict: Verdict
+    within_margin: bool
+    """The 90% interval lies inside ± margin: two one-sided tests (Schuirmann 1987)."""
+    sentence: str
+
+
+def judge_pair(
+    pair: Pair,
+    metric: SumMetric,
+    *,
+    margin: float | None = None,
+    minutes_per_run: float | None = None,
+) -> Judgement:
+    """The verdict on a pair, with the margin that matters if one was given."""
+    verdict = _verdict(pair, metric, margin)
+    within = margin is not None and pair.compares_recipes and _is_within(pair, margin)
+    sentence = _sentence(pair, metric, verdict, within, margin, minutes_per_run)
+    return Judgement(verdict, within, sentence)
+
+
+def _verdict(pair: Pair, metric: SumMetric, margin: float | None) -> Verdict:
+    if not pair.compares_recipes:
+        return Verdict.TWO_MODELS
+    low, high = pair.interval.low, pair.interval.high
+    if not metric.higher_is_better:
+        low, high = -high, -low
+    if margin is not None and low >= margin:
+        return Verdict.BETTER_BY_MARGIN
+    if margin is not None and high <= -margin:
+        return Verdict.WORSE_BY_MARGIN
+    if low > 0:
+        return Verdict.BETTER
+    if high < 0:
+        return Verdict.WORSE
+    if margin is not None and _is_within(pair, margin):
+        return Verdict.AS_GOOD
+    return Verdict.UNDECIDED
+
+
+def _is_within(pair: Pair, margin: float) -> bool:
+    return -margin < pair.interval_90.low and pair.interval_90.high < margin
+
+
+def _sentence(
+    pair: Pair,
+    metric: SumMetric,
+    verdict: Verdict,
+    within: bool,
+    margin: float | None,
+    minutes: float | None,
+) -> str:
+    number = f".{metric.digits}f"
+    difference = f"{pair.difference:+{number}} {metric.name}"
+    low, high = pair.interval.low, pair.interval.high
+    interval = f"95% interval {low:+{number}} to {high:+{number}}"
+    support = f"{difference} ({interval}, p {format_p(pair.corrected_p)})"
+    delta = f"{margin:{number}} {metric.name}" if margin is not None else ""
+    match verdict:
+        case Verdict.BETTER | Verdict.WORSE:
+            small = f" The difference is within {delta}: too small to matter." if within else ""
+            return f"{pair.a} is {verdict.value} than {pair.b}: {support}.{small}"
+        case Verdict.BETTER_BY_MARGIN | Verdict.WORSE_BY_MARGIN:
+            word = "better" if verdict is Verdict.BETTER_BY_MARGIN else "worse"
+            return f"{pair.a} is {word} than {pair.b} by at least {delta}: {support}."
+        case Verdict.AS_GOOD:
+            ends = f"{pair.interval_90.low:+{number}} to {pair.interval_90.high:+{number}}"
+            return (
+                f"{pair.a} is as good as {pair.b}, within {delta}: {difference} "
+                f"(90% interval {ends}; {interval})."
+            )
+        case Verdict.UNDECIDED:
+            return f"Can't tell yet: {pair.a} and {pair.b} differ by {support}. " + _advice(
+                pair, metric, minutes
+            )
+        case Verdict.TWO_MODELS:
+            return _two_models(pair, metric, minutes)
+
+
+def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
+    number = f".{metric.digits}f"
+    if pair.smallest_visible is None:
+        return ""
+    visible = f"These runs would have shown a difference of {pair.smallest_visible:{number}}. "
+    if pair.seeds_needed is None:
+        return visible + "More seeds alone would not show the one seen: use more test items."
+    more = sum(max(pair.seeds_needed - seeds, 0) for seeds in pair.seeds)
+    if more == 0:
+        return visible
+    each = max(pair.seeds_needed - min(pair.seeds), 1)
+    return (
+        visible + f"About {each} more {_plural('seed', each)} each would show the one seen"
+        f"{_duration(more, minutes)}."
+    )
+
+
+def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
+    number = f".{metric.digits}f"
+    low, high = pair.interval.low, pair.interval.high
+    exchange = pair.item_exchange
+    p = exchange.p if exchange is not None else pair.corrected_p
+    bound = exchange is not None and p <= exchange.smallest_p
+    models = "the two models" if max(pair.seeds) == 1 else "these models"
+    more = sum(max(MIN_SEEDS - seeds, 0) for seeds in pair.seeds)
+    return (
+        f"Two models only: {pair.a} and {pair.b} differ by {pair.difference:+{number}} "
+        f"{metric.name} as {models} score these test items (95% interval {low:+{number}} to "
+        f"{high:+{number}}, p {format_p(p, below_resolution=bound)}). Another seed can change "
+        f"that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds each) would compare the "
+        f"recipes{_duration(more, minutes)}."
+    )
+
+
+def _duration(runs: int, minutes: float | None) -> str:
+    if minutes is None:
+        return ""
+    total = runs * minutes
+    if total < 1:
+        return ", in less than a minute"
+    return f", about {ceil(total)} {_plural('minute', ceil(total))}"
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else noun + "s"
+
+
+def format_p(p: float, *, below_resolution: bool = False) -> str:
+    """A p-value with its relation: "= 0.032", or "< 0.0001" below what can be told."""
+    if below_resolution:
+        return f"< {_round_up(p)}"
+    return "< 0.0001" if p < 0.0001 else f"= {p:.4f}" if p < 0.001 else f"= {p:.3f}"
+
+
+def _round_up(p: float) -> str:
+    for bound in (0.0001, 0.001, 0.01, 0.05, 0.1):
+        if p <= bound:
+            return str(bound)
+    return "1"

@@ -1,0 +1,86 @@
+"""Power: the noncentral t is scipy's, and an effect of the smallest visible size is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from comparison_level import Experiment, mean_value
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from heed.stats.families import judge_family
+from heed.stats.power import Design, design_of, noncentrality, seeds_needed
+from heed.stats.variance import estimate_variances
+
+
+@given(st.floats(1.5, 1000), st.floats(0.3, 0.95), st.floats(0.001, 0.2))
+def test_noncentrality_gives_scipys_power(df: float, power: float, alpha: float) -> None:
+    critical = float(scipy_stats.t.ppf(1 - alpha / 2, df))
+    delta = noncentrality(critical, df, power)
+    share = scipy_stats.nct.sf(critical, df, delta) + scipy_stats.nct.cdf(-critical, df, delta)
+    assert np.isfinite(delta)
+    assume(np.isfinite(share))  # scipy gives NaN for some large critical values
+    assert share == pytest.approx(power, abs=2e-3)
+
+
+def design(experiment: Experiment) -> Design:
+    """The true variances of a simulated experiment."""
+    seed, interaction, residual = experiment.variances
+    return Design(
+        (seed / experiment.items,) * 2,
+        2 * interaction,
+        (residual,) * 2,
+        (experiment.seeds,) * 2,
+        experiment.items,
+    )
+
+
+@pytest.mark.parametrize("variances", [(1.0, 1.0, 1.0), (5.0, 0.5, 0.5)])
+def test_an_effect_of_the_smallest_visible_size_is_found(
+    variances: tuple[float, float, float],
+) -> None:
+    """In 75% to 85% of experiments, within the error of so many trials."""
+    experiment = Experiment(5, 100, variances)
+    effect = design(experiment).smallest_visible()
+    random, trials, found = np.random.default_rng(8), 400, 0
+    for _ in range(trials):
+        estimate = estimate_variances(experiment.draw(random, (0.0, effect)), mean_value)
+        [result] = judge_family(estimate, [estimate.contrast(1, 0)])
+        found += result.p < 0.05
+    error = 3.3 * (0.8 * 0.2 / trials) ** 0.5
+    assert 0.75 - error <= found / trials <= 0.85 + error
+
+
+def test_the_estimated_design_is_near_the_true_one() -> None:
+    experiment = Experiment(10, 400, (1.0, 1.0, 1.0))
+    truth = design(experiment)
+    random = np.random.default_rng(9)
+    estimates = [
+        design_of(estimate_variances(experiment.draw(random), mean_value), 1, 0) for _ in range(60)
+    ]
+    seed = np.mean([sum(e.seed_variances) for e in estimates])
+    assert seed == pytest.approx(sum(truth.seed_variances), rel=0.2)
+    interaction = np.mean([e.interaction_variance for e in estimates])
+    assert interaction == pytest.approx(truth.interaction_variance, rel=0.1)
+    residual = np.mean([sum(e.residual_variances) for e in estimates])
+    assert residual == pytest.approx(sum(truth.residual_variances), rel=0.05)
+
+
+@given(st.floats(0.01, 5), st.floats(0, 2), st.floats(0.01, 2), st.floats(0.05, 1.5))
+def test_seeds_needed_is_the_smallest_number_that_shows(
+    seed: float, interaction: float, residual: float, difference: float
+) -> None:
+    plan = Design((seed / 100,) * 2, interaction, (residual,) * 2, (3, 3), 100)
+    needed = seeds_needed(plan, difference)
+    if needed is None:
+        assert plan.with_seeds(100).smallest_visible() > difference
+        return
+    assert plan.with_seeds(needed).smallest_visible() <= difference
+    assert needed == 2 or plan.with_seeds(needed - 1).smallest_visible() > difference
+
+
+def test_more_seeds_alone_never_show_less_than_the_items_allow() -> None:
+    plan = Design((0.01, 0.01), 4.0, (0.1, 0.1), (3, 3), 50)
+    assert seeds_needed(plan, 0.01) is None
+    assert seeds_needed(plan, 0.0) is None
