@@ -57,14 +57,18 @@ def curves(
     x: str,
     y: str,
     best: Mapping[str, float] | None = None,
+    best_label: str = "best",
     log_y: bool = False,
     bands: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    second_x: tuple[str, float] | None = None,
+    note: str = "",
 ) -> Figure:
     """A line plot of one or more series of (x, y) points.
 
     `best` maps a series to an x that is marked with a dot; its value is in the legend, because
     beside the dots values would cover the lines. `bands` maps a series to a (low, high) interval
-    for each point, shaded.
+    for each point, shaded. `second_x` is an axis above: its label, and what x is divided by.
+    `note` is a text below.
     """
     marked = dict(best or {})
     _check_series(series, marked, log_y)
@@ -78,8 +82,9 @@ def curves(
             label, dot = _replace_unprintable(name), []
             if name in marked:
                 dot = [min(range(len(xs)), key=lambda i: abs(xs[i] - marked[name]))]
-                label += f"\nbest {ys[dot[0]]:.4g} at {xs[dot[0]]:,.10g}"
+                label += f"\n{best_label} {ys[dot[0]]:.4g} at {xs[dot[0]]:,.10g}"
             (line,) = axes.plot(xs, ys, color=color, linestyle=dash, linewidth=1.6, label=label)
+            dot = dot or ([0] if len(xs) == 1 else [])  # one point has no line
             line.set(marker="o" if dot else "", markevery=dot, markeredgecolor="white")
             lines.append(line)
             if name in (bands or {}):
@@ -88,9 +93,21 @@ def curves(
         axes.margins(x=0.02, y=0.05)
         if log_y:
             _set_log_axis(axes)
+        if second_x:
+            _add_second_axis(axes, *second_x)
         axes.set_title(_replace_unprintable(title), pad=10)
         axes.set_xlabel(_replace_unprintable(x))
         axes.set_ylabel(_replace_unprintable(y))
+        if note:
+            axes.annotate(
+                _replace_unprintable(note),
+                (0, 0),
+                (0, -40),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                fontsize=7.5,
+                verticalalignment="top",
+            )
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -353,6 +370,14 @@ def _add_color_bar(
     end = mesh.get_clim()[1]
     bar.set_ticks([0.0, end / 2, end], labels=[f"{value:.3g}" for value in (0.0, end / 2, end)])
     bar.ax.tick_params(length=0, labelsize=7.5)
+
+
+def _add_second_axis(axes: Axes, label: str, unit: float) -> None:
+    """An axis above the plot that counts in units of so many x."""
+    above = axes.secondary_xaxis("top", functions=(lambda x: x / unit, lambda x: x * unit))
+    above.set_xlabel(_replace_unprintable(label), labelpad=3)
+    above.tick_params(labelsize=8)
+    above.spines["top"].set_color(FAINT)
 
 
 def _set_log_axis(axes: Axes) -> None:

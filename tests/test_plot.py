@@ -115,6 +115,22 @@ def test_names_that_begin_with_an_underscore_are_in_the_legend() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["_a", "b"]
 
 
+def test_a_series_of_one_point_is_visible() -> None:
+    """It has no line, so it has a dot."""
+    points = {"one": [(3.0, 2.0)], "two": [(1.0, 2.0), (2.0, 1.0)]}
+    lines = plot.curves(points, title="", x="", y="").axes[0].lines
+    assert [line.get_marker() for line in lines] == ["o", ""]
+
+
+def test_a_second_axis_counts_in_its_own_unit_and_a_note_stands_below(tmp_path: Path) -> None:
+    points = {"one": [(0.0, 2.0), (600.0, 1.0)]}
+    figure = plot.curves(
+        points, title="Loss", x="step", y="", second_x=("epoch", 100.0), note="What it is."
+    )
+    words = texts(plot.save(figure, tmp_path / "curves")[1])
+    assert {"epoch", "step", "What it is.", "6", "600"} <= set(words)
+
+
 def test_the_dot_is_at_the_best_point_and_on_that_line_alone() -> None:
     lines = {str(line.get_label()): line for line in some_curves().axes[0].lines}
     (label,) = (label for label in lines if label.startswith("rope"))

@@ -1,44 +1,76 @@
-"""Training curves: loss by step, and a language model's perplexity."""
+"""Training curves: loss by step and epoch, and a language model's perplexity."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from heed import plot
+from heed.config import Recipe
+from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
+from heed.train.progress import name_of_set
 
 Series = dict[str, list[tuple[float, float]]]
 MAX_PERPLEXITY = 1e100
 """Larger values are not drawn. A run with too high a learning rate has them, and infinite ones."""
+NOTE_WIDTH = 100
+"""Characters in a line of the note below a figure."""
 
 
 def draw_curves(run: Run) -> None:
     """Draw the loss of training and of every evaluated set into the run's figures.
 
-    A language model's perplexity is drawn as well, on a logarithmic axis. The best step is marked.
+    A language model's perplexity is drawn as well, on a logarithmic axis. The evaluation whose
+    weights the run keeps is marked.
     """
-    lines, task = run.metrics(), run.recipe().task
-    train = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
+    lines, recipe = run.metrics(), run.recipe()
+    steps_per_epoch = run.environment().get("steps_per_epoch")
+    axis = ("epoch", float(steps_per_epoch)) if steps_per_epoch else None
+    kept = chosen_evaluation(lines, recipe.train.best_metric)
+    training = _training_losses(lines, recipe.train.log_every)
     evaluated = _evaluations(lines, "loss")
-    losses = {"while training": [(line["step"], line["loss"]) for line in train]} | evaluated
     figure = plot.curves(
-        {name: points for name, points in losses.items() if points},
+        ({"training": training} if training else {}) | evaluated,
         title="Loss while training",
         x="step",
-        y=f"cross-entropy a {'text' if task == 'classify' else 'token'}",
-        best=_best_steps(evaluated),
+        y=f"cross-entropy a {'text' if recipe.task == 'classify' else 'token'}",
+        best=_marks(evaluated, kept),
+        best_label="kept",
+        second_x=axis,
+        note=_describe_losses(recipe) + _describe_kept(recipe, kept),
     )
     plot.save(figure, run.figures / "loss")
-    if task == "generate" and (perplexities := _evaluations(lines, "perplexity")):
+    if recipe.task == "generate" and (perplexities := _evaluations(lines, "perplexity")):
         figure = plot.curves(
             perplexities,
             title="Perplexity at every evaluation",
             x="step",
             y="perplexity by token",
-            best=_best_steps(perplexities),
+            best=_marks(perplexities, kept),
+            best_label="kept",
             log_y=True,
+            second_x=axis,
+            note=_describe_kept(recipe, kept),
         )
         plot.save(figure, run.figures / "perplexity")
+
+
+def _training_losses(lines: list[dict[str, Any]], log_every: int) -> list[tuple[float, float]]:
+    """The training loss by step; each point is the mean since the point before.
+
+    A last point over few steps would be mostly noise, so its steps are counted with those of the
+    point before.
+    """
+    logged = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
+    points = [(float(line["step"]), float(line["loss"])) for line in logged]
+    steps = [step for step, _ in points]
+    counts = [step - before for before, step in zip([0.0, *steps], steps, strict=False)]
+    if len(points) > 1 and counts[-1] < log_every:
+        (_, before), (last, loss) = points[-2:]
+        mean = (before * counts[-2] + loss * counts[-1]) / (counts[-2] + counts[-1])
+        points[-2:] = [(last, mean)]
+    return points
 
 
 def _evaluations(lines: list[dict[str, Any]], metric: str) -> Series:
@@ -48,11 +80,43 @@ def _evaluations(lines: list[dict[str, Any]], metric: str) -> Series:
         if line["event"] == "evaluate":
             for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
                 if line[name][metric] < MAX_PERPLEXITY:
-                    label = "train, evaluated" if name == "train" else name
-                    series.setdefault(label, []).append((line["step"], line[name][metric]))
+                    point = (line["step"], line[name][metric])
+                    series.setdefault(name_of_set(name), []).append(point)
     return dict(sorted(series.items()))
 
 
-def _best_steps(series: Series) -> dict[str, float]:
-    """The step with the lowest value of each set."""
-    return {name: min(points, key=lambda point: point[1])[0] for name, points in series.items()}
+def _marks(series: Series, kept: dict[str, Any] | None) -> dict[str, float]:
+    """The step of the kept weights in every series that has it; none for averaged weights."""
+    if kept is None or kept["event"] != "evaluate":
+        return {}
+    step = kept["step"]
+    return {name: step for name, points in series.items() if any(x == step for x, _ in points)}
+
+
+def _describe_losses(recipe: Recipe) -> str:
+    """How the training loss and the losses of evaluated sets differ."""
+    train, model = recipe.train, recipe.model
+    parts = {
+        "dropout": model.dropout or model.attention_dropout or model.feed_forward_dropout,
+        "label smoothing": train.label_smoothing,
+        "class weights": train.class_weights,
+        "R-Drop": train.rdrop,
+        "token dropout": train.token_dropout or train.source_token_dropout,
+        "BPE dropout": recipe.tokenizer.dropout,
+    }
+    active = [name for name, value in parts.items() if value]
+    where = f", with {', '.join(active)}" if active else ""
+    others = "Other losses: the plain cross-entropy of the weights at that step."
+    text = f"Training: mean over the steps since the point before{where}. {others}"
+    return textwrap.fill(text, NOTE_WIDTH) + "\n"
+
+
+def _describe_kept(recipe: Recipe, kept: dict[str, Any] | None) -> str:
+    """Which weights the run keeps, and by which metric."""
+    if kept is None:
+        return ""
+    metric = recipe.train.best_metric
+    if kept["event"] != "evaluate":
+        count = recipe.train.average_checkpoints
+        return f"Kept: the mean of the last {count} weights, chosen by {metric}."
+    return f"Kept: the weights of step {kept['step']:,}, chosen by {metric}."

@@ -20,6 +20,7 @@ from heed.train.distributed.ranks import is_torchrun, rank0_error_only
 from heed.train.optimizers.build import describe_rates
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import prepare, validate_recipe
+from heed.train.progress import format_duration
 from heed.train.run import build_loop, oom_guard
 
 TIMED_STEPS = 5
@@ -68,7 +69,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
     say(f"memory      {_describe_memory(parameters, torch_device)}")
     say(f"steps       {loop.steps:,}, {loop.loader.steps_per_epoch:,} an epoch")
     say(
-        f"time        about {_format_duration(median * loop.steps)}, without evaluation "
+        f"time        about {format_duration(median * loop.steps)}, without evaluation "
         f"({median * 1e3:.0f} ms a step)"
     )
     return recipe
@@ -85,9 +86,3 @@ def _describe_memory(parameters: int, device: torch.device) -> str:
         return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB at the peak"
     size = parameters * 16 / 2**20
     return f"{size:.0f} MiB for weights, gradients and optimizer, without activations"
-
-
-def _format_duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

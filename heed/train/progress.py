@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from heed.train.counters import Means
 
+LINE_SECONDS = 30.0
+"""The longest silence in a pipe, in seconds."""
+
 
 class ProgressBar:
-    """Progress of one run, as a context: `advance` after each step, `print` for a line."""
+    """Progress of one run, as a context: `advance` after each step, `print` for a line.
 
-    def __init__(self, console: Console, *, total: int, start: int = 0) -> None:
+    The time of evaluations counts neither into tokens a second nor into the time left.
+    """
+
+    def __init__(
+        self, console: Console, *, total: int, start: int = 0, line_seconds: float = LINE_SECONDS
+    ) -> None:
         self.console, self.total = console, total
         self.live = console.is_terminal
-        self._began, self._first = time.monotonic(), start
+        self._clock, self._first, self._step = Stopwatch(), start, start
         self._tokens = 0
+        self._losses = "loss –  accuracy –"
+        self._stage: str | None = None
         self._progress = Progress(
-            TextColumn("[bold]training"),
+            TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.completed}/{task.total}"),
-            TextColumn("loss [cyan]{task.fields[loss]}[/]"),
-            TextColumn("accuracy [cyan]{task.fields[accuracy]}[/]"),
-            TextColumn("{task.fields[rate]} tokens/s"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[details]}"),
             console=console,
             transient=True,
             disable=not self.live,
         )
-        self._bar = self._progress.add_task(
-            "", total=total, completed=start, loss="–", accuracy="–", rate="–"
-        )
+        self._bar = self._progress.add_task("training", total=total, completed=start, details="")
+        self._line_seconds, self._last_line = line_seconds, time.monotonic()
+        self._ended = threading.Event()
+        self._lines = threading.Thread(target=self._print_regularly, daemon=True)
 
     def __enter__(self) -> ProgressBar:
+        self._clock.start()
         self._progress.start()
+        if not self.live:
+            self._lines.start()
         return self
 
     def __exit__(
@@ -46,48 +60,134 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._ended.set()
+        if not self.live:
+            self._lines.join()
         self._progress.stop()
 
     def advance(self, step: int, tokens: int) -> None:
         """Show that this step, over so many tokens, is done."""
         self._tokens += tokens
-        self._progress.update(self._bar, completed=step)
+        self._step = step
+        if self.live:
+            details = f"{self._losses}  {self._speed('left')}"
+            self._progress.update(self._bar, completed=step, details=details)
 
     def tokens_per_second(self) -> float:
-        """Tokens a second since the start."""
-        return self._tokens / max(1e-9, time.monotonic() - self._began)
+        """Tokens a second while training, without evaluations."""
+        return self._tokens / max(1e-9, self._clock.seconds())
+
+    def seconds_left(self) -> float:
+        """Seconds of training to the last step, without evaluations."""
+        steps = self._step - self._first
+        return self._clock.seconds() / max(1, steps) * (self.total - self._step)
+
+    def _speed(self, left: str = "of training left") -> str:
+        duration = format_duration(self.seconds_left())
+        return f"{self.tokens_per_second():,.0f} tokens/s  {duration} {left}"
 
     def show_training(self, step: int, means: Means) -> None:
         """Show the mean loss and accuracy of the last steps."""
-        loss, accuracy = _format(means)
-        rate = f"{self.tokens_per_second():,.0f}"
-        self._progress.update(self._bar, rate=rate, loss=loss, accuracy=accuracy)
+        self._losses = _format(means)
         if not self.live:
-            elapsed = time.monotonic() - self._began
-            left = elapsed / max(1, step - self._first) * (self.total - step)
-            self.print(
-                f"step {step}/{self.total}  loss {loss}  accuracy {accuracy}  "
-                f"{rate} tokens/s  {left:.0f} s left"
-            )
+            self.print(f"step {step}/{self.total}  {self._losses}  {self._speed()}")
+
+    @contextmanager
+    def evaluation(self) -> Iterator[Evaluation]:
+        """A context in which training's clock stands still; its bar replaces that of training."""
+        details = f"step {self._step}/{self.total}"
+        self._progress.update(self._bar, visible=False)
+        bar = self._progress.add_task("evaluating", total=None, details=details)
+        try:
+            with self._clock.paused():
+                yield Evaluation(self, bar)
+        finally:
+            self._progress.remove_task(bar)
+            self._progress.update(self._bar, visible=True)
+            self._stage = None
+
+    def show_stage(self, bar: Any, stage: str, done: int, total: int) -> None:
+        """Show how many parts of an evaluation's stage are done."""
+        self._stage = f"{stage}: {done}/{total}"
+        self._progress.update(bar, description=stage, completed=done, total=total)
 
     def show_evaluation(self, step: int, epoch: int, train: Means, sets: dict[str, Any]) -> None:
-        """Print one line an evaluation: train and every other set."""
-        parts = []
-        for name, values in [("train", train), *sets.items()]:
-            loss, accuracy = _format(values)
+        """Print one line an evaluation: the loss while training, and every evaluated set."""
+        parts = [f"training {_format(train, ' ')}"]
+        for name, values in sets.items():
             bleu = f" BLEU {values['bleu']:.1f}" if "bleu" in values else ""
-            parts.append(f"{name} loss {loss} accuracy {accuracy}{bleu}")
+            parts.append(f"{name_of_set(name)} {_format(values, ' ')}{bleu}")
         self.print(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
+        self._last_line = time.monotonic()
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def _print_regularly(self) -> None:
+        """In a pipe, print where training is whenever it has been silent for long."""
+        while not self._ended.wait(
+            max(0.01, self._last_line + self._line_seconds - time.monotonic())
+        ):
+            if time.monotonic() - self._last_line >= self._line_seconds:
+                self.print(f"step {self._step}/{self.total}  {self._stage or self._speed()}")
 
-def _format(means: Means) -> tuple[str, str]:
+
+class Evaluation:
+    """The progress of one evaluation: one stage after another."""
+
+    def __init__(self, progress: ProgressBar, bar: Any) -> None:
+        self.progress, self.bar = progress, bar
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show how many parts of this stage are done."""
+        self.progress.show_stage(self.bar, stage, done, total)
+
+
+class Stopwatch:
+    """Seconds since its start, without pauses."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._paused_at: float | None = None
+
+    def start(self) -> None:
+        """Start from zero."""
+        self._began = time.monotonic()
+
+    def seconds(self) -> float:
+        """Seconds since the start, without pauses."""
+        now = time.monotonic() if self._paused_at is None else self._paused_at
+        return now - self._began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context that is not counted."""
+        self._paused_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began += time.monotonic() - self._paused_at
+            self._paused_at = None
+
+
+def name_of_set(name: str) -> str:
+    """The name of an evaluated set as people read it; `train` is not the training loss."""
+    return "train set" if name == "train" else name
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _format(means: Means, gap: str = "  ") -> str:
     """Loss and accuracy as text; a dash where there are none."""
     loss, accuracy = means["loss"], means["accuracy"]
-    return (
-        "–" if loss is None else f"{loss:.3f}",
-        "–" if accuracy is None else f"{accuracy:.1%}",
+    parts = (
+        "loss –" if loss is None else f"loss {loss:.3f}",
+        "accuracy –" if accuracy is None else f"accuracy {accuracy:.1%}",
     )
+    return gap.join(parts)

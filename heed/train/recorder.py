@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ class Recorder:
         state = self.state
         seen = state.counters.means(EPOCH)
         with state.evaluation_model() as model:
-            scores = self.world.broadcast(lambda: self._evaluate_sets(model))
+            scores = self.world.broadcast(lambda: self._evaluate_sets(model, progress))
         self._write("evaluate", {"seen": seen, **scores}, progress)
         progress.show_evaluation(state.step, self.loader.epoch(state.step - 1) + 1, seen, scores)
         is_best = self._update_best(scores)
@@ -84,26 +85,29 @@ class Recorder:
             checkpoint.save_weights(self.run.checkpoints, RECENT_WEIGHTS, state.step, weights)
         self._prune()
 
-    def _evaluate_sets(self, model: nn.Module) -> Scores:
+    def _evaluate_sets(self, model: nn.Module, progress: ProgressBar) -> Scores:
         setup = self.setup
-        scores = {
-            name: validate(
-                cast(Model, model),
-                batches,
-                device=setup.device,
-                bf16=setup.bf16,
-                max_batches=self.settings.evaluate_batches,
-            )
-            for name, batches in setup.sets.items()
-        }
-        for name, pairs in setup.pairs.items():
-            scores[name]["bleu"] = greedy_bleu(
-                cast(Translator, model),
-                setup.tokenizer,
-                pairs,
-                setup.recipe.decode,
-                max_length=setup.recipe.data.max_length,
-            )
+        with progress.evaluation() as evaluation:
+            scores = {
+                name: validate(
+                    cast(Model, model),
+                    batches,
+                    device=setup.device,
+                    bf16=setup.bf16,
+                    max_batches=self.settings.evaluate_batches,
+                    on_batch=partial(evaluation.show, f"evaluating {name}"),
+                )
+                for name, batches in setup.sets.items()
+            }
+            for name, pairs in setup.pairs.items():
+                evaluation.show(f"translating {name}", 0, len(pairs))
+                scores[name]["bleu"] = greedy_bleu(
+                    cast(Translator, model),
+                    setup.tokenizer,
+                    pairs,
+                    setup.recipe.decode,
+                    max_length=setup.recipe.data.max_length,
+                )
         return scores
 
     def _update_best(self, scores: Scores) -> bool:
@@ -129,7 +133,7 @@ class Recorder:
         if self.settings.average_checkpoints > 1:
             average = checkpoint.average_recent(folder, state.recent_steps, todo=todo)
             with self.state.with_weights(average) as model:
-                scores = self._evaluate_sets(model)
+                scores = self._evaluate_sets(model, progress)
             is_best = self._update_best(scores)
             self._write("average", {"kept": is_best, **scores}, progress)
             progress.print(f"The average of the last weights is {'' if is_best else 'not '}better.")

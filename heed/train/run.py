@@ -123,7 +123,7 @@ def _train(
         if world.is_first:
             _truncate_metrics(run, loop.state.lines)
             checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
-            run.write_environment(_environment(setup))
+            run.write_environment(_environment(setup, loop.loader.steps_per_epoch))
         bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
         with bar as progress, loop.recorder.tracked(), oom_guard(recipe, run):
             loop.train(progress)
@@ -134,10 +134,10 @@ def _train(
             draw_curves(run)
 
 
-def _environment(setup: TrainingSetup) -> dict[str, Any]:
+def _environment(setup: TrainingSetup, steps_per_epoch: int) -> dict[str, Any]:
     """What the result depends on, beside versions and hardware."""
     info: dict[str, Any] = {"data": setup.data_hashes, "device": str(setup.device)}
-    info |= {"bf16": setup.bf16, "ranks": setup.world.size}
+    info |= {"bf16": setup.bf16, "ranks": setup.world.size, "steps_per_epoch": steps_per_epoch}
     if setup.new_parts:
         info["new_parts"] = setup.new_parts
     if plugins := used_plugins(setup.recipe.model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,6 +19,8 @@ from heed.train.objective import loss
 
 Pair = tuple[str, str]
 """A source sentence and its reference translation."""
+OnBatch = Callable[[int, int], None]
+"""Receives the number of batches done and their total."""
 
 
 def validate(
@@ -28,16 +30,20 @@ def validate(
     device: torch.device,
     bf16: bool = False,
     max_batches: int | None = None,
+    on_batch: OnBatch = lambda done, total: None,
 ) -> dict[str, float]:
     """Mean loss by token (or example), its perplexity, and accuracy.
 
-    Batches are read in the order of the file, at most `max_batches` of them.
+    Batches are read in the order of the file, at most `max_batches` of them. `on_batch` is called
+    before each with the number of batches done and their total.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
     count, plan = 0, batches.plan_in_order()
+    batch_count = len(plan) if max_batches is None else min(max_batches, len(plan))
     with evaluating(model):
-        for i in range(len(plan) if max_batches is None else min(max_batches, len(plan))):
+        for i in range(batch_count):
+            on_batch(i, batch_count)
             batch = batches.batch(plan, i).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 part = loss(model, batch)

@@ -392,7 +392,7 @@ def test_without_a_counted_step_no_loss_is_reported(
     assert "NaN" not in run.metrics_path.read_text()
     said = console.export_text()
     assert "step 2/6  loss –  accuracy –  " in said
-    assert "step 2  train loss – accuracy –  ·  dev loss " in said
+    assert "step 2  training loss – accuracy –  ·  dev loss " in said
     assert (run.figures / "loss.png").stat().st_size
 
 
