@@ -374,7 +374,15 @@ def _add_color_bar(
 
 def _add_second_axis(axes: Axes, label: str, unit: float) -> None:
     """An axis above the plot that counts in units of so many x."""
-    above = axes.secondary_xaxis("top", functions=(lambda x: x / unit, lambda x: x * unit))
+    import numpy as np
+
+    def to_units(x: ArrayLike) -> Weights:
+        return np.asarray(x, dtype=np.float64) / unit
+
+    def from_units(x: ArrayLike) -> Weights:
+        return np.asarray(x, dtype=np.float64) * unit
+
+    above = axes.secondary_xaxis("top", functions=(to_units, from_units))
     above.set_xlabel(_replace_unprintable(label), labelpad=3)
     above.tick_params(labelsize=8)
     above.spines["top"].set_color(FAINT)

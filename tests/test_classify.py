@@ -20,7 +20,7 @@ from test_cli import heed
 
 import heed as package
 from heed import Classifier
-from heed.config import Recipe
+from heed.config import DataConfig, Recipe
 from heed.data import synthetic
 from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import open_corpus
@@ -444,7 +444,8 @@ def test_labels_that_cannot_be_learnt_from(
     if dev is not None:
         files["dev"] = [written(tmp_path, "dev.tsv", dev)]
     else:  # a seed under which the last text is set aside
-        drawn = (i for i in range(999) if len(train) - 1 in hold_out_dev(len(train), i)[0])
+        seeds = (DataConfig(dev_seed=i) for i in range(999))
+        drawn = (d.dev_seed for d in seeds if len(train) - 1 in hold_out_dev(len(train), d)[0])
         files["dev_seed"] = next(drawn)
     tables: dict[str, Any] = {"task": "classify", "data": files}
     tables |= {"train": {"steps": 1}, "model": {"layers": 1, "width": 16, "heads": 2}}

@@ -99,7 +99,7 @@ def translate(
     )
     pipeline = translator.pipeline(nbest, alignments, reverse, **settings)
     line_io.run_lines(
-        line_io.open_lines(text, file),
+        line_io.open_lines(text, file, notify=print_warning),
         TranslationLines(pipeline, scores, alignments, json, nbest > 1),
         out=output(),
         warn=print_warning,
@@ -142,7 +142,7 @@ def classify(
 
     classifier = Classifier.load(run, device=device, precision=precision, weights=weights)
     line_io.run_lines(
-        line_io.open_lines(text, file),
+        line_io.open_lines(text, file, notify=print_warning),
         ClassificationLines(classifier.pipeline, probabilities, json),
         out=output(),
         warn=print_warning,
@@ -211,7 +211,7 @@ def generate(
     stream_to = out if streamed else None
     prompts = [*(text or ()), *(prompt or ())]
     no_input = file is None and sys.stdin is not None and sys.stdin.isatty()
-    groups = line_io.open_lines(prompts or ([""] if no_input else None), file)
+    groups = line_io.open_lines(prompts or ([""] if no_input else None), file, notify=print_warning)
     line_io.run_lines(
         line_io.lines_or_default(groups, ""),
         GenerationLines(pipeline, length, samples, stop or (), cut_prompt, json, stream_to),

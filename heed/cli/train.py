@@ -115,14 +115,27 @@ def train(
 
 
 @app.command(rich_help_panel="Train")
-def resume(run: RunFolder, device: Device = "auto", plugin: PluginFiles = None) -> None:
-    """Resume an interrupted run; the result has the same bits as an uninterrupted run."""
+def resume(
+    run: RunFolder,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, changes the run's recipe: see below."),
+    ] = None,
+    device: Device = "auto",
+    plugin: PluginFiles = None,
+) -> None:
+    """Resume an interrupted run; the result has the same bits as an uninterrupted run.
+
+    With --set train.steps=N or train.epochs=N a run trains on for longer, a finished one too.
+
+    heed resume runs/mine --set train.steps=4000
+    """
     from heed.train import precompile
 
     precompile.start_early(device)
     from heed.train import run as train_run
 
-    train_run.resume(run, device=device, console=console())
+    train_run.resume(run, overrides=change or (), device=device, console=console())
     _finish(run, device)
 
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from heed.config.base import Section
 from heed.config.recipe import Recipe
 from heed.config.registry import POSITIONS
+from heed.config.train import LAST
 from heed.errors import nearest
 
 TASK_OF_KEY = {
@@ -75,7 +76,7 @@ def find_unknown_metric(
     metric: str, sets: Collection[str], translated: Collection[str]
 ) -> Iterator[str]:
     """An error where `train.best_metric` names no metric of these sets; `translated` have BLEU."""
-    known = [f"{name}/{each}" for name in sets for each in METRICS]
+    known = [LAST, *(f"{name}/{each}" for name in sets for each in METRICS)]
     known += [f"{name}/bleu" for name in translated]
     if metric not in known:
         options, hint = ", ".join(known), nearest(metric, known)
@@ -130,7 +131,7 @@ def _check_language_model(recipe: Recipe) -> Iterator[str]:
 
 def _check_best_metric(recipe: Recipe) -> Iterator[str]:
     train = recipe.train
-    sets = ["dev", *recipe.data.sets]
+    sets = [*(["dev"] if recipe.data.has_dev else []), *recipe.data.sets]
     if "-clean/" in train.best_metric:  # whether a set has a clean part is known once it is read
         sets += [f"{name}-clean" for name in sets]
     evaluated = sets + ["train"] * train.evaluate_train

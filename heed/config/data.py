@@ -38,6 +38,9 @@ class DataConfig(Section):
     """Training files."""
     dev: list[str] = Field(default_factory=list)
     """Dev (validation) files; without any, a share of train is set aside for dev."""
+    dev_share: Share = 0.05
+    """Share of train that is set aside for dev where no dev files are named, at most 2,000 texts;
+    0 trains on all of it, and the last weights are kept."""
     dev_seed: int = Field(default=0, ge=0)
     """Random seed of the dev split that is set aside. It does not depend on `seed`, so runs with
     different seeds are evaluated on the same sentences."""
@@ -88,6 +91,16 @@ class DataConfig(Section):
         lambda d: _check_pattern("drop_pattern", d.drop_pattern),
         lambda d: next(filter(None, map(_check_set_name, d.sets)), None),
     )
+
+    @property
+    def splits_off_dev(self) -> bool:
+        """Whether a share of train is set aside for dev."""
+        return not self.dev and self.synthetic is None and self.dev_share > 0
+
+    @property
+    def has_dev(self) -> bool:
+        """Whether there is a dev set: named, generated or set aside from train."""
+        return bool(self.dev) or self.synthetic is not None or self.splits_off_dev
 
 
 class TokenizerConfig(Section):

@@ -13,7 +13,7 @@ from heed.config.base import Section
 from heed.config.data import DataConfig, TokenizerConfig
 from heed.config.decode import DecodeConfig
 from heed.config.model import PRESET_TASKS, PRESETS, ModelConfig
-from heed.config.train import InitConfig, TrainConfig
+from heed.config.train import LAST, InitConfig, TrainConfig
 from heed.errors import ConfigError, nearest
 
 TASKS = ("translate", "classify", "generate")
@@ -72,6 +72,9 @@ class Recipe:
         complaints += [f"[model] {leak}"] if leak else []
         if complaints:
             raise ConfigError(complaints, where=where)
+        train: TrainConfig = parts["train"]
+        if not parts["data"].has_dev and "best_metric" not in train.model_fields_set:
+            parts["train"] = train.model_copy(update={"best_metric": LAST})
         return cls(task=task, seed=seed, **parts)
 
     @classmethod

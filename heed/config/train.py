@@ -12,6 +12,8 @@ from heed.errors import nearest
 OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "linear", "wsd")
 FREEZABLE = ("embeddings", "body")
+LAST = "last"
+"""The value of `train.best_metric` that keeps the last weights."""
 Weight = Annotated[float, Field(gt=0.0)]
 
 
@@ -152,7 +154,8 @@ class TrainConfig(Section):
     patience: Count | None = None
     """Early stopping: stop after this many evaluations without improvement."""
     best_metric: str = "dev/loss"
-    """Metric that chooses the best weights: lower for loss and perplexity, else higher."""
+    """Metric that chooses the weights to keep: lower for loss and perplexity, else higher. `last`
+    keeps those of the last evaluation, which is the default where there is no dev set."""
     average_checkpoints: Count = 1
     """At the end, average the weights of this many last evaluations, and keep the average if it is
     better."""

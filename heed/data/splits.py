@@ -10,7 +10,6 @@ from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.data.corpus import Corpus, open_corpus
-from heed.data.held_out import DEV_SHARE
 from heed.data.token_store import cache_root
 from heed.errors import HeedWarning
 from heed.files import naming_path
@@ -38,19 +37,19 @@ def open_splits(recipe: Recipe) -> dict[str, Corpus]:
                 like=corpora.get("train"),
                 drop=data.drop_pattern if name == "train" else None,
             )
-    if "dev" not in corpora and "train" in corpora:
-        corpora |= split_files(corpora["train"])
+    if data.splits_off_dev and "train" in corpora:
+        corpora |= split_files(corpora["train"], data.dev_share)
     return corpora
 
 
-def split_files(train: Corpus) -> dict[str, Corpus]:
+def split_files(train: Corpus, dev_share: float) -> dict[str, Corpus]:
     """Hold out the last lines of each file for dev, where each file is one text.
 
     Other corpora are returned whole: sentences of them are held out later (`held_out`).
     """
     if train.unit != "file" or train.layout is not None:
         return {"train": train}
-    return dict(zip(("train", "dev"), train.split_by_share(1 - DEV_SHARE), strict=True))
+    return dict(zip(("train", "dev"), train.split_by_share(1 - dev_share), strict=True))
 
 
 def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:

@@ -75,17 +75,18 @@ def find_training_text(run: Run, recipe: Recipe) -> TrainingText:
                 header=data.header,
                 drop=data.drop_pattern,
             )
-            corpus = corpus if data.dev else split_files(corpus)["train"]
+            if data.splits_off_dev:
+                corpus = split_files(corpus, data.dev_share)["train"]
         fingerprint = corpus.fingerprint()
     except DataError as error:
         return TrainingText(None, f"the training text cannot be read: {error}")
     if run.environment().get("data", {}).get("train") != fingerprint:
         paths = ", ".join(corpus.paths)
         return TrainingText(None, f"the training text has changed since training: {paths}")
-    if data.dev or data.synthetic is not None or corpus.line_range is not None:
+    if not data.splits_off_dev or corpus.line_range is not None:
         return TrainingText(corpus)
     count = sum(1 for _ in corpus.usable_records())
-    return TrainingText(corpus, rows=hold_out_dev(count, data.dev_seed)[1])
+    return TrainingText(corpus, rows=hold_out_dev(count, data)[1])
 
 
 def find_set(
@@ -106,13 +107,16 @@ def find_set(
         if train.corpus.line_range is not None:
             return HeldOutSet(name, train.corpus.remainder())
         if train.rows is not None:
-            dev_rows, _ = hold_out_dev(
-                sum(1 for _ in train.corpus.usable_records()), recipe.data.dev_seed
-            )
+            count = sum(1 for _ in train.corpus.usable_records())
+            dev_rows, _ = hold_out_dev(count, recipe.data)
             return HeldOutSet(name, train.corpus, dev_rows)
-    if name in named and (name != "train" or "dev" in named):
+    if name in named and (name != "train" or not recipe.data.splits_off_dev):
         return HeldOutSet(name, _open(named[name], recipe, train))
-    known = [*named, *([] if "dev" in named else ["dev"])]
+    if name == "dev" and not recipe.data.has_dev:
+        raise RunError(
+            "this run has no dev set: data.dev_share is 0.", todo="Name files with --test."
+        )
+    known = [*named, *([] if "dev" in named or not recipe.data.has_dev else ["dev"])]
     if name in known:
         what = f"dev was set aside from train, and {train.missing}"
         raise RunError(what, todo="Name files with --test.")

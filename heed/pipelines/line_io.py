@@ -22,6 +22,8 @@ FIRST_GROUP, MAX_GROUP = 16, 1024
 """Lines per group: few at first, so that the first results come soon, then more and more."""
 READ_BYTES = 1 << 16
 STANDARD_INPUT = 0
+END_OF_INPUT = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
+"""What ends the input at a terminal."""
 
 LineGroups = Iterable[list[str]]
 """Lines in groups: those of a group are there at the same time."""
@@ -65,8 +67,13 @@ def run_lines(
     return count
 
 
-def open_lines(texts: Sequence[str] | None, file: Path | None) -> LineGroups:
-    """The lines of a file, compressed or not, or of given texts, or of standard input (file -)."""
+def open_lines(
+    texts: Sequence[str] | None, file: Path | None, *, notify: Callable[[str], None] | None = None
+) -> LineGroups:
+    """The lines of a file, compressed or not, or of given texts, or of standard input (file -).
+
+    `notify` gets a sentence where a person has to type the lines.
+    """
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":
@@ -77,6 +84,8 @@ def open_lines(texts: Sequence[str] | None, file: Path | None) -> LineGroups:
         raise DataError(
             "there is no text: standard input is closed.", todo="Give texts, --file or a pipe."
         )
+    if notify is not None and sys.stdin.isatty():
+        notify(f"Type a text and press Enter; {END_OF_INPUT} ends.")
     return group_lines(read_pipe(STANDARD_INPUT))
 
 

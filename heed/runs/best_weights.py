@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from heed.config import Recipe
+from heed.config.train import LAST
 from heed.runs.run import BEST_WEIGHTS, Run
 
 LOWER_IS_BETTER = ("loss", "perplexity")
@@ -23,14 +24,16 @@ def chosen_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] 
     """The line of `metrics.jsonl` whose weights the run keeps; None before any evaluation.
 
     It is the first that is best by `best` (the recipe's `train.best_metric`), or the evaluation of
-    the averaged weights where that was better.
+    the averaged weights where that was better. `last` chooses the last evaluation.
     """
     split, _, metric = best.partition("/")
-    scored = [line for line in lines if split in line]
+    scored = [line for line in lines if best == LAST or split in line]
     average = next((line for line in scored if line["event"] == "average" and line["kept"]), None)
     evaluated = [line for line in scored if line["event"] == "evaluate"]
     if average or not evaluated:
         return average
+    if best == LAST:
+        return evaluated[-1]
     return max(evaluated, key=lambda line: score_key(line[split][metric], metric))
 
 
@@ -47,13 +50,16 @@ def describe_weights(
     line = chosen_evaluation(run.metrics(), recipe.train.best_metric)
     if line is None:
         return None
-    average = f"the mean of the last {recipe.train.average_checkpoints} weights"
+    is_last = recipe.train.best_metric == LAST
+    kind = "the last weights" if is_last else "the best weights"
+    if line["event"] == "average":
+        kind = f"the mean of the last {recipe.train.average_checkpoints} weights"
     return {
-        "weights": average if line["event"] == "average" else "the best weights",
+        "weights": kind,
         "step": line["step"],
         "epoch": line["epoch"],
-        "metric": recipe.train.best_metric,
-        "value": line[split][metric],
+        "metric": None if is_last else recipe.train.best_metric,
+        "value": None if is_last else line[split][metric],
     }
 
 

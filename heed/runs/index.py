@@ -35,7 +35,7 @@ def _describe(run: Run) -> dict[str, Any]:
             "task": recipe.task,
             "model": f"{model} {recipe.model.position}",
             "step": lines[-1]["step"] if lines else 0,
-            "dev": evaluation["dev"] if evaluation else None,
+            "dev": evaluation.get("dev") if evaluation else None,
         }
     except (HeedError, OSError, ValueError, LookupError, TypeError) as error:
         return entry | {"broken": str(error)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from heed import plot
 from heed.config import Recipe
+from heed.config.train import LAST
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
 from heed.train.progress import name_of_set
@@ -116,7 +117,9 @@ def _describe_kept(recipe: Recipe, kept: dict[str, Any] | None) -> str:
     if kept is None:
         return ""
     metric = recipe.train.best_metric
+    why = "the last" if metric == LAST else f"chosen by {metric}"
     if kept["event"] != "evaluate":
         count = recipe.train.average_checkpoints
-        return f"Kept: the mean of the last {count} weights, chosen by {metric}."
-    return f"Kept: the weights of step {kept['step']:,}, chosen by {metric}."
+        kind = f"Kept: the mean of the last {count} weights"
+        return f"{kind}." if metric == LAST else f"{kind}, {why}."
+    return f"Kept: the weights of step {kept['step']:,}, {why}."

@@ -19,7 +19,7 @@ from heed.train import precompile
 from heed.train.distributed.ranks import is_torchrun, rank0_error_only
 from heed.train.optimizers.build import describe_rates
 from heed.train.prepare.init_from import resolve_init
-from heed.train.prepare.setup import prepare, validate_recipe
+from heed.train.prepare.setup import describe_model, prepare, validate_recipe
 from heed.train.progress import format_duration
 from heed.train.run import build_loop, oom_guard
 
@@ -59,7 +59,7 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
     parameters = sum(p.numel() for p in setup.model.parameters())
     timed = sorted(seconds[1:] or seconds)
     median = timed[len(timed) // 2]
-    say(f"parameters  {parameters:,}")
+    say(f"model       {describe_model(recipe, setup.model)}")
     say(f"rates       {describe_rates(loop.state.optimizer, recipe.train.lr)}")
     say(f"vocabulary  {setup.tokenizer.vocab_size:,}")
     say(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from heed.checksums import BLANK, KEY, seal_text
 from heed.config.checks import find_unknown_metric
+from heed.config.train import LAST
 from heed.errors import ConfigError, RunError
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
@@ -113,6 +114,8 @@ class Recorder:
     def _update_best(self, scores: Scores) -> bool:
         """Whether these scores are the best so far; if so, store them as the best."""
         state = self.state
+        if self.settings.best_metric == LAST:
+            return True
         name, _, metric = self.settings.best_metric.partition("/")
         value, best = scores[name][metric], state.best
         is_best = best is None or score_key(value, metric) > score_key(best, metric)
@@ -136,7 +139,9 @@ class Recorder:
                 scores = self._evaluate_sets(model, progress)
             is_best = self._update_best(scores)
             self._write("average", {"kept": is_best, **scores}, progress)
-            progress.print(f"The average of the last weights is {'' if is_best else 'not '}better.")
+            if self.settings.best_metric != LAST:
+                better = "better" if is_best else "not better"
+                progress.print(f"The average of the last weights is {better}.")
             best = average if is_best else best
         return best
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,20 @@ from heed.train.loader import Loader
 from heed.train.loop import Loop
 from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, build_optimizer, optimizer_settings
-from heed.train.optimizers.schedules import schedule
 from heed.train.prepare.init_from import PretrainedModel, resolve_init
 from heed.train.prepare.setup import (
     Say,
     Stage,
     TrainingSetup,
+    describe_model,
     prepare,
     unmeasured,
     validate_recipe,
 )
 from heed.train.progress import ProgressBar
+from heed.train.recipe_change import RecipeChange, change_recipe
 from heed.train.state import State, select_prefix
-
-DEFAULT_EPOCHS = 20
+from heed.train.step_count import build_schedule, count_steps
 
 
 class TrainingMemoryError(HeedError):
@@ -80,16 +80,28 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
     return run
 
 
-def resume(folder: Path, *, device: str = "auto", console: Console) -> Run:
-    """Resume a run from its newest intact checkpoint; a finished run is left as it is."""
+def resume(
+    folder: Path, *, overrides: Sequence[str] = (), device: str = "auto", console: Console
+) -> Run:
+    """Resume a run from its newest intact checkpoint; a finished run is left as it is.
+
+    With `overrides` of its recipe (`section.key=value`), a finished run trains on as well.
+    """
     with process_group() as world:
         torch_device, run = world.init_process_group(choose_device(device)), Run.open(folder)
-        refuse_rank_conflicts(run.recipe(), world, resumed=True)
-        if world.broadcast(lambda: run.finished):
-            message = f"{folder}: this run is finished; nothing to do."
-            world.console(console).print(message, highlight=False)
+        recipe = run.recipe()
+        change = change_recipe(run, recipe, overrides) if overrides else None
+        refuse_rank_conflicts(change.recipe if change else recipe, world, resumed=True)
+        if world.broadcast(lambda: run.finished) and change is None:
+            message = (
+                f"{folder}: this run is finished; nothing to do. "
+                "To train on, raise its end: --set train.steps=N"
+            )
+            world.console(console).print(message, highlight=False, soft_wrap=True)
+        elif change is None:
+            _train(run, recipe, torch_device, world, console)
         else:
-            _train(run, run.recipe(), torch_device, world, console)
+            _train(run, change.recipe, torch_device, world, console, change=change)
     return run
 
 
@@ -107,8 +119,12 @@ def _train(
     world: World,
     console: Console,
     pretrained: PretrainedModel | None = None,
+    change: RecipeChange | None = None,
 ) -> None:
-    """Train a run to its end. Only rank 0 writes into the folder and to the console."""
+    """Train a run to its end. Only rank 0 writes into the folder and to the console.
+
+    `change` is what `heed resume --set` changes of the run's recipe.
+    """
     world.folder, console = str(run.folder), world.console(console)
 
     def say(text: str) -> None:
@@ -118,28 +134,43 @@ def _train(
         with oom_guard(recipe, run, preparing=True):
             setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
         _refuse_changed_data(run, setup)
+        say(f"Model: {describe_model(recipe, setup.model)}.")
         with oom_guard(recipe, run):
             loop = build_loop(setup, run, say=say)
+        if change is not None:
+            change.refuse_no_steps(run, loop.state.step, loop.steps)
+            if world.is_first:
+                change.write(run, loop.state.step)
+                say(change.describe(loop.state.step, loop.steps))
         if world.is_first:
             _truncate_metrics(run, loop.state.lines)
             checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
-            run.write_environment(_environment(setup, loop.loader.steps_per_epoch))
+            changes = run.environment().get("recipe_changes", [])
+            environment = _environment(setup, loop.loader.steps_per_epoch, changes)
+            run.write_environment(environment)
         bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
         with bar as progress, loop.recorder.tracked(), oom_guard(recipe, run):
             loop.train(progress)
             weights = loop.recorder.choose_weights(progress) if world.is_first else {}
         if world.is_first:
-            run.write_environment(_environment(setup) | {"lines": loop.state.lines})
+            run.write_environment(environment | {"lines": loop.state.lines})
             checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
             draw_curves(run)
 
 
-def _environment(setup: TrainingSetup, steps_per_epoch: int) -> dict[str, Any]:
-    """What the result depends on, beside versions and hardware."""
+def _environment(
+    setup: TrainingSetup, steps_per_epoch: int, changes: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the result depends on, beside versions and hardware.
+
+    `changes` are those of the recipe since the run was started (`heed resume --set`).
+    """
     info: dict[str, Any] = {"data": setup.data_hashes, "device": str(setup.device)}
     info |= {"bf16": setup.bf16, "ranks": setup.world.size, "steps_per_epoch": steps_per_epoch}
     if setup.new_parts:
         info["new_parts"] = setup.new_parts
+    if changes:
+        info["recipe_changes"] = changes
     if plugins := used_plugins(setup.recipe.model):
         info["plugins"] = [plugin.record() for plugin in plugins]
     return info
@@ -154,9 +185,7 @@ def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmea
         loader = Loader(
             setup.train, accumulate=settings.accumulate, device=setup.device, world=world
         )
-    epochs = settings.epochs or (DEFAULT_EPOCHS if settings.steps is None else None)
-    ends = [settings.steps, epochs and epochs * loader.steps_per_epoch]
-    steps = min(end for end in ends if end)
+    steps = count_steps(settings, loader.steps_per_epoch)
     sharded = world.is_distributed and settings.parallel == "fsdp"
     unsharded = UnshardedModel(setup.model) if sharded else None
     objective = Objective(
@@ -183,9 +212,7 @@ def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmea
     work = PlannedWork(steps - state.step, setup.train.shapes(), loader.example_batch())
     with stage("capture"):
         step = build_step(recipe, distributed, state, work, bf16=setup.bf16, say=say)
-    warmup = min(400, steps // 10) if settings.warmup is None else min(settings.warmup, steps)
-    factor = schedule(settings.schedule, warmup=warmup, steps=steps, floor=settings.lr_floor)
-    return Loop(setup, step, run, loader, factor, steps)
+    return Loop(setup, step, run, loader, build_schedule(settings, steps), steps)
 
 
 def _build_optimizer(setup: TrainingSetup) -> Optimizer:

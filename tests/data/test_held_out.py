@@ -10,20 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from heed.config import Recipe
-from heed.data.held_out import DEV_MAX, DEV_SHARE, hold_out_dev
+from heed.config import DataConfig, Recipe
+from heed.data.held_out import DEV_MAX, hold_out_dev
 from heed.runs.run import Run
 from heed.train.prepare.setup import TrainingSetup, prepare
 
 LINES = [f"word{i} in line{i} and again word{i}" for i in range(60)]
 
 
-@given(st.integers(2, 5000), st.integers(0, 9))
-def test_every_text_is_on_one_side(count: int, seed: int) -> None:
-    apart, learnt = (rows.tolist() for rows in hold_out_dev(count, seed))
+@given(st.integers(2, 5000), st.integers(0, 9), st.sampled_from([0.01, 0.05, 0.5, 0.99]))
+def test_every_text_is_on_one_side(count: int, seed: int, share: float) -> None:
+    data = DataConfig(dev_seed=seed, dev_share=share)
+    apart, learnt = (rows.tolist() for rows in hold_out_dev(count, data))
     assert sorted(apart + learnt) == list(range(count))
-    assert 0 < len(apart) <= min(DEV_MAX, DEV_SHARE * count + 1)
-    assert (apart, learnt) == tuple(rows.tolist() for rows in hold_out_dev(count, seed))
+    assert 0 < len(apart) <= min(DEV_MAX, share * count + 1)
+    assert learnt
+    assert (apart, learnt) == tuple(rows.tolist() for rows in hold_out_dev(count, data))
 
 
 def prepared(folder: Path, name: str, *, seed: int = 0, dev_seed: int = 0) -> TrainingSetup:
@@ -51,7 +53,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_held_out_words_are_unknown_and_all_others_known(tmp_path: Path) -> None:
     parts = prepared(tmp_path, "run")
-    apart = set(hold_out_dev(len(LINES), 0)[0].tolist())
+    apart = set(hold_out_dev(len(LINES), DataConfig())[0].tolist())
     for i, line in enumerate(LINES):
         assert ("<unk>" in parts.tokenizer.tokenize(line)) == (i in apart)
 

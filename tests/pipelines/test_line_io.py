@@ -167,3 +167,21 @@ def test_a_sampling_flag_turns_sampling_on() -> None:
     for flag in ({"top_k": 5}, {"temperature": 0.5}, {"seed": 3}):
         assert decode_flags(flag) == {"sample": True} | flag
     assert decode_flags({"beam": 4, "sample": True})["beam"] == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_terminal_is_told_that_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a pipe is not: its lines come by themselves."""
+    import pty
+
+    messages: list[str] = []
+    leader, follower = pty.openpty()
+    reader, writer = os.pipe()
+    for descriptor in (follower, reader):
+        with os.fdopen(descriptor) as standard_input, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", standard_input)
+            line_io.open_lines(None, None, notify=messages.append)
+            line_io.open_lines(["a text"], None, notify=messages.append)
+    os.close(leader)
+    os.close(writer)
+    assert messages == ["Type a text and press Enter; Ctrl-D ends."]

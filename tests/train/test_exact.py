@@ -178,7 +178,7 @@ def scoring(patch: pytest.MonkeyPatch, *losses: float) -> None:
     """Evaluations say this, one after another, as on a machine that does not repeat itself."""
     left = iter(losses)
 
-    def scores(self: Recorder, model: object) -> dict[str, dict[str, float]]:
+    def scores(self: Recorder, *_: object) -> dict[str, dict[str, float]]:
         return {"dev": {"loss": next(left), "accuracy": 0.0}}
 
     patch.setattr(train_run, "draw_curves", lambda run: None)

@@ -8,7 +8,7 @@ from itertools import chain
 
 from heed import checksums
 from heed.checksums import DamagedError
-from heed.config import Recipe, TokenizerConfig
+from heed.config import DataConfig, Recipe, TokenizerConfig
 from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.held_out import hold_out_dev
 from heed.data.token_store import cache_root
@@ -54,9 +54,10 @@ def get_tokenizer(
 def _cached_tokenizer(recipe: Recipe, corpus: Corpus, say: Say, *, dev_in_train: bool) -> Tokenizer:
     """The tokenizer that the recipe trains on this corpus, from the cache if it is there."""
     settings, extra = recipe.tokenizer, open_tokenizer_text(recipe)
-    dev_seed = recipe.data.dev_seed if dev_in_train else None
+    data = recipe.data
+    held_out = (data.dev_seed, data.dev_share) if dev_in_train else None
     keys = settings.model_dump_json(exclude={"dropout"})
-    identity = f"{corpus.identity()} {dev_seed} {keys} {[one.identity() for one in extra]}"
+    identity = f"{corpus.identity()} {held_out} {keys} {[one.identity() for one in extra]}"
     name = blake2b(identity.encode(), digest_size=16).hexdigest()
     cached = cache_root() / "tokenizers" / f"{name}.json"
     if cached.exists():
@@ -66,7 +67,7 @@ def _cached_tokenizer(recipe: Recipe, corpus: Corpus, say: Say, *, dev_in_train:
         except (DamagedError, DataError, KeyError) as error:
             say(f"The cached tokenizer cannot be used: {error}")
     say(f"Training a {settings.kind} tokenizer…")
-    train = corpus.usable_records if dev_seed is None else _without_dev(corpus, dev_seed)
+    train = _without_dev(corpus, data) if dev_in_train else corpus.usable_records
     tokenizer = _train(settings, [train, *(one.usable_records for one in extra)])
     cached.parent.mkdir(parents=True, exist_ok=True)
     checksums.write_json(cached, {"tokenizer": tokenizer.core.to_str()})
@@ -78,9 +79,9 @@ def open_tokenizer_text(recipe: Recipe) -> list[Corpus]:
     return [open_corpus([path], task="generate") for path in recipe.tokenizer.text]
 
 
-def _without_dev(corpus: Corpus, seed: int) -> Source:
+def _without_dev(corpus: Corpus, data: DataConfig) -> Source:
     """The records of a corpus without those set aside for dev."""
-    held_out, _ = hold_out_dev(sum(1 for _ in corpus.usable_records()), seed)
+    held_out, _ = hold_out_dev(sum(1 for _ in corpus.usable_records()), data)
     rows = frozenset(held_out.tolist())
     return lambda: (record for i, record in enumerate(corpus.usable_records()) if i not in rows)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from heed.config import Recipe
+from heed.config import DataConfig, Recipe
 from heed.config.checks import find_conflicts
 from heed.data.batching.bucketed import BucketedBatches
 from heed.data.batching.length_buckets import Rows
@@ -17,7 +17,7 @@ from heed.data.batching.packing import PackedBatches
 from heed.data.batching.random_windows import RandomWindows
 from heed.data.corpus import Corpus, open_corpus
 from heed.data.doctor import examine
-from heed.data.held_out import DEV_SHARE, hold_out_dev
+from heed.data.held_out import hold_out_dev
 from heed.data.splits import open_splits
 from heed.data.token_store import Store, open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ def prepare(
             seen = world.broadcast(lambda: check_data(corpora, say))
         with world.rank0_first():
             with stage("tokenizer"):
-                dev_in_train = "dev" not in corpora
+                dev_in_train = recipe.data.splits_off_dev and "dev" not in corpora
                 tokenizer = get_tokenizer(
                     recipe, run, corpora["train"], pretrained, say, dev_in_train=dev_in_train
                 )
@@ -116,8 +116,10 @@ def prepare(
                 train, sets = _open_batches(recipe, corpora, tokenizer, classes.names)
             class_weights = compute_class_weights(recipe, classes, sets["train"])
             classes.save(run)
-        if not recipe.data.dev and recipe.data.synthetic is None:
-            say(_describe_dev(corpora, sets["dev"].store, recipe.data.dev_seed))
+        if recipe.data.splits_off_dev:
+            say(_describe_dev(recipe.data, corpora, sets["dev"].store))
+        elif not recipe.data.has_dev:
+            say("dev: none, because data.dev_share is 0.")
         for name, rows in seen.items():
             sets |= _clean_part(name, sets[name], rows)
         _report_truncation(sets, recipe.data.max_length, say)
@@ -223,6 +225,23 @@ def build_batches(recipe: Recipe, store: Store, rows: Rows | None = None) -> Buc
     )
 
 
+def describe_model(recipe: Recipe, model: Model) -> str:
+    """The model in one line: its shape, its position encoding and merge, its parameters."""
+    config = recipe.model
+    layers = f"{config.layers} {'layer' if config.layers == 1 else 'layers'}"
+    if recipe.task == "translate":
+        layers = f"{config.layers} + {config.decoder_layers or config.layers} layers"
+    parts = [layers, f"width {config.width}"]
+    if config.family == "transformer":
+        parts += [f"{config.heads} heads", f"position {config.position}", f"merge {config.merge}"]
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    counted = f"{parameters:,} parameters"
+    if trained < parameters:
+        counted += f", {trained:,} of them trained"
+    return f"{config.family}, {', '.join(parts)}; {counted}"
+
+
 def _mask_share(recipe: Recipe) -> float:
     """The share of input tokens that are masked or dropped in training."""
     settings = recipe.train
@@ -246,10 +265,10 @@ def _open_batches(
         for name, corpus in corpora.items()
     }
     rows: dict[str, Rows | None] = dict.fromkeys(stores)
-    if "dev" not in stores:  # some of train is set aside for dev
+    if data.splits_off_dev and "dev" not in stores:
         stores["dev"] = stores["train"].without_segmentations()
         count = len(stores["train"])
-        rows["dev"], rows["train"] = hold_out_dev(count, data.dev_seed)
+        rows["dev"], rows["train"] = hold_out_dev(count, data)
     sets = {name: build_batches(recipe, store, rows[name]) for name, store in stores.items()}
     if not (data.pack or data.windows):
         return sets["train"], sets
@@ -264,13 +283,16 @@ def _open_batches(
     return packed, sets
 
 
-def _describe_dev(corpora: dict[str, Corpus], store: Store, seed: int) -> str:
+def _describe_dev(data: DataConfig, corpora: dict[str, Corpus], store: Store) -> str:
     """One line about what is set aside for dev."""
-    part = f"the last {DEV_SHARE:.0%} of the lines of each file of train"
+    part = f"the last {data.dev_share:.0%} of the lines of each file of train"
     if "dev" not in corpora:
-        held_out, _ = hold_out_dev(len(store), seed)
+        held_out, _ = hold_out_dev(len(store), data)
         part = f"{len(held_out):,} of the {len(store):,} texts of train"
-    return f"dev: {part}, set aside, because no dev files are named."
+    return (
+        f"dev: {part}, set aside, because no dev files are named "
+        "(--set data.dev_share=0 trains on all)."
+    )
 
 
 def _clean_part(name: str, whole: BucketedBatches, seen: list[int]) -> dict[str, BucketedBatches]:
