@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from heed.pipelines.classify import Label, Text
     from heed.pipelines.generate import GenerationPipeline, OnText
     from heed.probe.attention_maps import CrossMap
+    from heed.probe.text_trace import TextTrace
 
 STREAM_LINES = 64
 """Lines that `Translator.stream` reads ahead and translates as one batch."""
@@ -208,6 +209,13 @@ class Translator:
         target = self.translate([text])[0] if translation is None else translation
         return cross_map(self.model, self.tokenizer, text, target)
 
+    def trace(self, text: str, translation: str | None = None) -> TextTrace:
+        """A forward pass over a translation (default: the model's own), with all weights inside."""
+        from heed.probe.text_trace import trace_translation
+
+        target = self.translate([text])[0] if translation is None else translation
+        return trace_translation(self.model, self.tokenizer, text, target)
+
 
 class LanguageModel:
     """A trained language model: it continues prompts."""
@@ -301,6 +309,12 @@ class LanguageModel:
         specials = self.tokenizer.specials
         return token_losses(self.model, ids, window=window, stride=stride, specials=specials)
 
+    def trace(self, text: str) -> TextTrace:
+        """A forward pass over a text as a prompt, with all weights inside."""
+        from heed.probe.text_trace import trace_language_model
+
+        return trace_language_model(self.model, self.tokenizer, text)
+
 
 class Classifier:
     """A trained classifier: text in, labels out."""
@@ -373,6 +387,17 @@ class Classifier:
     def probabilities(self, texts: Iterable[Text]) -> list[dict[str, float]]:
         """The probability of each class, for each text; empty for a blank text."""
         return [label.probabilities for label in self._labels(texts)]
+
+    def trace(self, text: Text) -> TextTrace:
+        """A forward pass over a text (or pair) as `classify` reads it, with all weights inside.
+
+        Its logits are those before calibration.
+        """
+        from heed.pipelines.classify import check_text_kind
+        from heed.probe.text_trace import trace_classification
+
+        check_text_kind(self.classes, [text])
+        return trace_classification(self.pipeline, text)
 
     def _labels(self, texts: Iterable[Text]) -> list[Label]:
         from heed.pipelines.classify import check_text_kind

@@ -21,7 +21,8 @@ class Trace:
     cross: list[Tensor] = field(default_factory=list)
     """Attention of the decoder to the source, [b, h, n, m] per layer."""
     hidden: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Vectors [b, n, w] after each layer, by stack ("encoder", "decoder")."""
+    """Vectors [b, n, w] by stack ("encoder", "decoder"): those that enter the first layer, then
+    those after each layer, so one more than there are layers."""
 
     @classmethod
     def of_one(cls, logits: Tensor, out: StackOutput, *, causal: bool) -> Trace:

@@ -77,6 +77,10 @@ class ClassificationPipeline:
         """The logits of each text [n, k]; none of the texts may be blank."""
         return self._logits(self._encode(texts))
 
+    def input_ids(self, texts: Sequence[Text]) -> list[list[int]]:
+        """The ids that the model reads of each text: cut to its limit, between begin and end."""
+        return [self._model_input(ids) for ids in self._encode(texts)]
+
     def _logits(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
         inputs = [self._model_input(ids) for ids in encoded]
         logits_nk = np.empty((len(inputs), len(self.classes.names)))

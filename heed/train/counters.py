@@ -33,6 +33,10 @@ class Counters:
         """Begin a step over this many targets."""
         self.sums[STEP, 2].fill_(targets)
 
+    def pass_step(self) -> None:
+        """Count a step that has no targets."""
+        self.counts[STEPS] += 1
+
     def add(self, loss: Tensor, correct: Tensor) -> None:
         """Add one micro-batch of the step."""
         self.sums[STEP, 0] += loss

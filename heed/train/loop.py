@@ -65,7 +65,14 @@ class Loop:
                     break
 
     def update(self, batches: list[Batch]) -> None:
-        """One optimizer step on the mean loss over all targets of these batches."""
+        """One optimizer step on the mean loss over all targets of these batches.
+
+        Without a target nothing changes. With BPE dropout a text may end before its last window,
+        which then has nothing to predict; a small batch may consist of such windows.
+        """
+        if not any(batch.count for batch in batches):
+            self.state.pass_step()
+            return
         set_lr(self.state.optimizer, self.settings.lr, self.schedule(self.state.step))
         self.step(batches)
 

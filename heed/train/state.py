@@ -60,6 +60,11 @@ class State:
             number = self.step + 1
             self.ema_rate.fill_(1.0 - min(self.ema_decay, (1 + number) / (10 + number)))
 
+    def pass_step(self) -> None:
+        """Count a step that has no targets, and leave all else as it is."""
+        self.counters.pass_step()
+        self.step += 1
+
     def split_batches(self) -> None:
         """Halve the batches after one did not fit, and reset the counters of its step.
 
