@@ -1,4 +1,9 @@
-"""Atomic writes of files and folders, strict JSON, and messages for operating-system errors."""
+"""Atomic writes of files and folders, locks, strict JSON, and messages for operating-system errors.
+
+What is written here is under a draft name first (`.draft-…`), is flushed to the disk, and then gets
+its final name. A crash or a power cut leaves it whole or absent, and at worst a draft beside it. A
+draft is locked while its process lives, so `delete_drafts` knows which ones nobody will complete.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import errno
 import json
 import math
 import os
-import tempfile
+import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, BinaryIO
 
 from heed.errors import HeedError
 
@@ -24,8 +30,12 @@ OS_ERRORS = {
     errno.ENOTDIR: "a part of this path is a file, not a folder.",
     errno.EISDIR: "this is a folder, not a file.",
     errno.EEXIST: "there is something else here already.",
+    errno.ENOTEMPTY: "there is something else here already.",
+    errno.ELOOP: "this is a symbolic link, which is not followed here.",
 } | dict.fromkeys(DISK_FULL, "the disk is full.")
 """The message for each error number of the operating system."""
+DRAFT = ".draft-"
+"""Prefix of names of files and folders that are still being written."""
 
 
 @contextmanager
@@ -49,41 +59,214 @@ def naming_path(path: Path) -> Iterator[None]:
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file atomically: after a crash or power cut it is complete or absent.
 
-    The temporary file is opened like any new file, under a unique name, so that its permissions
-    follow the umask.
+    The draft is opened like any new file, under a unique name, so that its permissions follow the
+    umask.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}-{token_hex(6)}")
     with naming_path(path):
+        draft, file = _open_draft(path)
         try:
-            with temporary.open("xb") as file:
+            with file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+                if os.name != "posix":  # there an open file cannot be renamed
+                    file.close()
+                draft.replace(path)
+            flush_folder(path.parent)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise
+
+
+def _open_draft(path: Path) -> tuple[Path, BinaryIO]:
+    """Create a draft of a file, and lock it."""
+    while True:
+        draft = path.with_name(f"{DRAFT}{path.name}-{token_hex(6)}")
+        file = draft.open("xb")
+        if _lock_draft(file.fileno(), draft):
+            return draft, file
+        file.close()
+
+
+@contextmanager
+def draft_folder(parent: Path) -> Iterator[Path]:
+    """Yield an empty folder for files that are not complete yet; it is deleted on exit."""
+    draft, handle = _make_draft_folder(parent)
+    try:
+        yield draft
+    finally:
+        _close_folder(handle)
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _make_draft_folder(parent: Path) -> tuple[Path, int]:
+    """Make a draft folder, and lock it."""
+    while True:
+        draft = parent / f"{DRAFT}{token_hex(6)}"
+        draft.mkdir()
+        with suppress(FileNotFoundError):  # deleted at once, see `_lock_draft`
+            handle = _open_folder(draft)
+            if _lock_draft(handle, draft):
+                return draft, handle
+            _close_folder(handle)
+
+
+def _lock_draft(handle: int, draft: Path) -> bool:
+    """Lock a new draft; False where another process deleted it before it was locked."""
+    return try_lock(handle, wait=True) is None or _is_open_at(handle, draft)
 
 
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill and then rename to `folder`; leftovers are deleted on exit.
-
-    `tempfile` makes a folder that only its owner can read, so the folder to rename, which others
-    may read, is made inside it.
-    """
+    """Yield an empty folder to fill and then pass to `publish`; leftovers are deleted on exit."""
     if folder.name in ("", ".."):  # the current folder or its parent cannot be replaced by a rename
         todo = f"Name a new one, such as {folder / 'model'}."
         raise HeedError("this folder cannot be written as a whole.", where=str(folder), todo=todo)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        naming_path(folder),
-        tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as outer,
-    ):
-        inner = Path(outer) / folder.name
+    make_folder(folder.parent)
+    delete_drafts(folder.parent)
+    with naming_path(folder), draft_folder(folder.parent) as outer:
+        inner = outer / folder.name
         inner.mkdir()
         yield inner
+
+
+def publish(draft: Path, final: Path) -> None:
+    """Flush a draft, a file or a whole folder, to the disk, then give it its final name."""
+    for folder, _, names in os.walk(draft):
+        for name in names:
+            flush_file(Path(folder) / name)
+        flush_folder(Path(folder))
+    if draft.is_file():
+        flush_file(draft)
+    draft.replace(final)
+    flush_folder(final.parent)
+
+
+def make_folder(folder: Path) -> bool:
+    """Make a folder and its parents, flushed to the disk; whether it is a new one."""
+    if folder.is_dir():
+        return False
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False  # another process was faster
+    flush_folder(folder.parent)
+    return True
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder; a crash leaves a draft at worst, never a part of it under its name."""
+    draft = folder.with_name(f"{DRAFT}{token_hex(6)}")
+    folder.rename(draft)
+    shutil.rmtree(draft)
+
+
+def is_draft(path: Path) -> bool:
+    """Whether a file or folder was never completed, by its name."""
+    return path.name.startswith(DRAFT)
+
+
+def delete_drafts(folder: Path) -> None:
+    """Delete the drafts in a folder whose processes were killed; those of others stay."""
+    for draft in folder.glob(f"{DRAFT}*"):
+        with suppress(OSError):  # whoever may write here will delete it
+            if draft.is_symlink():
+                draft.unlink()
+            elif draft.is_dir():
+                _delete_draft_folder(draft)
+            else:
+                with draft.open("r+b") as file:
+                    if try_lock(file.fileno()):
+                        draft.unlink()
+
+
+def _delete_draft_folder(draft: Path) -> None:
+    handle = _open_folder(draft)
+    try:
+        if try_lock(handle):
+            shutil.rmtree(draft)
+    finally:
+        _close_folder(handle)
+
+
+# ------------------------------------------------------------------------------------ the disk
+
+
+def flush_file(path: Path) -> None:
+    """Flush the content of a file to the disk, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk: new, renamed and deleted ones."""
+    if os.name == "posix":
+        flush_file(folder)
+
+
+def _open_folder(folder: Path) -> int:
+    """An open folder, to lock it; -1 where folders cannot be opened."""
+    return os.open(folder, os.O_RDONLY) if os.name == "posix" else -1
+
+
+def _close_folder(handle: int) -> None:
+    if handle >= 0:
+        os.close(handle)
+
+
+# -------------------------------------------------------------------------------------- locks
+
+
+def try_lock(handle: int, *, wait: bool = False) -> bool | None:
+    """Lock an open file or folder until it is closed; False where another process has it.
+
+    None where the file system has no locks, as some network file systems.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextmanager
+def lock_file(path: Path, *, wait: bool = False) -> Iterator[bool | None]:
+    """Hold the lock of a file, which is created where absent; yields what `try_lock` returns."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            locked = try_lock(handle, wait=wait)
+            if locked and not _is_open_at(handle, path):
+                continue  # it was deleted while this process waited
+            yield locked
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_open_at(handle: int, path: Path) -> bool:
+    """Whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+# ----------------------------------------------------------------------------- errors and JSON
 
 
 def describe_os_error(

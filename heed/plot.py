@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from unicodedata import category
 
 from heed.errors import HeedError, nearest
-from heed.files import write_atomic
+from heed.files import make_folder, write_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,8 @@ INK, FAINT, GOLD = "#262626", "#d9d9d9", "#d55e00"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PNG_DPI = 160
+METADATA = ({"Software": None}, {"Date": None, "Creator": None})
+"""Metadata of a PNG and of an SVG: no versions and no dates."""
 _STYLE_LOCK = threading.RLock()  # matplotlib's settings and Python's warnings are global
 STYLE = {
     "font.size": 9,
@@ -213,16 +215,19 @@ def attention_grid(
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write stem.png and stem.svg. The same figure always gives the same bytes."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        path = stem.with_name(f"{stem.name}.{kind}")
-        buffer = io.BytesIO()
+    make_folder(stem.parent)
+    paths = figure_paths(stem)
+    for path, metadata in zip(paths, METADATA, strict=True):
+        buffer, kind = io.BytesIO(), path.suffix[1:]
         with _style():
             figure.savefig(buffer, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=metadata)
         write_atomic(path, buffer.getvalue())
-        paths.append(path)
-    return paths[0], paths[1]
+    return paths
+
+
+def figure_paths(stem: Path) -> tuple[Path, Path]:
+    """The files of a figure: stem.png and stem.svg."""
+    return stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
 
 
 @contextmanager

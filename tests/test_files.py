@@ -27,7 +27,17 @@ from heed.cli.main import main
 from heed.config import Recipe
 from heed.data.token_store import cache_root
 from heed.export import export
-from heed.files import OS_ERRORS, describe_os_error, naming_path, to_json, write_atomic
+from heed.files import (
+    DRAFT,
+    OS_ERRORS,
+    delete_drafts,
+    describe_os_error,
+    draft_folder,
+    lock_file,
+    naming_path,
+    to_json,
+    write_atomic,
+)
 from heed.metrics.perplexity import LossCounts, perplexity_metrics
 from heed.runs.results_file import save_result
 from heed.runs.run import Run
@@ -253,6 +263,31 @@ def test_an_export_does_not_replace_the_current_folder(
     assert not [*(tmp_path / "in").iterdir()]
 
 
+# ------------------------------------------------------------------------------------ drafts
+
+
+def test_drafts_are_deleted_once_their_process_is_gone(tmp_path: Path) -> None:
+    for name in ("file-1", "folder"):
+        draft = tmp_path / f"{DRAFT}{name}"
+        draft.touch() if "file" in name else (draft / "deep").mkdir(parents=True)
+    (tmp_path / "kept").touch()
+    with draft_folder(tmp_path) as alive:
+        delete_drafts(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {alive.name, "kept"}
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("content")
+    (tmp_path / "lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="symbolic") as error, lock_file(tmp_path / "lock"):
+        pass
+    described = describe_os_error(error.value)
+    assert described is not None
+    assert "symbolic link" in described.what
+    assert (tmp_path / "outside").read_text() == "content"
+
+
 # -------------------------------------------------------------------------- full disks
 
 
@@ -286,7 +321,8 @@ def test_metrics_on_a_full_disk_are_an_error(
 ) -> None:
     begun = Run.create(home / "stuck", recipe)
     begun.metrics_path.symlink_to(FULL)
-    monkeypatch.setattr(train_run, "_truncate_metrics", lambda run, lines: None)
+    monkeypatch.setattr(Run, "_read_metrics_lines", lambda run: [])
+    monkeypatch.setattr(Run, "truncate_metrics", lambda run, lines: None)
     monkeypatch.setattr("heed.runs.run.refuse_outside_links", lambda folder: None)
     monkeypatch.setattr(os, "geteuid", lambda: 1)  # as oneself
     message = refused(["resume", begun.folder, "--device", "cpu"], monkeypatch, capsys)

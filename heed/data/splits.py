@@ -12,7 +12,7 @@ from heed.data import synthetic
 from heed.data.corpus import Corpus, open_corpus
 from heed.data.token_store import cache_root
 from heed.errors import HeedWarning
-from heed.files import naming_path
+from heed.files import delete_folder, publish, temporary_folder
 
 CHECKSUMS = "checksums.json"
 """The file with the checksum of each generated file."""
@@ -59,13 +59,7 @@ def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
     name = f"{synthetic.grammar_hash()}-{seed}-{size}-{test_size}"
     folder = cache_root() / "synthetic" / name
     if not _is_intact(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with naming_path(folder / "train.txt"):
-            paths = synthetic.write_corpus(
-                folder, train=size, dev=test_size, test=test_size, seed=seed
-            )
-            hashes = {name: checksums.hash_file(path) for name, path in paths.items()}
-            checksums.write_json(folder / CHECKSUMS, hashes)
+        _generate(folder, seed, size, test_size)
     suffixes = {"translate": ("en", "fr"), "classify": ("tsv",), "generate": ("txt",)}[recipe.task]
     return {
         split: [str(folder / f"{split}.{suffix}") for suffix in suffixes]
@@ -87,3 +81,18 @@ def _is_intact(folder: Path) -> bool:
         warnings.warn(str(error), HeedWarning, stacklevel=2)
         return False
     return True
+
+
+def _generate(folder: Path, seed: int, size: int, test_size: int) -> None:
+    """Generate a synthetic corpus: its folder is complete, on the disk too, or absent."""
+    if folder.exists():  # damaged, or left by a process that was killed
+        delete_folder(folder)
+    with temporary_folder(folder) as draft:
+        paths = synthetic.write_corpus(draft, train=size, dev=test_size, test=test_size, seed=seed)
+        hashes = {name: checksums.hash_file(path) for name, path in paths.items()}
+        checksums.write_json(draft / CHECKSUMS, hashes)
+        try:
+            publish(draft, folder)
+        except OSError:  # another process was faster, and its text is the same
+            if not (folder / CHECKSUMS).exists():
+                raise

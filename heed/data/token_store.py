@@ -35,7 +35,7 @@ from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import DataError, HeedWarning, nearest
-from heed.files import temporary_folder
+from heed.files import publish, temporary_folder
 
 FORMAT = 4
 INFO = "store.json"
@@ -209,7 +209,7 @@ def _build(
         _write(draft, corpus, tokenizer, classes, dropout_seed)
         corpus.check_unchanged()  # or the store would hold other text than its name says
         try:
-            draft.rename(folder)
+            publish(draft, folder)
         except OSError:  # another process was faster, and its store is the same
             if not (folder / INFO).exists():
                 raise

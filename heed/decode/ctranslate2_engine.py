@@ -23,7 +23,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import batch_plan
 from heed.decode.strategy import Hypothesis
 from heed.errors import ConfigError
-from heed.files import temporary_folder
+from heed.files import publish, temporary_folder
 from heed.models import Translator, ctranslate2_support
 from heed.models import ctranslate2_layout as layout
 
@@ -208,7 +208,7 @@ def _cached_conversion(model: Translator, tokenizer: Tokenizer, max_source: int)
         with temporary_folder(folder) as draft:
             try:
                 convert(model, tokenizer, draft, max_source=max_source)
-                draft.rename(folder)
+                publish(draft, folder)
             except OSError:  # another process converted the same model at the same time
                 if not folder.exists():
                     raise

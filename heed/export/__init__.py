@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from heed.errors import ConfigError, HeedError, RunError, nearest
-from heed.files import temporary_folder
+from heed.files import publish, temporary_folder
 from heed.runs.run import Run
 
 FORMATS = {
@@ -51,7 +51,7 @@ def export(run: Path, folder: Path, *, to: str, **options: Any) -> None:
             where, ways = error.where or str(run), other_ways(source.recipe(), run, folder, to)
             todo = " ".join(filter(None, (error.todo, ways)))
             raise RunError(error.what, where=where, todo=todo) from error
-        draft.replace(folder)
+        publish(draft, folder)
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from heed import checksums
 from heed.config import Recipe
 from heed.errors import HeedError
+from heed.files import publish, temporary_folder
 from heed.models import (
     Backbone,
     Classifier,
@@ -37,8 +37,9 @@ BEAM_SEARCH_KEYS = {
 def import_model(folder: str, run: Path) -> str:
     """Create a run from a folder, or from a model on the hub; returns a one-line description.
 
-    Everything is read before anything is written.
+    Everything is read before anything is written, and the run appears as a whole.
     """
+    Run(run).refuse_if_taken()
     model, tokenizer = huggingface.load(folder)
     if isinstance(model, Backbone):
         name = model.source_files[CONFIG]["architectures"][0]
@@ -48,18 +49,18 @@ def import_model(folder: str, run: Path) -> str:
             todo="Train from it: `[init] from` loads its weights below a new head.",
         )
     recipe = _recipe(model)
-    new_run = Run.create(run, recipe)
-    try:
+    final = run.resolve() if run.is_symlink() else run
+    with temporary_folder(final) as draft:
+        new_run = Run(draft)
+        new_run.write_recipe(recipe)
         if tokenizer is not None:
             tokenizer.save(new_run.tokenizer_path)
         if isinstance(model, Classifier):
             _classes(model).save(new_run)
-        checksums.write_json(run / SOURCE_FILES, model.source_files)
+        checksums.write_json(draft / SOURCE_FILES, model.source_files)
         new_run.write_environment({"data": {}, "from": folder})
         checkpoint.write_tensors(new_run.weights_path, model.state_dict())
-    except BaseException:
-        shutil.rmtree(run, ignore_errors=True)
-        raise
+        publish(draft, final)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     text = "with its tokenizer" if tokenizer else "without a tokenizer (the folder has none)"
     return f"{run}: a model to {recipe.task}, {parameters:,} parameters, {text}."

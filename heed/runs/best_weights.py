@@ -13,9 +13,12 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 """Metrics that are better when lower."""
 
 
-def score_key(value: float, metric: str) -> tuple[bool, float]:
-    """Sort key for scores of a metric: larger is better, and NaN is the worst."""
-    if math.isnan(value):
+def score_key(value: float | None, metric: str) -> tuple[bool, float]:
+    """Sort key for scores of a metric: larger is better, and one that is not finite is the worst.
+
+    It is None in `metrics.jsonl`, which is strict JSON.
+    """
+    if value is None or not math.isfinite(value):
         return False, 0.0
     return True, -value if metric in LOWER_IS_BETTER else value
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.errors import HeedError, RunError
+from heed.files import is_draft
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.run import Run
 from heed.terminal import build_table
@@ -20,7 +21,13 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
         raise RunError(
             "there is no such folder.", where=str(folder), todo="Make a first run: heed demo"
         )
-    return [_describe(Run(path.parent)) for path in sorted(folder.rglob("recipe.toml"))]
+    recipes = [path for path in sorted(folder.rglob("recipe.toml")) if not _is_in_draft(path)]
+    return [_describe(Run(path.parent)) for path in recipes]
+
+
+def _is_in_draft(path: Path) -> bool:
+    """Whether a file is in a folder that is still being written, or never will be complete."""
+    return any(is_draft(parent) for parent in path.parents)
 
 
 def _describe(run: Run) -> dict[str, Any]:
@@ -64,7 +71,7 @@ def build_runs_table(runs: list[dict[str, Any]]) -> Table:
         cells.append("–" if run["step"] is None else str(run["step"]))
         scores = run["dev"] or {}
         cells += [
-            form.format(scores[metric]) if metric in scores else "–"
+            form.format(scores[metric]) if scores.get(metric) is not None else "–"
             for metric, (_, form) in metrics.items()
         ]
         table.add_row(Text(run["run"]), *cells)

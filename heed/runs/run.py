@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +29,7 @@ from heed import checksums
 from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.errors import RunError
-from heed.files import write_atomic
+from heed.files import delete_drafts, is_draft, lock_file, make_folder, write_atomic
 from heed.plugins import check_plugins
 
 FORMAT = 4
@@ -47,6 +46,8 @@ RECIPE_END = '# checksum = "{}"; delete this line if you change the file by hand
 """The last line of recipe.toml."""
 RESTORE = "Restore it from a copy of the run."
 """The advice for a file of a run that cannot be written again."""
+LOCK = ".lock"
+"""The file whose lock a process that trains in the folder holds."""
 
 
 class Run:
@@ -63,23 +64,45 @@ class Run:
         self.metrics_path = folder / "metrics.jsonl"
         self.environment_path = folder / "environment.json"
         self.figures = folder / "figures"
+        self._is_new_folder = False
 
     @classmethod
     def create(cls, folder: Path, recipe: Recipe) -> Run:
         """Create a new run. The folder and its recipe exist before anything slow begins."""
+        with cls.creating(folder, recipe) as run:
+            return run
+
+    @classmethod
+    @contextmanager
+    def creating(cls, folder: Path, recipe: Recipe) -> Iterator[Run]:
+        """Create a new run and hold its lock: of two at the same instant, one gets an error."""
         run = cls(folder)
-        if run.recipe_path.exists():
+        run.refuse_if_taken()
+        run._is_new_folder = make_folder(folder)
+        with run.locked():
+            run.refuse_if_taken()  # again: another process may have been faster
+            run.delete_drafts()
+            run.write_recipe(recipe)
+            yield run
+
+    def refuse_if_taken(self) -> None:
+        """Refuse to create a run where there is one, or anything else but an empty folder.
+
+        A lock and drafts, which a killed process leaves, do not count.
+        """
+        if self.recipe_path.exists():
             raise RunError(
                 "there is a run here already.",
-                where=str(folder),
-                todo=f"Continue it (heed resume {folder}), or name another folder.",
+                where=str(self.folder),
+                todo=f"Continue it (heed resume {self.folder}), or name another folder.",
             )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            what = "this folder is not empty." if folder.is_dir() else "this is a file."
-            raise RunError(what, where=str(folder), todo="Name a new folder.")
-        folder.mkdir(parents=True, exist_ok=True)
-        run.write_recipe(recipe)
-        return run
+        if not self.folder.exists():
+            return
+        if not self.folder.is_dir():
+            raise RunError("this is a file.", where=str(self.folder), todo="Name a new folder.")
+        if any(path.name != LOCK and not is_draft(path) for path in self.folder.iterdir()):
+            what = "this folder is not empty."
+            raise RunError(what, where=str(self.folder), todo="Name a new folder.")
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -95,19 +118,36 @@ class Run:
         return run
 
     def delete_if_unstarted(self) -> None:
-        """Delete the folder of a run whose training never started."""
-        if not self.metrics_path.exists() and not self.checkpoints.exists():
-            shutil.rmtree(self.folder)
+        """Delete a run whose training never started."""
+        if not self.metrics_path.exists():
+            self.delete_if_unsaved()
 
     def delete_if_unsaved(self) -> None:
-        """Delete the folder of a run that has no checkpoint to resume from."""
-        if not self.checkpoints.exists():
-            shutil.rmtree(self.folder)
+        """Delete a run that has no checkpoint to resume from.
+
+        Its folder stays if it was there before: it may be a link or the current folder.
+        """
+        if self.checkpoints.exists():
+            return
+        self.recipe_path.unlink(missing_ok=True)  # first: what is left is no run
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if self._is_new_folder:
+            self.folder.rmdir()
+
+    def delete_drafts(self) -> None:
+        """Delete what killed processes left half-written in the folder and below it."""
+        folders = [path for path in self.folder.iterdir() if path.is_dir() and not is_draft(path)]
+        for folder in (self.folder, *folders):
+            delete_drafts(folder)
 
     @property
     def finished(self) -> bool:
-        """Whether training is finished."""
-        return self.weights_path.exists()
+        """Whether training is finished. An empty file of weights is what a copy cut off leaves."""
+        return self.weights_path.exists() and self.weights_path.stat().st_size > 0
 
     @property
     def best_path(self) -> Path | None:
@@ -202,7 +242,8 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All complete lines of `metrics.jsonl`; a line cut off by a crash is left out.
 
-        An error if a line is damaged, or if there are fewer than the run has counted.
+        An error if a line is damaged, or if there are fewer than the run has counted. A number that
+        was not finite is None.
         """
         path, lines = self.metrics_path, self._read_metrics_lines()
         if len(lines) < (count := self._counted_lines()):
@@ -220,6 +261,12 @@ class Run:
         return next(
             (number for number, line in enumerate(lines) if not _is_intact_line(line)), len(lines)
         )
+
+    def truncate_metrics(self, lines: int) -> None:
+        """Delete all but the first lines of `metrics.jsonl`."""
+        complete = self._read_metrics_lines()
+        if self.metrics_path.exists():
+            write_atomic(self.metrics_path, b"".join(line + b"\n" for line in complete[:lines]))
 
     def _read_metrics_lines(self) -> list[bytes]:
         path = self.metrics_path
@@ -278,20 +325,13 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock: a second process that wants to train here gets an error."""
-        if sys.platform == "win32":
-            yield
-            return
-        import fcntl
-
-        with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+        with lock_file(self.folder / LOCK) as locked:
+            if locked is False:
                 raise RunError(
                     "another process is training in this folder.",
                     where=str(self.folder),
                     todo="Wait for it, stop it, or name another folder.",
-                ) from None
+                )
             yield
 
 

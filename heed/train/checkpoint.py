@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `step-N` with `tensors.safetensors` (weights, optimizer, generators) and
 `state.json` (plain numbers). It is written under another name, flushed to the disk and renamed, so
-it exists whole or not at all. Every file contains its checksum.
+it exists whole or not at all. Every file contains its checksum. What it counts on, the metrics and
+the weights below, is flushed before.
 
 Evaluations save weights alone beside them: `best-N` and `recent-N`. Those that were the best or the
 last when a checkpoint was written are kept as long as it is, and `state.json` has their steps. A
@@ -14,8 +15,6 @@ A checkpoint that was damaged later, or whose weights or metrics were, is recogn
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,31 +25,39 @@ from torch import Tensor
 
 from heed import checksums
 from heed.errors import RunError
+from heed.files import (
+    DISK_FULL,
+    delete_drafts,
+    delete_folder,
+    draft_folder,
+    make_folder,
+    publish,
+)
 from heed.models.weights import read_weights, verify_weights, write_weights_with_checksum
 from heed.runs.run import BEST, RECENT, STATE, TENSORS, WHOLE, list_weights
 
-DRAFT, DAMAGED = ".draft-", "damaged-"
-"""Prefixes of folders: being written, damaged."""
+DAMAGED = "damaged-"
+"""Prefix of the folder of a damaged checkpoint."""
 TRY_BEFORE = "Trying the one before it."
 """What happens next where a checkpoint is damaged."""
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> Path:
     """Write the checkpoint `step-N`; returns its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    delete_drafts(folder)
-    draft, final = folder / f"{DRAFT}{step:09d}", folder / f"{WHOLE}{step:09d}"
-    draft.mkdir()
+    final = folder / f"{WHOLE}{step:09d}"
     try:
-        write_tensors(draft / TENSORS, tensors)
-        state = checksums.dump_json(numbers | {"step": step})
-        _write_flushed(draft / STATE, state.encode())
-        if final.exists():
-            shutil.rmtree(final)
-        draft.rename(final)
-        _flush_folder(folder)
-    except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        make_folder(folder)
+        delete_drafts(folder)
+        with draft_folder(folder) as outer:
+            draft = outer / final.name
+            draft.mkdir()
+            write_weights_with_checksum(draft / TENSORS, tensors)
+            state = checksums.dump_json(numbers | {"step": step})
+            (draft / STATE).write_text(state, encoding="utf-8")
+            if final.exists():
+                final.rename(outer / "replaced")
+            publish(draft, final)
+    except (OSError, SafetensorError) as error:
         raise disk_error(error, folder) from error
     return final
 
@@ -114,7 +121,7 @@ def prune(folder: Path, keep: int, *, average: int) -> None:
     """
     checkpoints = sorted(folder.glob(f"{WHOLE}*"))
     for path in checkpoints[:-keep]:
-        shutil.rmtree(path)
+        delete_folder(path)
     for kind, count in ((BEST, 1), (RECENT, average)):
         paths = list_weights(folder, kind)
         needed = {*paths[-count:]}
@@ -127,7 +134,7 @@ def prune(folder: Path, keep: int, *, average: int) -> None:
 
 def save_weights(folder: Path, kind: str, step: int, weights: dict[str, Tensor]) -> None:
     """Save weights as BEST or RECENT of a step."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     write_tensors(weights_path(folder, kind, step), weights)
 
 
@@ -156,32 +163,19 @@ def average_recent(folder: Path, steps: Sequence[int], *, todo: str) -> dict[str
     return {name: (total / len(steps)).to(dtypes[name]) for name, total in sums.items()}
 
 
-def delete_drafts(folder: Path) -> None:
-    """Delete what a killed process left half-written."""
-    for path in folder.glob(f"{DRAFT}*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file atomically, flushed to the disk."""
-    draft = path.with_name(f"{DRAFT}{path.name}")
     try:
-        write_weights_with_checksum(draft, tensors)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-        _flush_folder(path.parent)
+        with draft_folder(path.parent) as draft:
+            write_weights_with_checksum(draft / path.name, tensors)
+            publish(draft / path.name, path)
     except (OSError, SafetensorError) as error:
-        draft.unlink(missing_ok=True)
         raise disk_error(error, path) from error
 
 
 def disk_error(error: Exception, path: Path) -> RunError:
     """The error of a disk that cannot be written to."""
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
     what = "the disk is full." if full else f"the disk cannot be written to: {error}."
     first = "Free some space (checkpoints/ of old runs, say)" if full else "Correct that"
     return RunError(
@@ -194,20 +188,3 @@ def disk_error(error: Exception, path: Path) -> RunError:
 def _step(path: Path) -> str:
     """The step in the name of a checkpoint or of weights."""
     return path.name.partition("-")[2][:9]
-
-
-def _write_flushed(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

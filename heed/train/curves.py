@@ -57,6 +57,12 @@ def draw_curves(run: Run) -> None:
         plot.save(figure, run.figures / "perplexity")
 
 
+def has_curves(run: Run) -> bool:
+    """Whether every figure is there; False after a kill between the weights and the figures."""
+    names = ["loss", *(["perplexity"] if run.recipe().task == "generate" else [])]
+    return all(path.exists() for name in names for path in plot.figure_paths(run.figures / name))
+
+
 def _training_losses(lines: list[dict[str, Any]], log_every: int) -> list[tuple[float, float]]:
     """The training loss by step; each point is the mean since the point before.
 
@@ -80,9 +86,9 @@ def _evaluations(lines: list[dict[str, Any]], metric: str) -> Series:
     for line in lines:
         if line["event"] == "evaluate":
             for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
-                if line[name][metric] < MAX_PERPLEXITY:
-                    point = (line["step"], line[name][metric])
-                    series.setdefault(name_of_set(name), []).append(point)
+                value = line[name][metric]
+                if value is not None and value < MAX_PERPLEXITY:
+                    series.setdefault(name_of_set(name), []).append((line["step"], value))
     return dict(sorted(series.items()))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from heed.checksums import BLANK, KEY, seal_text
 from heed.config.checks import find_unknown_metric
 from heed.config.train import LAST
 from heed.errors import ConfigError, RunError
+from heed.files import flush_file, flush_folder, to_json
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
 from heed.runs.best_weights import score_key
@@ -84,7 +84,7 @@ class Recorder:
             checkpoint.save_weights(self.run.checkpoints, BEST, state.step, weights)
         if averages:
             checkpoint.save_weights(self.run.checkpoints, RECENT_WEIGHTS, state.step, weights)
-        self._prune()
+        self.prune()
 
     def _evaluate_sets(self, model: nn.Module, progress: ProgressBar) -> Scores:
         setup = self.setup
@@ -146,14 +146,25 @@ class Recorder:
         return best
 
     def save(self) -> None:
-        """Save a checkpoint."""
+        """Save a checkpoint; the metrics that it counts are on the disk before it is."""
         tensors, numbers = self.state.state_tensors()
         if self.world.is_first:
+            self.flush()
             checkpoint.save(self.run.checkpoints, self.state.step, tensors, numbers)
-            self._prune()
+            self.prune()
         self.world.barrier()
 
-    def _prune(self) -> None:
+    def flush(self) -> None:
+        """Flush the metrics to the disk: once a checkpoint, since once a line would be slow."""
+        try:
+            if self.run.metrics_path.exists():
+                flush_file(self.run.metrics_path)
+                flush_folder(self.run.folder)
+        except OSError as error:
+            raise checkpoint.disk_error(error, self.run.metrics_path) from error
+
+    def prune(self) -> None:
+        """Delete checkpoints and weights that no longer have a use."""
         settings = self.settings
         checkpoint.prune(
             self.run.checkpoints, settings.keep_checkpoints, average=settings.average_checkpoints
@@ -170,7 +181,7 @@ class Recorder:
             return
         try:
             with self.run.metrics_path.open("a", encoding="utf-8") as file:
-                text = json.dumps(line | values | {"time": clock})
+                text = to_json(line | values | {"time": clock})
                 file.write(seal_text(text) + "\n")
         except OSError as error:
             raise checkpoint.disk_error(error, self.run.metrics_path) from error

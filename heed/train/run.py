@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from heed.config.checks import find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
 from heed.device import choose_device, is_out_of_memory
 from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
-from heed.files import write_atomic
 from heed.models.weights import require_matching_weights
 from heed.nn.lora import merge_adapters
 from heed.plugins import used_plugins
 from heed.runs.run import Run
 from heed.train import checkpoint
-from heed.train.curves import draw_curves
+from heed.train.curves import draw_curves, has_curves
 from heed.train.distributed.ranks import World, process_group
 from heed.train.distributed.sharding import UnshardedModel, distribute
 from heed.train.execution.choose import PlannedWork, build_step
@@ -58,32 +57,44 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
             recipe, pretrained = resolve_init(recipe)
         validate_recipe(recipe, pretrained)
         refuse_rank_conflicts(recipe, world, resumed=False)
-        run = Run(Path(world.broadcast(lambda: str(Run.create(folder, recipe).folder))))
-        try:
-            _train(run, recipe, torch_device, world, console, pretrained)
-        except TrainingMemoryError:
-            # The second attempt has smaller batches, so it starts again.
-            if world.is_first:
-                run.delete_if_unsaved()
-            raise
-        except (ConfigError, DataError, OSError):
-            # An unstarted run would be in the way of a second attempt.
-            if world.is_first:
-                run.delete_if_unstarted()
-            raise
-        except KeyboardInterrupt:
-            if world.is_first:
-                run.delete_if_unstarted()
-            if run.folder.exists():  # interrupted twice while training
+        with _creating(folder, recipe, world) as run:
+            try:
+                _train(run, recipe, torch_device, world, console, pretrained)
+            except TrainingMemoryError:
+                # The second attempt has smaller batches, so it starts again.
+                if world.is_first:
+                    run.delete_if_unsaved()
                 raise
-            raise StoppedError(f"Stopped before the first step; {folder} is deleted.") from None
+            except (ConfigError, DataError, OSError):
+                # An unstarted run would be in the way of a second attempt.
+                if world.is_first:
+                    run.delete_if_unstarted()
+                raise
+            except KeyboardInterrupt:
+                if world.is_first:
+                    run.delete_if_unstarted()
+                if run.recipe_path.exists():  # interrupted twice while training
+                    raise
+                what = f"Stopped before the first step; nothing is left in {folder}."
+                raise StoppedError(what) from None
     return run
+
+
+@contextmanager
+def _creating(folder: Path, recipe: Recipe, world: World) -> Iterator[Run]:
+    """Create a run on rank 0, which holds its lock; the other ranks open it."""
+    if world.is_first:
+        with Run.creating(folder, recipe) as run:
+            world.broadcast(lambda: str(run.folder))
+            yield run
+    else:
+        yield Run(Path(world.broadcast(lambda: str(folder))))
 
 
 def resume(
     folder: Path, *, overrides: Sequence[str] = (), device: str = "auto", console: Console
 ) -> Run:
-    """Resume a run from its newest intact checkpoint; a finished run is left as it is.
+    """Resume a run from its newest intact checkpoint; a finished run gets the figures it lacks.
 
     With `overrides` of its recipe (`section.key=value`), a finished run trains on as well.
     """
@@ -93,16 +104,36 @@ def resume(
         change = change_recipe(run, recipe, overrides) if overrides else None
         refuse_rank_conflicts(change.recipe if change else recipe, world, resumed=True)
         if world.broadcast(lambda: run.finished) and change is None:
+            done = "its figures were missing and are drawn"
+            if not (world.is_first and _complete(run)):
+                done = "nothing to do"
             message = (
-                f"{folder}: this run is finished; nothing to do. "
+                f"{folder}: this run is finished; {done}. "
                 "To train on, raise its end: --set train.steps=N"
             )
             world.console(console).print(message, highlight=False, soft_wrap=True)
-        elif change is None:
-            _train(run, recipe, torch_device, world, console)
         else:
-            _train(run, change.recipe, torch_device, world, console, change=change)
+            with _locked(run, world):
+                if world.is_first:
+                    run.delete_drafts()
+                new_recipe = recipe if change is None else change.recipe
+                _train(run, new_recipe, torch_device, world, console, change=change)
     return run
+
+
+def _locked(run: Run, world: World) -> AbstractContextManager[None]:
+    """The lock of a run, which rank 0 holds."""
+    return run.locked() if world.is_first else nullcontext()
+
+
+def _complete(run: Run) -> bool:
+    """Draw the figures of a finished run that was killed before it drew them; whether it was."""
+    if not run.metrics_path.exists() or has_curves(run):
+        return False
+    with run.locked():
+        run.delete_drafts()
+        draw_curves(run)
+    return True
 
 
 def refuse_rank_conflicts(recipe: Recipe, world: World, *, resumed: bool) -> None:
@@ -121,7 +152,7 @@ def _train(
     pretrained: PretrainedModel | None = None,
     change: RecipeChange | None = None,
 ) -> None:
-    """Train a run to its end. Only rank 0 writes into the folder and to the console.
+    """Train a run to its end. Only rank 0, which has its lock, writes files and to the console.
 
     `change` is what `heed resume --set` changes of the run's recipe.
     """
@@ -130,32 +161,34 @@ def _train(
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    with run.locked() if world.is_first else nullcontext():
-        with oom_guard(recipe, run, preparing=True):
-            setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
-        _refuse_changed_data(run, setup)
-        say(f"Model: {describe_model(recipe, setup.model)}.")
-        with oom_guard(recipe, run):
-            loop = build_loop(setup, run, say=say)
-        if change is not None:
-            change.refuse_no_steps(run, loop.state.step, loop.steps)
-            if world.is_first:
-                change.write(run, loop.state.step)
-                say(change.describe(loop.state.step, loop.steps))
+    with oom_guard(recipe, run, preparing=True):
+        setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
+    _refuse_changed_data(run, setup)
+    say(f"Model: {describe_model(recipe, setup.model)}.")
+    with oom_guard(recipe, run):
+        loop = build_loop(setup, run, say=say)
+    recorder = loop.recorder
+    if change is not None:
+        change.refuse_no_steps(run, loop.state.step, loop.steps)
         if world.is_first:
-            _truncate_metrics(run, loop.state.lines)
-            checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
-            changes = run.environment().get("recipe_changes", [])
-            environment = _environment(setup, loop.loader.steps_per_epoch, changes)
-            run.write_environment(environment)
-        bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
-        with bar as progress, loop.recorder.tracked(), oom_guard(recipe, run):
-            loop.train(progress)
-            weights = loop.recorder.choose_weights(progress) if world.is_first else {}
-        if world.is_first:
-            run.write_environment(environment | {"lines": loop.state.lines})
-            checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
-            draw_curves(run)
+            change.write(run, loop.state.step)
+            say(change.describe(loop.state.step, loop.steps))
+    if world.is_first:
+        run.truncate_metrics(loop.state.lines)  # those of steps that are trained again
+        checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
+        recorder.prune()
+        changes = run.environment().get("recipe_changes", [])
+        environment = _environment(setup, loop.loader.steps_per_epoch, changes)
+        run.write_environment(environment)
+    bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
+    with bar as progress, recorder.tracked(), oom_guard(recipe, run):
+        loop.train(progress)
+        weights = recorder.choose_weights(progress) if world.is_first else {}
+    if world.is_first:
+        recorder.flush()
+        run.write_environment(environment | {"lines": loop.state.lines})
+        checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
+        draw_curves(run)
 
 
 def _environment(
@@ -239,7 +272,8 @@ def _restore(state: State, setup: TrainingSetup, run: Run, say: Say) -> None:
         raise RunError(
             "all of its checkpoints are damaged, so the run cannot be resumed.",
             where=str(run.folder),
-            todo="Restore one from a copy, or delete its checkpoints folder to start again.",
+            todo="Restore what is named above from a copy, or delete its checkpoints folder to "
+            "start again.",
         )
     _refuse_different_steps(state, run)
     if world.is_first:
@@ -271,13 +305,6 @@ def _refuse_changed_data(run: Run, setup: TrainingSetup) -> None:
             where=str(run.folder),
             todo="Restore the files, or train again in another folder.",
         )
-
-
-def _truncate_metrics(run: Run, lines: int) -> None:
-    """Remove metrics of steps after the checkpoint, which are trained again."""
-    if run.metrics_path.exists():
-        complete = run.metrics_path.read_bytes().split(b"\n")[:-1]  # without a line cut off
-        write_atomic(run.metrics_path, b"".join(line + b"\n" for line in complete[:lines]))
 
 
 @contextmanager

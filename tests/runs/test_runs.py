@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
+from threading import Barrier
+from time import sleep
 from typing import Any
 
 import pytest
@@ -15,7 +18,8 @@ from rich.console import Console
 from test_cli import heed
 
 from heed.config import Recipe
-from heed.errors import RunError
+from heed.errors import DataError, RunError
+from heed.files import to_json
 from heed.runs.best_weights import LOWER_IS_BETTER, chosen_evaluation
 from heed.runs.index import build_runs_table, list_runs
 from heed.runs.load import load_run
@@ -53,14 +57,16 @@ scores = st.lists(st.tuples(score, score), min_size=1, max_size=6)
 def test_the_chosen_evaluation_is_that_of_the_kept_weights(
     scores: list[tuple[float, float]], metric: str
 ) -> None:
-    """Training keeps an evaluation's weights where it is better than all before it; what is no
-    number is better than nothing, and worse than all else."""
+    """Training keeps an evaluation's weights where it is better than all before it. A score that
+    is not finite is better than nothing, and worse than all else; on disk it is null."""
     lines = [evaluation(i, loss=loss, bleu=bleu) for i, (loss, bleu) in enumerate(scores, 1)]
     best, sign = lines[0], -1 if metric in LOWER_IS_BETTER else 1
     for line in lines:
         value, before = line["dev"][metric], best["dev"][metric]
-        if sign * value > sign * before or (math.isnan(before) and not math.isnan(value)):
+        if math.isfinite(value) and (sign * value > sign * before or not math.isfinite(before)):
             best = line
+    number, lines = lines.index(best), json.loads(to_json(lines))
+    best = lines[number]
     train = {"event": "train", "step": 0, "loss": 0.0}
     assert chosen_evaluation([train, *lines], f"dev/{metric}") is best
     for better in (True, False):
@@ -144,6 +150,62 @@ def test_a_run_is_not_created_over_other_files(taken: str, said: str, tmp_path: 
         Run.create(tmp_path / taken, Recipe.of({}))
 
 
+def test_a_folder_with_nothing_but_drafts_and_a_lock_counts_as_empty(tmp_path: Path) -> None:
+    """What a process leaves that was killed before it had created its run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    (folder / ".draft-recipe.toml-0123456789ab").write_text("task =")
+    run = Run.create(folder, Recipe.of({}))
+    assert [path.name for path in run.folder.iterdir() if path.name != ".lock"] == ["recipe.toml"]
+
+
+def test_a_run_that_is_not_complete_yet_is_not_listed(tmp_path: Path) -> None:
+    Run.create(tmp_path / ".draft-0123456789ab" / "half", Recipe.of({}))
+    assert list_runs(tmp_path) == []
+
+
+def test_of_two_that_create_a_run_at_one_instant_one_is_refused(tmp_path: Path) -> None:
+    """Whoever is first has the folder until the end, and the recipe there is its own."""
+    recipes = [Recipe.of({"seed": seed}) for seed in range(4)]
+
+    def create(number: int, folder: Path, start: Barrier) -> int | str:
+        start.wait()
+        try:
+            with Run.creating(folder, recipes[number]) as run:
+                sleep(0.02)
+                return run.recipe().seed - number  # 0: its own
+        except RunError as error:
+            return error.what
+
+    with ThreadPoolExecutor(len(recipes)) as pool:
+        for attempt in range(20):
+            folder, start = tmp_path / f"{attempt}", Barrier(len(recipes))
+            answers = [pool.submit(create, number, folder, start) for number in range(len(recipes))]
+            results = [answer.result() for answer in answers]
+            assert results.count(0) == 1, results
+            assert "another process is training in this folder." in results
+
+
+@pytest.mark.parametrize("place", ["link", "."])
+def test_a_start_that_is_refused_leaves_the_folder_as_it_was(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link or the current folder: neither can be deleted as a whole."""
+    (tmp_path / "train.tsv").write_text("good\ta b c\n" * 9)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target" / "link").rename(tmp_path / "link")
+    monkeypatch.chdir(tmp_path / "target")
+    folder = tmp_path / "link" if place == "link" else Path(place)
+    files = {"train": [str(tmp_path / "train.tsv")]}
+    recipe = Recipe.of({"task": "classify", "data": files, "model": TINY})
+    with pytest.raises(DataError, match="two classes or more"):
+        train_run.start(recipe, folder, device="cpu", console=Console(quiet=True))
+    assert folder.is_dir()
+    assert not [*folder.iterdir()]
+
+
 # ------------------------------------------------------------ next steps
 
 
@@ -191,7 +253,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@given(share=st.floats(0.0, 0.999))
+@given(share=st.floats(0.01, 0.999))
 def test_truncated_weights_are_an_error(run: Path, share: float) -> None:
     whole = Run(run).weights_path.read_bytes()
     try:

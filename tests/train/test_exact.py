@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import pty
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,10 +27,12 @@ from heed.config import MERGES, Recipe
 from heed.config.train import OPTIMIZERS
 from heed.errors import RunError, StoppedError
 from heed.runs.best_weights import chosen_evaluation
+from heed.runs.index import build_runs_table, list_runs
 from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train import run as train_run
+from heed.train.curves import draw_curves
 from heed.train.recorder import Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -305,6 +311,58 @@ def test_a_finished_run_says_so_and_stays_as_it_is(corpus: Path, tmp_path: Path)
     console.file.close()
 
 
+def test_figures_that_a_kill_left_out_are_drawn_by_resume(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(run: Run) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_run, "draw_curves", dies)
+        with pytest.raises(Killed):
+            train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    run = Run(tmp_path / "run")
+    before = outcome(run)
+    assert run.finished
+    assert not run.figures.exists()
+    train_run.resume(run.folder, device="cpu", console=QUIET)
+    assert {path.name for path in run.figures.iterdir()} == {"loss.png", "loss.svg"}
+    assert outcome(run) == before
+
+
+def test_an_empty_file_of_weights_is_not_a_finished_run(corpus: Path, tmp_path: Path) -> None:
+    run = train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
+    before = outcome(run)
+    run.weights_path.write_bytes(b"")
+    assert not run.finished
+    train_run.resume(run.folder, device="cpu", console=QUIET)
+    assert outcome(run) == before
+
+
+def test_metrics_are_strict_json_whatever_was_measured(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what reads them knows that a number which is not finite is null."""
+    scoring(monkeypatch, math.nan, math.inf, 1.0, math.nan)
+    recipe = make_recipe(corpus, steps=4, evaluate_every=1, log_every=1)
+    run = train_run.start(recipe, tmp_path / "run", device="cpu", console=QUIET)
+    lines = [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in run.metrics_path.read_text().splitlines()
+    ]
+    evaluated = [line["dev"]["loss"] for line in lines if line["event"] == "evaluate"]
+    assert evaluated == [None, None, 1.0, None]
+    best = chosen_evaluation(run.metrics(), "dev/loss")
+    assert best is not None
+    assert best["step"] == 3
+    assert run.best_path is not None
+    assert run.best_path.name == "best-000000003.safetensors"
+    draw_curves(run)
+    (entry,) = list_runs(tmp_path)
+    assert entry["broken"] is None
+    assert build_runs_table([entry | {"dev": {"loss": None}}]).row_count == 1
+
+
 def test_a_folder_with_a_run_in_it_is_refused(corpus: Path, tmp_path: Path) -> None:
     train_run.start(make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET)
     before = outcome(tmp_path / "run")
@@ -362,7 +420,9 @@ def test_killed_for_real_at_random_moments(corpus: Path, tmp_path: Path) -> None
     assert outcome(Path(whole)) == outcome(Path(broken))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_is_the_exit_code(
     corpus: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -383,7 +443,46 @@ def test_a_signal_saves_and_is_the_exit_code(
     assert progress["step"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_closed_terminal_saves(corpus: Path, tmp_path: Path) -> None:
+    """The terminal is gone while the run trains: SIGHUP comes, and every output is an error."""
+    recipe = make_recipe(corpus, steps=100_000, checkpoint_every=100_000, evaluate_every=100_000)
+    (tmp_path / "recipe.toml").write_text(recipe.toml())
+    run = Run(tmp_path / "run")
+    words = ["-m", "heed", "train", str(tmp_path / "recipe.toml"), "--run", str(run.folder)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        arguments = [sys.executable, *words, "--device", "cpu"]
+        os.execv(sys.executable, arguments)  # noqa: S606  # the child of `pty.fork`
+    reader = threading.Thread(target=_read_until, args=(terminal, run.metrics_path))
+    reader.start()
+    reader.join(timeout=120)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert checkpoint.load_newest(run.checkpoints, print)[1]["step"] > 0
+
+
+def _read_until(terminal: int, path: Path) -> None:
+    """Read what is shown until there is such a file: an unread terminal would block."""
+    while not path.exists():
+        os.read(terminal, 1 << 16)
+
+
+def test_hangups_that_are_ignored_stay_so(corpus: Path, tmp_path: Path) -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with asked_at(4, signal.SIGHUP):
+            run = train_run.start(
+                make_recipe(corpus), tmp_path / "run", device="cpu", console=QUIET
+            )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert run.finished
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_continues_to_the_same_bits(
     corpus: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -33,11 +33,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from heed.data.synthetic.documents import Document
 from heed.data.synthetic.speakers import STYLES
 from heed.errors import DataError, nearest
+from heed.files import draft_folder
 
 SPEAKERS: tuple[str, str, str] = (STYLES[0].name, STYLES[1].name, STYLES[2].name)
 SPLITS = ("train", "dev", "test")
@@ -126,9 +126,9 @@ def write_corpus(
 
 def _write_split(folder: Path, split: str, lines: Iterator[Sentence]) -> dict[str, Path]:
     names = [f"{split}.{ending}" for ending in ("en", "fr", "align", "tsv", "txt")]
-    # Another process may be writing the same files: each uses its own temporary folder.
-    with TemporaryDirectory(prefix=".unfinished-", dir=folder) as temporary:
-        unfinished = [Path(temporary) / name for name in names]
+    # Another process may be writing the same files: each uses its own draft folder.
+    with draft_folder(folder) as temporary:
+        unfinished = [temporary / name for name in names]
         with ExitStack() as stack:
             english, french, links, labelled, text = (
                 stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))

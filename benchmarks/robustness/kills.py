@@ -1,0 +1,112 @@
+"""Kill a training run, an evaluation and an import before every single file operation.
+
+    PYTHONPATH=benchmarks python -m robustness.kills [--every N]
+
+The process kills itself (SIGKILL) before its first operation, its second, and so on; writes are
+also killed half-way. The command is then given again (`heed resume`, where there is a run). What it
+leaves must equal what an unbroken command leaves: weights, metrics but for the clock, every file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from robustness.commands import import_once
+from robustness.file_operations import Watch, kill_at
+from robustness.trials import (
+    Counts,
+    Trial,
+    exportable_recipe,
+    keep_counts,
+    new_trial,
+    outcome,
+    require_success,
+)
+
+Command = Callable[[Trial], list[str]]
+
+
+def kill_everywhere(
+    base: Path,
+    folder: Path,
+    command: Command,
+    command_again: Command,
+    *,
+    every: int = 1,
+    first: int = 0,
+) -> Counts:
+    """Kill a command before each operation from `first` on, or each `every`-th, until it ends.
+
+    Every trial begins with a copy of `base`.
+    """
+    unbroken = new_trial(folder / "unbroken", like=base)
+    require_success(unbroken.heed(command(unbroken)))
+    expected, counts, number = outcome(unbroken.run), Counts(), first
+    while True:
+        trial = new_trial(folder / "broken", like=base)
+        watch = Watch(trial.watched, before=kill_at(number))
+        ended = trial.heed(command(trial), prepare=watch.install)
+        if ended.code != -signal.SIGKILL:
+            require_success(ended)
+            return counts
+        again = trial.heed(command_again(trial))
+        counts.add(f"operation {number}", again, expected, outcome(trial.run))
+        number += every
+
+
+def make_bases(folder: Path) -> dict[str, tuple[Path, Command, Command]]:
+    """For each command: the folder it begins with, the command, and the one to give again."""
+    new = new_trial(folder / "new")
+    trained = new_trial(folder / "trained", like=new.folder)
+    require_success(trained.heed(trained.train()))
+    other = new_trial(folder / "other")
+    (other.folder / "recipe.toml").write_text(exportable_recipe().toml(), encoding="utf-8")
+    require_success(other.heed(other.train()))
+    exported = new_trial(folder / "imported", like=new.folder)
+    require_success(
+        other.heed(["export", str(other.run), str(exported.folder / "exported"), "--to", "hf"])
+    )
+    return {
+        "train": (new.folder, Trial.train, Trial.continue_training),
+        "evaluate": (trained.folder, Trial.evaluate, Trial.evaluate),
+        "import": (exported.folder, Trial.import_model, _import_again),
+    }
+
+
+def _import_again(trial: Trial) -> list[str]:
+    """The import again, or `heed resume` where the run is there."""
+    return trial.continue_training() if trial.run.exists() else trial.import_model()
+
+
+def main() -> None:
+    """Kill every command everywhere, and save the counts."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--every", type=int, default=1, help="Kill before every N-th operation.")
+    parser.add_argument("--first", type=int, default=0, help="The first operation to kill before.")
+    parser.add_argument("--only", help="One command: train, evaluate or import.")
+    parser.add_argument("--keep", action="store_true", help="Save the counts in the results.")
+    options = parser.parse_args()
+    import_once()
+    begin, counts = time.monotonic(), {}
+    with tempfile.TemporaryDirectory() as name:
+        for kind, (base, command, again) in make_bases(Path(name) / "bases").items():
+            if options.only in (None, kind):
+                folder = Path(name) / kind
+                counts[kind] = kill_everywhere(
+                    base, folder, command, again, every=options.every, first=options.first
+                )
+    if options.keep:
+        title = "Kills before every file operation"
+        keep_counts("robustness-kills", title, counts, time.monotonic() - begin)
+    for kind, one in counts.items():
+        print(kind, dict(one.numbers), *one.examples, sep="\n", flush=True)
+    raise SystemExit(0 if all(one.is_harmless for one in counts.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The commands that are broken off, what they leave when unbroken, and how both are compared."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, machine
+
+from heed.config import Recipe
+from heed.runs.run import LOCK, Run
+from robustness.commands import Ended, run_heed
+
+TINY_MODEL = {"layers": 1, "width": 8, "heads": 2, "dropout": 0.1}
+WORK = "work"
+"""The folder below which file operations are watched: the run and the cache."""
+
+
+def translator_recipe() -> Recipe:
+    """A recipe with every kind of file: generated text, averaged weights, one checkpoint kept."""
+    return Recipe.of(
+        {
+            "data": {"synthetic": 24, "synthetic_test": 4, "max_length": 24},
+            "tokenizer": {"kind": "word"},
+            "model": TINY_MODEL,
+            "train": {
+                "steps": 5,
+                "batch_size": 8,
+                "checkpoint_every": 2,
+                "evaluate_every": 2,
+                "log_every": 1,
+                "keep_checkpoints": 1,
+                "average_checkpoints": 2,
+            },
+        }
+    )
+
+
+def exportable_recipe() -> Recipe:
+    """A language model that Hugging Face's GPT-2 can hold."""
+    shape = {"position": "learned", "max_positions": 32, "activation": "gelu_tanh"}
+    return Recipe.of(
+        {
+            "task": "generate",
+            "data": {"synthetic": 24, "synthetic_test": 4, "max_length": 16},
+            "tokenizer": {"kind": "bpe", "vocab_size": 300},
+            "model": TINY_MODEL | shape,
+            "train": {"steps": 2, "batch_size": 8},
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A folder with a run and a cache, on which commands work."""
+
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return self.folder / WORK / "runs" / "run"
+
+    @property
+    def cache(self) -> Path:
+        """The cache folder."""
+        return self.folder / WORK / "cache"
+
+    @property
+    def watched(self) -> Path:
+        """The folder of all file operations that count."""
+        return self.folder / WORK
+
+    def train(self) -> list[str]:
+        """The command that trains the run."""
+        return ["train", str(self.folder / "recipe.toml"), "--run", str(self.run), *ON_CPU]
+
+    def continue_training(self) -> list[str]:
+        """The command that a user gives after a break: resume, or train where there is no run."""
+        resume = ["resume", str(self.run), *ON_CPU]
+        return resume if (self.run / "recipe.toml").exists() else self.train()
+
+    def evaluate(self) -> list[str]:
+        """The command that evaluates the run."""
+        return ["evaluate", str(self.run), "--split", "dev", "--bootstrap", "10", *ON_CPU]
+
+    def import_model(self) -> list[str]:
+        """The command that imports a model as the run."""
+        return ["import", str(self.folder / "exported"), "--run", str(self.run)]
+
+    def heed(self, arguments: Sequence[str], **options: Any) -> Ended:
+        """Run a command with the trial's cache."""
+        return run_heed(arguments, cache=self.cache, **options)
+
+
+ON_CPU = ("--device", "cpu")
+
+
+def new_trial(folder: Path, *, like: Path | None = None) -> Trial:
+    """A folder with the recipe; `like` is one to copy, with everything in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if like is not None:
+        shutil.copytree(like, folder, symlinks=True)
+    else:
+        (folder / WORK).mkdir(parents=True)
+        recipe = translator_recipe().toml()
+        (folder / "recipe.toml").write_text(recipe, encoding="utf-8")
+    return Trial(folder)
+
+
+def require_success(ended: Ended) -> None:
+    """Raise an error if an unbroken command failed: then nothing can be compared."""
+    if ended.code != 0:
+        raise RuntimeError(ended.output)
+
+
+# ----------------------------------------------------------------------------------- outcomes
+
+
+Outcome = dict[str, Any]
+"""The content of every file of a run folder, by name."""
+
+
+def outcome(run: Path) -> Outcome:
+    """What a run folder holds, without what depends on the clock or on where the folder is."""
+    content: Outcome = {}
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run).as_posix()
+        if path.is_dir():
+            content[f"{name}/"] = None
+        elif name == "metrics.jsonl":
+            content[name] = [without_time(line) for line in Run(run).metrics()]
+        elif name != LOCK:
+            content[name] = path.read_bytes().replace(str(run.parents[2]).encode(), b"")
+    return content
+
+
+def without_time(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics without what depends on the clock."""
+    return {key: value for key, value in line.items() if key != "time"}
+
+
+def describe_differences(unbroken: Outcome, broken: Outcome) -> list[str]:
+    """One sentence for each file that differs."""
+    sentences = [f"{name} is missing" for name in unbroken.keys() - broken.keys()]
+    sentences += [f"{name} is left over" for name in broken.keys() - unbroken.keys()]
+    common = unbroken.keys() & broken.keys()
+    return sentences + [f"{name} differs" for name in common if unbroken[name] != broken[name]]
+
+
+@dataclass
+class Counts:
+    """What became of all breaks."""
+
+    numbers: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    """Sentences about breaks that did harm."""
+
+    def add(self, where: str, ended: Ended, unbroken: Outcome, broken: Outcome) -> None:
+        """Count one break, after which the command was given again and ended so."""
+        self.numbers["breaks"] += 1
+        differences = describe_differences(unbroken, broken)
+        lines = (len(x.get("metrics.jsonl", ())) for x in (unbroken, broken))
+        lost = max(0, next(lines) - next(lines))
+        harms = {
+            "tracebacks": int(ended.has_traceback),
+            "refusals": int(ended.code != 0 and not ended.has_traceback),
+            "silent differences": int(ended.code == 0 and bool(differences)),
+            "lost lines": lost if ended.code == 0 else 0,
+        }
+        self.numbers.update(harms)
+        if any(harms.values()):
+            last = ended.output.strip().splitlines()[-1:] or [""]
+            changes = "; ".join(differences)
+            self.examples.append(f"{where}: exit {ended.code}, {changes} | {last[0]}")
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether no break did harm."""
+        return not self.examples
+
+
+def keep_counts(name: str, title: str, counts: dict[str, Counts], seconds: float) -> None:
+    """Print the counts, and save them as Markdown and JSON with the machine and the commit."""
+    info = machine("cpu") | {"commit": _commit(), "seconds": round(seconds), **_versions()}
+    columns = ["breaks", "tracebacks", "refusals", "silent differences", "lost lines"]
+    rows = [f"| {' | '.join(['', *columns])} |", f"|{'---|' * (len(columns) + 1)}"]
+    for kind, one in counts.items():
+        rows.append(f"| {kind} | {' | '.join(str(one.numbers[column]) for column in columns)} |")
+    head = [f"- {key}: {value}" for key, value in info.items()]
+    harm = [f"- {kind}: {text}" for kind, one in counts.items() for text in one.examples]
+    page = "\n".join([f"# {title}", "", *rows, "", *head, *(["", *harm] if harm else []), ""])
+    print(page, flush=True)
+    (RESULTS / f"{name}.md").write_text(page, encoding="utf-8")
+    figures = {kind: dict(one.numbers) | {"harm": one.examples} for kind, one in counts.items()}
+    document = json.dumps({"machine": info, "figures": figures}, indent=1)
+    (RESULTS / f"{name}.json").write_text(document + "\n", encoding="utf-8")
+
+
+def _commit() -> str:
+    answer = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607  # git is wherever the user has it
+        cwd=RESULTS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    packages = ("safetensors", "tokenizers", "numpy")
+    return {name: version(name) for name in packages} | {"file system": _file_system()}
+
+
+def _file_system() -> str:
+    """The type of the file system of temporary files, where Linux says it."""
+    if sys.platform != "linux":
+        return platform.system()
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    below = [mount for mount in mounts if Path("/tmp").is_relative_to(mount[0])]  # noqa: S108
+    return max(below, key=lambda mount: len(mount[0]))[1]
