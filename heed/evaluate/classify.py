@@ -80,9 +80,9 @@ def evaluate_parts(job: Job) -> list[Result]:
         for result, rows in zip(results, job.parts, strict=True):
             result["baselines"] = _compare_with_baselines(job, baselines, predictions, rows)
     if calibration is not None:
-        job.writers.append(partial(calibration.save, job.run))
-    job.writers.append(partial(_write_predictions, job, classes, predictions))
-    job.writers.append(partial(_draw_figures, job, results[0]))
+        job.writers.append(partial(_save_calibration, calibration=calibration))
+    job.writers.append(partial(_write_predictions, classes=classes, predictions=predictions))
+    job.writers.append(partial(_draw_figures, result=results[0]))
     return results
 
 
@@ -183,6 +183,11 @@ def _write_predictions(job: Job, classes: Classes, predictions: Predictions) -> 
         rows.append([*cells, *(f"{p:.6f}" for p in probabilities[i])])
     table = "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
     save_table(job.run.folder, PREDICTIONS, job.held_out.name, table)
+
+
+def _save_calibration(job: Job, calibration: Calibration) -> None:
+    """Save the temperature, which the run's probabilities use from now on."""
+    calibration.save(job.run)
 
 
 def _draw_figures(job: Job, result: Result) -> None:

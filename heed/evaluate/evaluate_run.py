@@ -60,10 +60,10 @@ def evaluate_run(
     It is saved first, because printing may fail: `| head -1` closes the pipe. A result that cannot
     be saved is passed on all the same, before the error.
     """
-    result, writers = _evaluate(folder, options, device=device, notify=notify)
+    result, save = _evaluate(folder, options, device=device, notify=notify)
     show = on_result or (lambda _: None)
     try:
-        results_file.write_outputs(folder, writers)
+        save()
     except RunError:
         show(result)
         raise
@@ -73,8 +73,8 @@ def evaluate_run(
 
 def _evaluate(
     folder: Path, options: Options, *, device: str, notify: Notify
-) -> tuple[Result, list[Callable[[], None]]]:
-    """The result, and the functions that save it."""
+) -> tuple[Result, Callable[[], None]]:
+    """The result, and the function that saves it."""
     run = Run.open(folder)
     _check_options(folder, run.recipe().task, options)
     model, tokenizer, recipe = load_run(folder, device=device, weights=options.weights)
@@ -83,7 +83,7 @@ def _evaluate(
         suffix = f"{results_file.OTHER_WEIGHTS}{weights['step']}"
     if options.text:
         head = {"run": str(folder), "task": recipe.task, "checkpoint": weights}
-        return head | generate.score_texts(model, tokenizer, recipe, options), []
+        return head | generate.score_texts(model, tokenizer, recipe, options), lambda: None
     train = find_training_text(run, recipe)
     stored = results_file.read_results(folder)
     held_out = find_set(recipe, train, split=options.split, test=options.test)
@@ -132,8 +132,24 @@ def _evaluate(
         if clean
         else None,
     } | ({"overlap_unknown": train.missing} if seen is None else {})
-    save = partial(results_file.save_result, folder, held_out.name, result)
-    return result, [*job.writers, save]
+    return result, partial(_save, job, result)
+
+
+def _save(job: Job, result: Result) -> None:
+    """Save the tables and the result in the run folder, under a name that no other text has.
+
+    Another evaluation may have ended meanwhile: the name is chosen again, while others wait.
+    """
+    folder = job.run.folder
+    with results_file.saving_results(folder):
+        job.run.delete_drafts()
+        stored = results_file.read_results(folder)
+        reserved = reserved_names(job.recipe, job.options.test)
+        held_out = _with_unique_name(job.held_out, stored, reserved, job.notify)
+        result["split"] = held_out.name
+        for write in job.writers:
+            write(replace(job, held_out=held_out))
+        results_file.save_result(folder, held_out.name, result)
 
 
 def _check_options(folder: Path, task: str, options: Options) -> None:

@@ -56,7 +56,7 @@ def _part_results(job: Job) -> list[Result]:
     ids = WordCache(job.tokenizer).encode_batch(texts)
     scored = _score_ids(job.model, job.tokenizer, job.recipe, ids, options)
     counts = count_losses(job.tokenizer, texts, scored)
-    job.writers.append(partial(_write_documents, job, counts))
+    job.writers.append(partial(_write_documents, counts=counts))
     window = {"tokens": job.recipe.data.max_length, "stride": options.stride}
     return [
         perplexity_metrics([counts[i] for i in part]) | {"window": window} for part in job.parts

@@ -66,6 +66,6 @@ class Job:
     notify: Notify
     weights_suffix: str = ""
     """What is appended to names of sets where the weights are not the run's best ones."""
-    writers: list[Callable[[], None]] = field(default_factory=list)
+    writers: list[Callable[[Job], None]] = field(default_factory=list)
     """Functions that write to the run folder. They run last, because the folder may not be
-    writable."""
+    writable; and they get this job again, because another evaluation may have taken its name."""

@@ -24,7 +24,7 @@ def evaluate_parts(job: Job) -> list[Result]:
     pipeline = TranslationPipeline([model], job.tokenizer, decode, max_source=max_source)
     translations = pipeline.translate([record.texts[0] for record in job.records])
     scores = [_score_rows(job, translations, rows) for rows in job.parts]
-    job.writers.append(partial(_write_sentences, job, scores[0]))
+    job.writers.append(partial(_write_sentences, scores=scores[0]))
     results = []
     for one, rows in zip(scores, job.parts, strict=True):
         result, cut = one.to_dict(), sum(translations[i].cut for i in rows)

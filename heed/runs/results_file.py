@@ -7,7 +7,8 @@ the same name; the hash of their content distinguishes them, and neither overwri
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from typing import Any
 from heed import checksums
 from heed.checksums import DamagedError
 from heed.errors import RunError
-from heed.files import to_json, write_atomic
+from heed.files import lock_file, make_folder, naming_path, to_json, write_atomic
 
 Result = dict[str, Any]
 """The result of one evaluation, as JSON values."""
-RESULTS = "evaluation.json"
+RESULTS, RESULTS_LOCK = "evaluation.json", ".evaluation.lock"
 TRANSLATIONS, PREDICTIONS, DOCUMENTS = "translations", "predictions", "documents"
 """Folders of the tables with every text, by task."""
 OTHER_WEIGHTS = "@step-"
@@ -71,10 +72,25 @@ def _candidate_names(name: str, files: Sequence[str], known: Sequence[str]) -> I
     yield from (f"{name}-{number}" for number in count(2))
 
 
+@contextmanager
+def saving_results(folder: Path) -> Iterator[None]:
+    """Write results in this block: one process after another, and OS errors become a `RunError`."""
+    try:
+        with naming_path(folder / RESULTS), lock_file(folder / RESULTS_LOCK, wait=True):
+            yield
+    except OSError as error:
+        raise RunError(
+            f"the results could not be saved: {error.strerror}.",
+            where=str(error.filename or folder),
+            todo="They are printed above. To save them, make the folder writable or copy the run.",
+        ) from error
+
+
 def save_result(folder: Path, name: str, result: Result) -> None:
     """Add a result to `evaluation.json`, merged with an earlier one on the same text and model.
 
-    The file is read again here: another set may have been evaluated at the same time.
+    The file is read again here: another set may have been evaluated at the same time. Call it
+    within `saving_results`, or one of two results that are saved at one instant is lost.
     """
     new: Result = json.loads(to_json(result))  # as it will be read back: no tuples
     results = read_results(folder)
@@ -108,18 +124,5 @@ def _overlay(base: Any, top: Any) -> Any:
 
 def save_table(folder: Path, kind: str, name: str, table: str) -> None:
     """Write the table (TSV) of every text of a test set; `kind` is its subfolder."""
-    (folder / kind).mkdir(exist_ok=True)
+    make_folder(folder / kind)
     write_atomic(folder / kind / f"{name}.tsv", table)
-
-
-def write_outputs(folder: Path, writers: Sequence[Callable[[], None]]) -> None:
-    """Call functions that write to the run folder; an OS error becomes a `RunError`."""
-    try:
-        for write in writers:
-            write()
-    except OSError as error:
-        raise RunError(
-            f"the results could not be saved: {error.strerror}.",
-            where=str(error.filename or folder),
-            todo="They are printed above. To save them, make the folder writable or copy the run.",
-        ) from error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from killing import dies_at
 from test_cli import heed
 
 from heed.errors import HeedError
-from heed.evaluate.evaluate_run import evaluate_run
+from heed.evaluate.evaluate_run import _evaluate, evaluate_run
 from heed.evaluate.job import Options
 from heed.runs import results_file
 from heed.runs.results_file import SAME_KEYS, merge_results, unique_set_name
@@ -111,6 +113,46 @@ def test_two_sets_can_be_evaluated_at_the_same_time(run: Path) -> None:
     (run / results_file.RESULTS).unlink(missing_ok=True)
     score("dev", lambda _: score("train"))
     assert {"dev", "train"} <= results(run).keys()
+
+
+def test_results_saved_at_one_instant_are_all_kept(tmp_path: Path) -> None:
+    start = Barrier(8)
+
+    def save(name: str) -> None:
+        start.wait()
+        with results_file.saving_results(tmp_path):
+            results_file.save_result(tmp_path, name, {"resamples": 0})
+
+    with ThreadPoolExecutor(8) as pool:
+        for attempt in range(5):
+            names = [f"{attempt}-{number}" for number in range(8)]
+            for answer in [pool.submit(save, name) for name in names]:
+                answer.result()
+            assert {*names} <= results(tmp_path).keys()
+
+
+def test_two_texts_of_one_name_evaluated_at_the_same_time_are_both_saved(
+    run: Path, text: Path
+) -> None:
+    """Both begin with the same free name; the one that ends later gets another."""
+    files = [another(text, folder) for folder in ("one", "two")]
+    for path in map(Path, (name for names in files for name in names)):
+        path.rename(path.with_stem("aligned"))
+    quick = Options(resamples=0, metrics=("bleu",))
+
+    def score(folder: str, before_saving: Callable[[], object]) -> str:
+        options = replace(quick, test=sides(text / folder, "aligned"))
+        result, save = _evaluate(run, options, device="cpu", notify=print)
+        before_saving()
+        save()
+        return str(result["split"])
+
+    names: list[str] = []
+    names.append(score("one", lambda: names.append(score("two", lambda: None))))
+    assert names == ["aligned", "one-aligned"]
+    assert {*names} <= results(run).keys()
+    tables = [(run / "translations" / f"{name}.tsv").read_text() for name in names]
+    assert tables[0] != tables[1]
 
 
 def test_fewer_metrics_do_not_discard_more(run: Path) -> None:
