@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 
 Listener = Callable[[str, Path], None]
 """Called with the kind of an operation and its path."""
@@ -39,17 +39,20 @@ class Watch:
 
     def install(self) -> None:
         """Replace the functions; there is no way back, so call it in a child."""
-        self._real_open, self._real_unlink = io.open, os.unlink
-        io.open = builtins.open = self._open  # type: ignore[assignment]  # the same signature
-        os.open = self._wrap_os_open(os.open)  # type: ignore[assignment]  # the same signature
-        os.fsync = self._wrap_fsync(os.fsync)
-        for name in PATH_FIRST:
-            setattr(os, name, self._wrap_path(name, getattr(os, name)))
-        for name in RENAMES:
-            setattr(os, name, self._wrap_rename(getattr(os, name)))
         from heed.models import weights
 
-        weights.save_file = self._wrap_save_file(weights.save_file)
+        self._real_open, self._real_unlink = io.open, os.unlink
+        replaced: list[tuple[Any, str, Any]] = [
+            (io, "open", self._open),
+            (builtins, "open", self._open),
+            (os, "open", self._wrap_os_open(os.open)),
+            (os, "fsync", self._wrap_fsync(os.fsync)),
+            (weights, "save_file", self._wrap_save_file(save_file)),
+            *((os, name, self._wrap_path(name, getattr(os, name))) for name in PATH_FIRST),
+            *((os, name, self._wrap_rename(getattr(os, name))) for name in RENAMES),
+        ]
+        for module, name, function in replaced:
+            setattr(module, name, function)
 
     def path_below(self, path: Any, folder: int | None = None) -> Path | None:
         """The absolute path, if it is below the watched folder; `folder` is an open one."""
