@@ -90,7 +90,7 @@ class Trial:
 
     def evaluate(self) -> list[str]:
         """The command that evaluates the run."""
-        return ["evaluate", str(self.run), "--split", "dev", "--bootstrap", "10", *ON_CPU]
+        return ["evaluate", str(self.run), "--split", "dev", "--bootstrap", "100", *ON_CPU]
 
     def import_model(self) -> list[str]:
         """The command that imports a model as the run."""
