@@ -27,6 +27,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.export import FORMATS
 from heed.export.support import describe_formats, suggested_preset
 from heed.models import build, huggingface
+from heed.runs.labels import Calibration
 from heed.runs.load import load_run
 from heed.runs.run import Run
 
@@ -287,6 +288,16 @@ def test_a_classifier_of_pairs_stays_one(tmp_path: Path, heed: Heed) -> None:
         pairs = [("a", "b"), ("c", "c")]
         assert after.classify(pairs) == before.classify(pairs)
         assert heed("classify", back, "a\tb").out.split() == before.classify([("a", "b")])
+    Calibration(2.5, "dev", 4, "hash").save(Run(tmp_path / "0"))
+    calibrated = Classifier.load(tmp_path / "0", device="cpu").probabilities(pairs)
+    assert calibrated[0] != pytest.approx(before.probabilities(pairs)[0], abs=1e-3)
+    assert heed("export", tmp_path / "0", tmp_path / "calibrated").code == 0
+    record = json.loads((tmp_path / "calibrated" / "calibration.json").read_text())
+    assert (record["temperature"], record["applied_to_logits"]) == (2.5, True)
+    assert heed("import", tmp_path / "calibrated", "--run", tmp_path / "again").code == 0
+    again = Classifier.load(tmp_path / "again", device="cpu").probabilities(pairs)
+    for one, other in zip(calibrated, again, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
     huggingface.save(*huggingface.load(out), tmp_path / "single")  # as one that learnt single texts
     config = json.loads((tmp_path / "single" / "config.json").read_text())
     assert not huggingface.is_pair_classifier(config)

@@ -9,6 +9,7 @@ from heed import checksums
 from heed.config import Recipe
 from heed.errors import HeedError
 from heed.files import publish, temporary_folder
+from heed.export.calibrated_logits import apply_calibration
 from heed.models import (
     Backbone,
     Classifier,
@@ -107,6 +108,7 @@ def export(run: Path, folder: Path) -> None:
         model.source_files = checksums.read_json(run / SOURCE_FILES, todo=RESTORE)
     tokenizer = load_tokenizer(source) if source.has_tokenizer() else None
     classes, search = Classes.read(source) or Classes(()), _beam_search(model, recipe)
+    apply_calibration(source, model, folder)
     huggingface.save(
         model, tokenizer, folder, classes=classes.names, pairs=classes.pairs, search=search
     )

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from heed.config import ModelConfig
 from heed.errors import RunError
+from heed.export.calibrated_logits import apply_calibration
 from heed.models import LanguageModel, Model, Translator
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.masks import count_positions
@@ -60,6 +61,7 @@ def export(run: Path, folder: Path) -> None:
     unsupported = find_unsupported(model.config, causal=is_generative(model))
     if unsupported:
         raise RunError(" ".join(unsupported), where=str(run))
+    apply_calibration(Run(run), model, folder)
     for graph in graphs(make_exportable(model.eval())):
         save(graph, folder / f"{graph.name}.onnx")
     tokenizer.save(folder / "tokenizer.json")

@@ -105,6 +105,13 @@ class Classifier(BaseModel):
         tokens = Tokens.resolve(ids, tokens, mask)
         return self.stack(self.embedding(ids, tokens.types_bn), tokens, weights=weights)
 
+    @torch.no_grad()
+    def scale_logits(self, factor: float) -> None:
+        """Multiply all logits by a factor, through the weight and bias of the output layer."""
+        output = self.head[-1] if isinstance(self.head, nn.Sequential) else self.head
+        for parameter in output.parameters():
+            parameter.mul_(factor)
+
     def _classify(self, ids: Tensor, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         pooled_bw = self.pool(x_bnw, mask)
         if self.grams is not None:
