@@ -8,12 +8,13 @@ importing this module is fast. Sizes are in inches, font sizes in points.
 from __future__ import annotations
 
 import io
+import textwrap
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 from heed.errors import HeedError, nearest
@@ -36,6 +37,10 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PNG_DPI = 160
 METADATA = ({"Software": None}, {"Date": None, "Creator": None})
 """Metadata of a PNG and of an SVG: no versions and no dates."""
+CHARACTER_WIDTH = 0.6
+"""The mean width of a character, as a share of the font size."""
+WIDE_CELLS = 5
+"""Classes up to which the cells of a confusion matrix are wide enough for names."""
 _STYLE_LOCK = threading.RLock()  # matplotlib's settings and Python's warnings are global
 STYLE = {
     "font.size": 9,
@@ -61,16 +66,14 @@ def curves(
     best: Mapping[str, float] | None = None,
     best_label: str = "best",
     log_y: bool = False,
-    bands: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     second_x: tuple[str, float] | None = None,
     note: str = "",
 ) -> Figure:
     """A line plot of one or more series of (x, y) points.
 
     `best` maps a series to an x that is marked with a dot; its value is in the legend, because
-    beside the dots values would cover the lines. `bands` maps a series to a (low, high) interval
-    for each point, shaded. `second_x` is an axis above: its label, and what x is divided by.
-    `note` is a text below.
+    beside the dots values would cover the lines. `second_x` is an axis above: its label, and what
+    x is divided by. `note` is a text below.
     """
     marked = dict(best or {})
     _check_series(series, marked, log_y)
@@ -89,9 +92,6 @@ def curves(
             dot = dot or ([0] if len(xs) == 1 else [])  # one point has no line
             line.set(marker="o" if dot else "", markevery=dot, markeredgecolor="white")
             lines.append(line)
-            if name in (bands or {}):
-                low, high = zip(*(bands or {})[name], strict=True)
-                axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
         axes.margins(x=0.02, y=0.05)
         if log_y:
             _set_log_axis(axes)
@@ -135,12 +135,8 @@ def attention_map(
     gold: Cells = (),
     row_label: str = "",
     column_label: str = "",
-    numbers: Sequence[Sequence[int]] = (),
 ) -> Figure:
-    """A heat map with a label for every row and column.
-
-    `gold` cells (row, column) are outlined. `numbers`, one per cell, are written into the cells.
-    """
+    """A heat map with a label for every row and column; `gold` cells (row, column) are outlined."""
     array = _check_weights(weights, rows, columns, gold, dimensions=2)
     with _style():
         cell = _clamp(8.0 / max(array.shape), 0.17, 0.34)
@@ -151,11 +147,6 @@ def attention_map(
         figure = _new_figure(left + width + 1.0, above + height + 0.2)
         axes = _add_axes(figure, left, 0.2, width, height)
         mesh = _draw_heat_map(axes, array, _color_limit(array), gold)
-        for row, values in enumerate(numbers):
-            for column, value in enumerate(values):
-                ink = "white" if array[row, column] > 0.6 * _color_limit(array) else INK
-                word = axes.text(column + 0.5, row + 0.5, str(value), color=ink)
-                word.set(ha="center", va="center", fontsize=0.75 * size)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         _set_tick_labels(axes, rows, columns, size, above=True)
@@ -164,6 +155,86 @@ def attention_map(
         axes.set_title(_replace_unprintable(title), pad=10)
         bar = _clamp(height, 0.5, 2.4)
         _add_color_bar(figure, mesh, left + width + 0.15, 0.2 + height - bar, bar)
+    return figure
+
+
+def confusion_matrix(
+    counts: Sequence[Sequence[int]], names: Sequence[str], *, title: str
+) -> Figure:
+    """A map of counts by true class (row) and predicted class (column), colored by row shares.
+
+    Names of columns are horizontal where they fit, on several lines if need be.
+    """
+    import numpy as np
+
+    array = np.array(counts, dtype=np.float64)
+    shares = array / np.maximum(1.0, array.sum(axis=1, keepdims=True))
+    _check_weights(shares, names, names, (), dimensions=2)
+    numbers = [[f"{int(count):,}" for count in row] for row in counts]
+    with _style():
+        size = 8.0
+        widest = max(_label_width(row, size) for row in numbers)
+        cell = max(0.42, widest + 0.12) if len(names) > WIDE_CELLS else max(0.95, widest + 0.12)
+        wrapped = [_wrap(name, cell - 0.1, size) for name in names]
+        horizontal = max(_label_width(name.split("\n"), size) for name in wrapped) <= cell - 0.1
+        labels = wrapped if horizontal else list(names)
+        lines = max(name.count("\n") for name in wrapped) + 1
+        above = lines * size * 1.4 / 72 if horizontal else 0.75 * _label_width(names, size) + 0.1
+        left, width, height = 0.5 + _label_width(names, size), cell * len(names), 0.36 * len(names)
+        heading = _wrap(title, left + width + 1.0, STYLE["axes.titlesize"])
+        top = 0.1 + (heading.count("\n") + 1) * STYLE["axes.titlesize"] * 1.3 / 72
+        figure = _new_figure(left + width + 1.0, top + 0.25 + above + height + 0.1)
+        axes = _add_axes(figure, left, 0.1, width, height)
+        mesh = _draw_heat_map(axes, shares, 1.0, ())
+        for row, values in enumerate(numbers):
+            for column, text in enumerate(values):
+                ink = "white" if shares[row, column] > 0.6 else INK
+                word = axes.text(column + 0.5, row + 0.5, text, color=ink, fontsize=size)
+                word.set(ha="center", va="center")
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        _set_tick_labels(axes, names, labels, size, above=True)
+        if horizontal:
+            for label in axes.get_xticklabels():
+                label.set(rotation=0, horizontalalignment="center", verticalalignment="bottom")
+        axes.set_xlabel("predicted class", labelpad=6)
+        axes.set_ylabel("true class", labelpad=6)
+        bar = _clamp(height, 0.7, 2.4)
+        _add_color_bar(
+            figure, mesh, left + width + 0.15, 0.1 + height - bar, bar, label="share of the row"
+        )
+        figure.text(0.0, 1.0, heading, fontsize=STYLE["axes.titlesize"], verticalalignment="top")
+    return figure
+
+
+def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
+    """Accuracy by confidence, with the interval of each bin; area grows with the bin's texts.
+
+    A bin has `confidence`, `accuracy`, `texts` and `interval` (`low`, `high`).
+    """
+    confidences, accuracies = ([one[key] for one in bins] for key in ("confidence", "accuracy"))
+    low, high = ([one["interval"][key] for one in bins] for key in ("low", "high"))
+    texts = [one["texts"] for one in bins]
+    start = min(0.95, *confidences, *low)
+    with _style():
+        heading = _wrap(title, 4.4, STYLE["axes.titlesize"])
+        figure = _new_figure(4.6, 4.5)
+        axes = _add_axes(figure, 0.7, 0.6, 3.4, 3.4)
+        axes.plot([0, 1], [0, 1], color=INK, linestyle=DASHES[2], linewidth=1.0)
+        axes.vlines(confidences, low, high, color=COLORS[0], linewidth=1.4, alpha=0.6)
+        areas = [12 + 90 * count / max(texts) for count in texts]
+        axes.scatter(confidences, accuracies, s=areas, color=COLORS[0], zorder=3, linewidth=0)
+        margin = 0.03 * (1 - start)
+        axes.set_xlim(start - margin, 1 + margin)
+        axes.set_ylim(start - margin, 1 + margin)
+        legend = "dotted: perfect calibration\nbars: 95% intervals"
+        axes.text(0.98, 0.02, legend, transform=axes.transAxes, fontsize=8, ha="right", va="bottom")
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("accuracy")
+        axes.grid(color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(heading, pad=10)
     return figure
 
 
@@ -264,7 +335,14 @@ def _clamp(value: float, low: float, high: float) -> float:
 
 def _label_width(words: Sequence[str], size: float) -> float:
     """The approximate width of the longest word, in inches."""
-    return max(len(word) for word in words) * size * 0.6 / 72
+    return max(len(word) for word in words) * size * CHARACTER_WIDTH / 72
+
+
+def _wrap(text: str, width: float, size: float) -> str:
+    """The text on lines of about this width in inches; a word that is longer stays whole."""
+    characters = max(1, int(width * 72 / (size * CHARACTER_WIDTH)))
+    lines = textwrap.wrap(_replace_unprintable(text), characters, break_long_words=False)
+    return "\n".join(lines)
 
 
 def _panels_per_row(panels: int, limit: int) -> int:
@@ -368,13 +446,14 @@ def _set_tick_labels(
 
 
 def _add_color_bar(
-    figure: Figure, mesh: QuadMesh, left: float, bottom: float, height: float
+    figure: Figure, mesh: QuadMesh, left: float, bottom: float, height: float, *, label: str = ""
 ) -> None:
     bar = figure.colorbar(mesh, cax=_add_axes(figure, left, bottom, 0.1, height))
     bar.outline.set_visible(False)
     end = mesh.get_clim()[1]
     bar.set_ticks([0.0, end / 2, end], labels=[f"{value:.3g}" for value in (0.0, end / 2, end)])
     bar.ax.tick_params(length=0, labelsize=7.5)
+    bar.set_label(label, fontsize=7.5)
 
 
 def _add_second_axis(axes: Axes, label: str, unit: float) -> None:

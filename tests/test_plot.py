@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -51,12 +52,65 @@ def some_curves() -> Figure:
     return plot.curves(SERIES, title="Loss", x="step", y="nats", best={"rope": 19}, log_y=True)
 
 
-FIGURES = [a_map, a_grid, some_curves]
+def a_confusion_matrix() -> Figure:
+    names = ["no", "strongly disagree with it", "<yes>"]
+    return plot.confusion_matrix([[1200, 3, 0], [4, 5, 6], [0, 0, 0]], names, title="Confusion")
+
+
+def a_reliability_diagram() -> Figure:
+    bins = [
+        {"confidence": c, "accuracy": a, "texts": n, "interval": {"low": a - 0.1, "high": a + 0.05}}
+        for c, a, n in ((0.5, 0.4, 3), (0.9, 0.93, 80))
+    ]
+    return plot.reliability_diagram(bins, title="Reliability")
+
+
+FIGURES = [a_map, a_grid, some_curves, a_confusion_matrix, a_reliability_diagram]
 
 
 def texts(svg: Path) -> list[str]:
     found = re.findall(r"<text[^>]*>(.*?)</text>", svg.read_text(encoding="utf-8"), re.DOTALL)
     return [html.unescape(re.sub(r"<[^>]*>", "", text)).strip() for text in found]
+
+
+CLASSES = {
+    "digits": ["0", "1", "2"],
+    "two": ["no", "yes"],
+    "long": ["neutral", "strongly disagree with it", "entailment"],
+    "ten": [f"President number {i} of the republic" for i in range(10)],
+}
+
+
+@pytest.mark.parametrize("names", CLASSES.values(), ids=CLASSES.keys())
+def test_a_confusion_matrix_is_no_narrower_than_its_title(names: list[str]) -> None:
+    """Title, names and counts lie side by side, and short names are not rotated."""
+    counts = [[1000 + i * j for i in range(len(names))] for j in range(len(names))]
+    title = "Confusion matrix on a test set with a rather long name of its own, 2014"
+    figure = plot.confusion_matrix(counts, names, title=title)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    axes, *_ = figure.axes
+    (heading,) = figure.texts
+    assert heading.get_window_extent(renderer).width <= figure.bbox.width
+    labels = axes.get_xticklabels()
+    assert all((label.get_rotation() == 0) == (len(names) < 10) for label in labels)
+    boxes = [label.get_window_extent(renderer) for label in labels]
+    if len(names) < 10:
+        assert all(a.x1 <= b.x0 for a, b in pairwise(boxes))
+    label = axes.xaxis.label.get_window_extent(renderer)
+    assert max(box.y1 for box in boxes) <= label.y0 + 1
+    assert label.y1 <= heading.get_window_extent(renderer).y0 + 1
+    cell = axes.bbox.width / len(names)
+    assert all(text.get_window_extent(renderer).width < cell for text in axes.texts)
+
+
+def test_a_single_bin_of_reliability_is_visible(tmp_path: Path) -> None:
+    bins = [
+        {"confidence": 0.99, "accuracy": 1.0, "texts": 7, "interval": {"low": 0.6, "high": 1.0}}
+    ]
+    _, svg = plot.save(plot.reliability_diagram(bins, title="One"), tmp_path / "one")
+    assert svg.read_text(encoding="utf-8").count("#0072b2") >= 2  # the point and its interval
 
 
 @pytest.mark.parametrize("make", FIGURES)

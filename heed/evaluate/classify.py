@@ -191,28 +191,12 @@ def _save_calibration(job: Job, calibration: Calibration) -> None:
 
 
 def _draw_figures(job: Job, result: Result) -> None:
-    """Draw the confusion matrix and the reliability curve."""
-    name, counts = job.held_out.name, np.array(result["confusion"]["counts"])
-    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    names = result["confusion"]["classes"]
-    figure = plot.attention_map(
-        shares,
-        names,
-        names,
-        title=f"Confusion matrix on {name}",
-        row_label="true class",
-        column_label="predicted class",
-        numbers=counts.tolist(),
+    """Draw the confusion matrix and the reliability diagram."""
+    name, confusion = job.held_out.name, result["confusion"]
+    figure = plot.confusion_matrix(
+        confusion["counts"], confusion["classes"], title=f"Confusion matrix on {name}"
     )
     plot.save(figure, job.run.figures / f"confusion-{name}")
-    bins = result["reliability"]
-    points = [(one["confidence"], one["accuracy"]) for one in bins]
-    bands = [(one["interval"]["low"], one["interval"]["high"]) for one in bins]
-    figure = plot.curves(
-        {"predictions": points, "perfect calibration": [(0.0, 0.0), (1.0, 1.0)]},
-        title=f"Reliability: accuracy by confidence on {name}",
-        x="confidence",
-        y="accuracy",
-        bands={"predictions": bands},
-    )
+    title = f"Reliability: accuracy by confidence on {name}"
+    figure = plot.reliability_diagram(result["reliability"], title=title)
     plot.save(figure, job.run.figures / f"reliability-{name}")
