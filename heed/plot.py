@@ -37,6 +37,7 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PNG_DPI = 160
 METADATA = ({"Software": None}, {"Date": None, "Creator": None})
 """Metadata of a PNG and of an SVG: no versions and no dates."""
+TITLE_SIZE = 10.5
 CHARACTER_WIDTH = 0.6
 """The mean width of a character, as a share of the font size."""
 WIDE_CELLS = 5
@@ -44,7 +45,7 @@ WIDE_CELLS = 5
 _STYLE_LOCK = threading.RLock()  # matplotlib's settings and Python's warnings are global
 STYLE = {
     "font.size": 9,
-    "axes.titlesize": 10.5,
+    "axes.titlesize": TITLE_SIZE,
     "axes.titlelocation": "left",
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -181,8 +182,8 @@ def confusion_matrix(
         lines = max(name.count("\n") for name in wrapped) + 1
         above = lines * size * 1.4 / 72 if horizontal else 0.75 * _label_width(names, size) + 0.1
         left, width, height = 0.5 + _label_width(names, size), cell * len(names), 0.36 * len(names)
-        heading = _wrap(title, left + width + 1.0, STYLE["axes.titlesize"])
-        top = 0.1 + (heading.count("\n") + 1) * STYLE["axes.titlesize"] * 1.3 / 72
+        heading = _wrap(title, left + width + 1.0, TITLE_SIZE)
+        top = 0.1 + (heading.count("\n") + 1) * TITLE_SIZE * 1.3 / 72
         figure = _new_figure(left + width + 1.0, top + 0.25 + above + height + 0.1)
         axes = _add_axes(figure, left, 0.1, width, height)
         mesh = _draw_heat_map(axes, shares, 1.0, ())
@@ -203,7 +204,7 @@ def confusion_matrix(
         _add_color_bar(
             figure, mesh, left + width + 0.15, 0.1 + height - bar, bar, label="share of the row"
         )
-        figure.text(0.0, 1.0, heading, fontsize=STYLE["axes.titlesize"], verticalalignment="top")
+        figure.text(0.0, 1.0, heading, fontsize=TITLE_SIZE, verticalalignment="top")
     return figure
 
 
@@ -217,7 +218,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Fig
     texts = [one["texts"] for one in bins]
     start = min(0.95, *confidences, *low)
     with _style():
-        heading = _wrap(title, 4.4, STYLE["axes.titlesize"])
+        heading = _wrap(title, 4.4, TITLE_SIZE)
         figure = _new_figure(4.6, 4.5)
         axes = _add_axes(figure, 0.7, 0.6, 3.4, 3.4)
         axes.plot([0, 1], [0, 1], color=INK, linestyle=DASHES[2], linewidth=1.0)
@@ -278,7 +279,7 @@ def attention_grid(
             left / total[0],
             1.0,
             _replace_unprintable(title),
-            fontsize=STYLE["axes.titlesize"],
+            fontsize=TITLE_SIZE,
             verticalalignment="top",
         )
     return figure

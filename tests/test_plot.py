@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -87,22 +86,20 @@ def test_a_confusion_matrix_is_no_narrower_than_its_title(names: list[str]) -> N
     counts = [[1000 + i * j for i in range(len(names))] for j in range(len(names))]
     title = "Confusion matrix on a test set with a rather long name of its own, 2014"
     figure = plot.confusion_matrix(counts, names, title=title)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
+    figure.draw_without_rendering()
     axes, *_ = figure.axes
     (heading,) = figure.texts
-    assert heading.get_window_extent(renderer).width <= figure.bbox.width
+    assert heading.get_window_extent().width <= figure.bbox.width
     labels = axes.get_xticklabels()
     assert all((label.get_rotation() == 0) == (len(names) < 10) for label in labels)
-    boxes = [label.get_window_extent(renderer) for label in labels]
+    boxes = [label.get_window_extent() for label in labels]
     if len(names) < 10:
         assert all(a.x1 <= b.x0 for a, b in pairwise(boxes))
-    label = axes.xaxis.label.get_window_extent(renderer)
+    label = axes.xaxis.label.get_window_extent()
     assert max(box.y1 for box in boxes) <= label.y0 + 1
-    assert label.y1 <= heading.get_window_extent(renderer).y0 + 1
+    assert label.y1 <= heading.get_window_extent().y0 + 1
     cell = axes.bbox.width / len(names)
-    assert all(text.get_window_extent(renderer).width < cell for text in axes.texts)
+    assert all(text.get_window_extent().width < cell for text in axes.texts)
 
 
 def test_a_single_bin_of_reliability_is_visible(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def format_perfect_error(error: Result) -> str:
 def _build_baseline_table(part: str, result: Result) -> Table:
     """This run and each baseline, with the difference in accuracy and its p-value."""
     headers = ("system", "accuracy, %", "macro F1, %", "this run: difference", "p")
-    table = build_table(*headers, title=f"baselines, {part}")
+    table = build_table(*headers, title=f"baselines, {part}", compact=True)
     macro_f1 = f"{100 * result['macro_f1']:.1f}"
     table.add_row("this run", format_percent(result, "accuracy"), macro_f1, "", "")
     for one in result["baselines"]:
