@@ -8,8 +8,8 @@ from typing import Any
 from heed import checksums
 from heed.config import Recipe
 from heed.errors import HeedError
-from heed.files import publish, temporary_folder
 from heed.export.calibrated_logits import apply_calibration
+from heed.files import publish, temporary_folder
 from heed.models import (
     Backbone,
     Classifier,
