@@ -31,6 +31,7 @@ from heed.metrics.baselines import (
 )
 from heed.metrics.calibration import apply_temperature, calibration_metrics, fit_temperature
 from heed.metrics.classification import Predictions, classification_metrics, compare_accuracy
+from heed.metrics.item_metrics import classification_columns
 from heed.models import Classifier
 from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.runs.labels import Calibration, Classes
@@ -83,6 +84,12 @@ def evaluate_parts(job: Job) -> list[Result]:
         job.writers.append(partial(_save_calibration, calibration=calibration))
     job.writers.append(partial(_write_predictions, classes=classes, predictions=predictions))
     job.writers.append(partial(_draw_figures, result=results[0]))
+    temperature = 1.0 if calibration is None else calibration.temperature
+    job.save_items(
+        classification_columns(predictions),
+        classes=classes.names,
+        settings={"temperature": temperature},
+    )
     return results
 
 

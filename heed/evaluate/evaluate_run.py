@@ -112,6 +112,7 @@ def _evaluate(
         options=options,
         notify=notify,
         weights_suffix=suffix,
+        checkpoint=weights,
     )
     part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
     whole, clean_part = part_results[0], part_results[-1]

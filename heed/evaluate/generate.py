@@ -17,6 +17,7 @@ from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import HeedError
 from heed.evaluate.held_out_set import find_set, seen_in_train
 from heed.evaluate.job import Job, Options
+from heed.metrics.item_metrics import MIN_TEXTS, block_columns, loss_columns
 from heed.metrics.perplexity import (
     LossCounts,
     TokenLosses,
@@ -58,6 +59,12 @@ def _part_results(job: Job) -> list[Result]:
     counts = count_losses(job.tokenizer, texts, scored)
     job.writers.append(partial(_write_documents, counts=counts))
     window = {"tokens": job.recipe.data.max_length, "stride": options.stride}
+    settings = {"window": window, "tokenizer": job.tokenizer.fingerprint()}
+    if len(texts) >= MIN_TEXTS:
+        job.save_items(loss_columns(counts), settings=settings)
+    else:
+        columns, text_of_block = block_columns(job.tokenizer, scored, counts)
+        job.save_items(columns, settings=settings, text_of_block=text_of_block)
     return [
         perplexity_metrics([counts[i] for i in part]) | {"window": window} for part in job.parts
     ]
@@ -92,11 +99,12 @@ def _named_set(job: Job, name: str) -> Result | None:
     clean = [i for i, known in enumerate(seen or []) if not known]
     mixed = 0 < len(clean) < len(records)
     parts = [range(len(records)), *([clean] if mixed else [])]
-    set_job = replace(job, held_out=held_out, records=records, seen=seen, parts=parts)
+    set_job = replace(job, held_out=held_out, records=records, seen=seen, parts=parts, writers=[])
     results = [
         {"texts": len(part)} | metrics
         for part, metrics in zip(parts, _part_results(set_job), strict=True)
     ]
+    job.writers += [lambda _, write=write: write(set_job) for write in set_job.writers]
     in_train = None if seen is None else sum(seen)
     return results[0] | {"in_train": in_train, "clean": results[-1] if clean else None}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ from heed.data.corpus import Record
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.evaluate.held_out_set import HeldOutSet, TrainingText
 from heed.models import Model
+from heed.runs.item_counts import (
+    BLOCK,
+    IN_TRAIN,
+    TEXT,
+    Floats,
+    ItemCounts,
+    hash_texts,
+    in_train_column,
+    write_items,
+)
 from heed.runs.run import BEST_WEIGHTS, Run
 from heed.stats.bootstrap import RESAMPLES
 
@@ -66,6 +77,43 @@ class Job:
     notify: Notify
     weights_suffix: str = ""
     """What is appended to names of sets where the weights are not the run's best ones."""
+    checkpoint: dict[str, Any] | None = None
+    """The weights: their step, and how they were chosen."""
     writers: list[Callable[[Job], None]] = field(default_factory=list)
     """Functions that write to the run folder. They run last, because the folder may not be
     writable; and they get this job again, because another evaluation may have taken its name."""
+
+    def save_items(
+        self,
+        columns: Mapping[str, Floats],
+        *,
+        signatures: Mapping[str, str] | None = None,
+        classes: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        text_of_block: Sequence[int] | None = None,
+    ) -> None:
+        """Save the item counts with the other results.
+
+        `text_of_block` gives the text of each item, where items are blocks of a text.
+        """
+        seen = self.seen
+        if text_of_block is not None and seen is not None:
+            seen = [seen[i] for i in text_of_block]
+        items = len(next(iter(columns.values())))
+        texts = [(*record.texts, record.label or "") for record in self.records]
+        counts = ItemCounts(
+            task=self.recipe.task,
+            set_name=self.held_out.name,
+            text_hash=hash_texts(texts),
+            columns={**columns, IN_TRAIN: in_train_column(seen, items)},
+            signatures=dict(signatures or {}),
+            classes=tuple(classes),
+            unit=TEXT if text_of_block is None else BLOCK,
+            checkpoint=self.checkpoint,
+            settings=dict(settings or {}),
+        )
+        self.writers.append(partial(_write_items, counts=counts))
+
+
+def _write_items(job: Job, counts: ItemCounts) -> None:
+    write_items(job.run.folder, replace(counts, set_name=job.held_out.name))

@@ -9,6 +9,7 @@ from typing import cast
 from heed.decode.settings import merge_decode_config
 from heed.evaluate.job import Job
 from heed.metrics.corpus_bleu import METRICS
+from heed.metrics.item_metrics import translation_columns
 from heed.metrics.systems import SystemScores, score_systems
 from heed.models import Translator
 from heed.pipelines.translate import Translation, TranslationPipeline
@@ -32,6 +33,12 @@ def evaluate_parts(job: Job) -> list[Result]:
         result["interval"] |= intervals_as_json({"hit_limit": wilson_interval(cut, len(rows))})
         results.append(result)
     results[0]["decode"] = decode.model_dump()
+    columns, signatures = translation_columns(
+        [one.text for one in translations],
+        [[record.texts[1] for record in job.records]],
+        job.options.metrics or tuple(METRICS),
+    )
+    job.save_items(columns, signatures=signatures, settings={"decode": results[0]["decode"]})
     return results
 
 

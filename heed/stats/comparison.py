@@ -33,6 +33,13 @@ class SumMetric:
     function: Metric
     higher_is_better: bool = True
     digits: int = 2
+    unit: str = ""
+    """What a difference is counted in, where that is not the name: points of accuracy."""
+
+    @property
+    def difference_unit(self) -> str:
+        """What a difference is counted in."""
+        return self.unit or self.name
 
 
 @dataclass(frozen=True)

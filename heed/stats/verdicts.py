@@ -80,11 +80,11 @@ def _sentence(
     minutes: float | None,
 ) -> str:
     number = f".{metric.digits}f"
-    difference = f"{pair.difference:+{number}} {metric.name}"
+    difference = f"{pair.difference:+{number}} {metric.difference_unit}"
     low, high = pair.interval.low, pair.interval.high
     interval = f"95% interval {low:+{number}} to {high:+{number}}"
     support = f"{difference} ({interval}, p {format_p(pair.corrected_p)})"
-    delta = f"{margin:{number}} {metric.name}" if margin is not None else ""
+    delta = f"{margin:{number}} {metric.difference_unit}" if margin is not None else ""
     match verdict:
         case Verdict.BETTER | Verdict.WORSE:
             small = f" The difference is within {delta}: too small to matter." if within else ""
@@ -133,10 +133,10 @@ def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
     more = sum(max(MIN_SEEDS - seeds, 0) for seeds in pair.seeds)
     return (
         f"Two models only: {pair.a} and {pair.b} differ by {pair.difference:+{number}} "
-        f"{metric.name} as {models} score these test items (95% interval {low:+{number}} to "
-        f"{high:+{number}}, p {format_p(p, below_resolution=bound)}). Another seed can change "
-        f"that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds each) would compare the "
-        f"recipes{_duration(more, minutes)}."
+        f"{metric.difference_unit} as {models} score these test items (95% interval "
+        f"{low:+{number}} to {high:+{number}}, p {format_p(p, below_resolution=bound)}). Another "
+        f"seed can change that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds "
+        f"each) would compare the recipes{_duration(more, minutes)}."
     )
 
 
