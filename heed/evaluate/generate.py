@@ -104,9 +104,15 @@ def _named_set(job: Job, name: str) -> Result | None:
         {"texts": len(part)} | metrics
         for part, metrics in zip(parts, _part_results(set_job), strict=True)
     ]
-    job.writers += [lambda _, write=write: write(set_job) for write in set_job.writers]
+    job.writers.append(partial(_write_named_set, set_job=set_job))
     in_train = None if seen is None else sum(seen)
     return results[0] | {"in_train": in_train, "clean": results[-1] if clean else None}
+
+
+def _write_named_set(job: Job, set_job: Job) -> None:
+    """Write what belongs to a named set: under its own name, whatever that of the main set is."""
+    for write in set_job.writers:
+        write(set_job)
 
 
 def _write_documents(job: Job, counts: Sequence[LossCounts]) -> None:
