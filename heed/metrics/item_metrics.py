@@ -54,7 +54,8 @@ def translation_columns(
     hypotheses: Texts, references: Sequence[Texts], metrics: Sequence[str]
 ) -> tuple[dict[str, Floats], dict[str, str]]:
     """The counts of every sentence, and the signature of each metric."""
-    columns, signatures = {}, {}
+    columns: dict[str, Floats] = {}
+    signatures = {}
     reference_lists = [list(texts) for texts in references]
     for name in metrics:
         metric = METRICS[name]()
@@ -69,11 +70,11 @@ def translation_columns(
 
 def classification_columns(predictions: Predictions) -> dict[str, Floats]:
     """Label, prediction and log-probability of the label of every text."""
-    columns = {"label": predictions.labels, "predicted": predictions.predicted}
+    columns = to_columns({"label": predictions.labels, "predicted": predictions.predicted})
     if predictions.log_probs is not None:
         rows = np.arange(len(predictions.labels))
         columns["log_probability"] = predictions.log_probs[rows, predictions.labels]
-    return {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+    return columns
 
 
 def loss_columns(counts: Sequence[LossCounts]) -> dict[str, Floats]:

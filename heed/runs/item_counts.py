@@ -151,7 +151,7 @@ def in_train_column(seen: Sequence[bool] | None, items: int) -> Floats:
     return np.array(seen, dtype=np.float64)
 
 
-def to_columns(rows: Mapping[str, Sequence[float]]) -> dict[str, Floats]:
+def to_columns(rows: Mapping[str, Sequence[float] | NDArray[Any]]) -> dict[str, Floats]:
     """Columns as arrays."""
     return {name: np.asarray(values, dtype=np.float64) for name, values in rows.items()}
 
