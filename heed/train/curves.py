@@ -29,7 +29,7 @@ def draw_curves(run: Run) -> None:
     steps_per_epoch = run.environment().get("steps_per_epoch")
     axis = ("epoch", float(steps_per_epoch)) if steps_per_epoch else None
     kept = chosen_evaluation(lines, recipe.train.best_metric)
-    training = _training_losses(lines, recipe.train.log_every)
+    training = _training_losses(lines)
     evaluated = _evaluations(lines, "loss")
     figure = plot.curves(
         ({"training": training} if training else {}) | evaluated,
@@ -59,21 +59,28 @@ def draw_curves(run: Run) -> None:
 
 def has_curves(run: Run) -> bool:
     """Whether every figure is there; False after a kill between the weights and the figures."""
-    names = ["loss", *(["perplexity"] if run.recipe().task == "generate" else [])]
+    has_perplexity = run.recipe().task == "generate" and _evaluations(run.metrics(), "perplexity")
+    names = ["loss", "perplexity"] if has_perplexity else ["loss"]
     return all(path.exists() for name in names for path in plot.figure_paths(run.figures / name))
 
 
-def _training_losses(lines: list[dict[str, Any]], log_every: int) -> list[tuple[float, float]]:
+def _training_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """The training loss by step; each point is the mean since the point before.
 
-    A last point over few steps would be mostly noise, so its steps are counted with those of the
-    point before.
+    Evaluations have it too: they are drawn where they are more than the lines of metrics. A last
+    point over few steps would be mostly noise, so its steps are counted with those before.
     """
-    logged = [line for line in lines if line["event"] == "train" and line["loss"] is not None]
-    points = [(float(line["step"]), float(line["loss"])) for line in logged]
+    logged = [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
+    evaluations = [line for line in lines if line["event"] == "evaluate"]
+    seen = [(line["step"], line["seen"]["loss"]) for line in evaluations]
+    points = [
+        (float(step), float(loss))
+        for step, loss in max(logged, seen, key=len)
+        if loss is not None  # every step was skipped
+    ]
     steps = [step for step, _ in points]
     counts = [step - before for before, step in zip([0.0, *steps], steps, strict=False)]
-    if len(points) > 1 and counts[-1] < log_every:
+    if len(points) > 1 and counts[-1] < counts[-2] / 2:
         (_, before), (last, loss) = points[-2:]
         mean = (before * counts[-2] + loss * counts[-1]) / (counts[-2] + counts[-1])
         points[-2:] = [(last, mean)]
@@ -115,7 +122,7 @@ def _describe_losses(recipe: Recipe) -> str:
     where = f", with {', '.join(active)}" if active else ""
     others = "Other losses: the plain cross-entropy of the weights at that step."
     text = f"Training: mean over the steps since the point before{where}. {others}"
-    return textwrap.fill(text, NOTE_WIDTH) + "\n"
+    return textwrap.fill(text, NOTE_WIDTH, break_on_hyphens=False) + "\n"
 
 
 def _describe_kept(recipe: Recipe, kept: dict[str, Any] | None) -> str:

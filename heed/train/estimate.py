@@ -62,10 +62,8 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
     say(f"model       {describe_model(recipe, setup.model)}")
     say(f"rates       {describe_rates(loop.state.optimizer, recipe.train.lr)}")
     say(f"vocabulary  {setup.tokenizer.vocab_size:,}")
-    say(
-        f"texts       {_count_texts(setup.train)} to learn from, "
-        f"{', '.join(f'{_count_texts(split)} in {name}' for name, split in setup.sets.items())}"
-    )
+    counts = [f"{_count_texts(split)} in {name}" for name, split in setup.sets.items()]
+    say(f"texts       {', '.join([f'{_count_texts(setup.train)} to learn from', *counts])}")
     say(f"memory      {_describe_memory(parameters, torch_device)}")
     say(f"steps       {loop.steps:,}, {loop.loader.steps_per_epoch:,} an epoch")
     say(

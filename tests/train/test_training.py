@@ -464,7 +464,8 @@ def test_perplexities_beyond_any_axis_are_not_drawn(far: float, tmp_path: Path) 
     recipe = Recipe.of({"task": "generate", "data": {"train": ["a.txt"]}})
     (tmp_path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
     lines = [
-        {"event": "evaluate", "step": step, "epoch": 1, "dev": {"loss": 5.0, "perplexity": value}}
+        {"event": "evaluate", "step": step, "epoch": 1, "seen": {"loss": 5.0}}
+        | {"dev": {"loss": 5.0, "perplexity": value}}
         for step, value in enumerate([far, 1e6, 50.0], 1)
     ]
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
