@@ -36,6 +36,13 @@ def heed(
     )
 
 
+COMMANDS = [
+    command.name or command.callback.__name__
+    for command in app.registered_commands
+    if command.callback
+]
+
+
 def test_help_loads_nothing_heavy() -> None:
     script = (
         "import sys\n"
@@ -54,13 +61,27 @@ def test_help_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", ["translate", "generate", "evaluate"])
 def test_a_flag_for_a_key_of_a_recipe_has_its_help(command: str) -> None:
-    output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).stdout
-    shown = dict(re.findall(r"--([\w-]+) .*?<\w+> +(.*?) *│", output))
-    keys = {flag: DecodeConfig.model_fields.get(flag.replace("-", "_")) for flag in shown}
+    output = CliRunner().invoke(app, [command, "--help"]).stdout
+    flags = re.findall(r"^  --([\w-]+) ", output, re.MULTILINE)
+    keys = {flag: DecodeConfig.model_fields.get(flag.replace("-", "_")) for flag in flags}
     known = {flag: key.description or "" for flag, key in keys.items() if key is not None}
     assert "beam" in known or "top-k" in known
+    words = " ".join(output.split())
     for flag, text in known.items():
-        assert shown[flag] == " ".join(text.split())
+        description = re.escape(" ".join(text.split()))
+        assert re.search(rf"--{flag} (/ --no-{flag} |\S+ )?{description}", words), flag
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_is_legible_at_80_columns(command: list[str]) -> None:
+    output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).stdout
+    usage, *lines = output.splitlines()
+    assert max(map(len, [usage, *lines])) <= 80
+    options = [line for line in lines if line.startswith("  -")]
+    assert not [line for line in options if "<bool>" in line or "list[" in line]
+    assert not [line for line in lines if line.endswith("...")], "no description is cut"
+    starts = [match.start(1) for line in lines if (match := re.match(r"  --.*?  +(\S)", line))]
+    assert max(starts, default=0) <= 40, "half of the columns are left for descriptions"
 
 
 def test_it_says_which_version_it_is() -> None:

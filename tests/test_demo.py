@@ -54,33 +54,28 @@ def test_it_leaves_a_whole_run(folder: Path, result: dict[str, object]) -> None:
         assert b"<svg" in (run / "figures" / f"{stem}.svg").read_bytes()
 
 
-def test_a_second_demo_keeps_the_first_and_gives_the_same_figures(
+def test_by_force_a_second_demo_replaces_the_first_and_gives_the_same_figures(
     folder: Path, result: dict[str, object]
 ) -> None:
-    first = folder / str(result["run"])
-    before = contents(first)
-    answer = heed("demo", "--steps", "12", "--json", cwd=folder)
-    again = json.loads(answer.stdout)
-    assert contents(first) == before
-    assert again["run"] == f"{result['run']}-2"
-    assert f"{result['run']} stays as it is" in answer.stderr
-    assert {k: v for k, v in again.items() if k not in ("seconds", "run")} == {
-        k: v for k, v in result.items() if k not in ("seconds", "run")
+    again = json.loads(heed("demo", "--steps", "12", "--json", "--force", cwd=folder).stdout)
+    assert {k: v for k, v in again.items() if k != "seconds"} == {
+        k: v for k, v in result.items() if k != "seconds"
     }
+    assert [path.name for path in (folder / "runs").iterdir()] == ["demo"]
 
 
-def test_a_named_demo_is_replaced_by_force_alone(
-    folder: Path, result: dict[str, object], tmp_path: Path
+def test_a_second_demo_leaves_the_first(
+    folder: Path, result: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(folder / str(result["run"]), run)
-    before = contents(run)
-    with pytest.raises(RunError, match="--force"):
-        run_demo(run, console=Console(quiet=True), steps=2)
-    assert contents(run) == before
-    replaced = run_demo(run, console=Console(quiet=True), steps=2, force=True)
-    assert replaced.bleu != result["bleu"]
-    assert contents(run) != before
+    """Its default folder has the next number; one that is named is refused."""
+    before = contents(folder)
+    with pytest.raises(RunError, match=r"a demo here already.*--force"):
+        run_demo(folder / str(result["run"]), console=Console(quiet=True), steps=2)
+    monkeypatch.setenv("HEED_CACHE", "/dev/null/cache")  # it ends before the first step
+    answer = heed("demo", "--steps", "2", cwd=folder)
+    assert answer.returncode == 2
+    assert "runs/demo stays as it is; this demo goes to runs/demo-2" in answer.stdout
+    assert contents(folder) == before
 
 
 def test_its_run_translates_line_for_line(folder: Path, result: dict[str, object]) -> None:

@@ -16,8 +16,39 @@ if TYPE_CHECKING:
     from heed.errors import HeedError
 
 
+NAME_WIDTH = 9
+"""The longest name of a command, so that all panels have their text in one column."""
+
+METAVARS = {
+    "--set": "KEY=VALUE",
+    "--text": "TEXT",
+    "--prompt": "TEXT",
+    "--stop": "TEXT",
+    "--with": "RUN",
+}
+"""What help calls the value of a repeatable option; that of others is a FILE."""
+
+
 class CommandGroup(TyperGroup):
     """The command group. On a closed pipe it exits with 141 (128 + SIGPIPE)."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in self.commands.values():
+            for option in command.params:
+                if isinstance(option, TyperOption) and option.multiple:
+                    option.metavar = option.metavar or METAVARS.get(option.opts[0], "FILE")
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by panel, each with the first paragraph of its help in full."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            summary = " ".join((command.help or "").split("\n\n")[0].split())
+            panel = str(getattr(command, "rich_help_panel", None) or "Commands")
+            panels.setdefault(panel, []).append((name.ljust(NAME_WIDTH), summary))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -36,6 +67,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its panels leave descriptions 19 of 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

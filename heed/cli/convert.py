@@ -34,7 +34,9 @@ def export(
     to: Annotated[str, typer.Option(help="Format: hf, ctranslate2 or onnx.")] = "hf",
     quantize: Annotated[
         str | None,
-        typer.Option(help="Type of the stored weights, ctranslate2 only: int8, float16, ..."),
+        typer.Option(
+            help="Type of the stored weights, ctranslate2 only: int8, float16 and others."
+        ),
     ] = None,
     plugin: PluginFiles = None,
 ) -> None:

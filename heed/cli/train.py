@@ -180,10 +180,22 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="The folder that contains the runs.")] = Path(
         "runs"
     ),
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns, separated by commas: run, task, model, status, parameters, steps, best, "
+            "dev/loss, test/bleu, or any recipe key (heads, train.lr). Default: what differs."
+        ),
+    ] = None,
     json: AsJson = False,
     plugin: PluginFiles = None,
 ) -> None:
-    """List runs with their scores."""
+    """List runs with their scores and the settings in which they differ.
+
+    heed runs
+
+    heed runs --columns run,heads,dropout,lr,parameters,dev/loss,test/bleu
+    """
     from heed.runs.index import build_runs_table, list_runs
 
     listed = list_runs(folder)
@@ -192,7 +204,9 @@ def runs(
     elif not listed:
         typer.echo(f"{folder}: there are no runs here. Create one with: heed demo")
     else:
-        console().print(build_runs_table(listed))
+        names = None if columns is None else [name.strip() for name in columns.split(",")]
+        screen = console()
+        screen.print(build_runs_table(listed, names, width=screen.width))
         for run in listed:
             if run["broken"]:
                 typer.echo(run["broken"], err=True)

@@ -1,78 +1,251 @@
-"""The list of runs below a folder: what each is, how far it trained, and its dev scores."""
+"""The list of runs below a folder: their settings, how far they trained, and their scores.
+
+By default the table shows the settings that differ between the runs. `--columns` chooses others:
+the names in `COMPUTED`, `dev/METRIC`, `test/METRIC`, or any key of a recipe.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
+from safetensors import SafetensorError, safe_open
 
-from heed.errors import HeedError, RunError
-from heed.files import is_draft
+from heed.config import SECTIONS, ModelConfig, Recipe
+from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.runs.best_weights import chosen_evaluation
+from heed.runs.results_file import read_results
 from heed.runs.run import Run
-from heed.terminal import build_table
+from heed.terminal import build_note, build_table
+
+COMPUTED = ("run", "task", "model", "status", "parameters", "steps", "best")
+"""Columns that are not keys of a recipe. `best` is the step of the dev scores, which are those of
+the chosen weights; `steps` is how many were trained."""
+METRICS = {
+    "loss": ("loss", "{:.3f}"),
+    "perplexity": ("ppl", "{:.2f}"),
+    "accuracy": ("acc.", "{:.1%}"),
+    "bleu": ("BLEU", "{:.1f}"),
+}
+"""Metrics of dev and test: their short header and format. Others are shown with 4 digits."""
+TEST_METRIC = {"translate": "bleu", "classify": "accuracy", "generate": "perplexity"}
+DEV_METRICS = ("loss", "accuracy", "bleu")
+FILE_KEYS = ("data.train", "data.dev", "data.test", "data.sets", "tokenizer.text")
+"""Keys with paths, which are compared but too long to show by default."""
+USUAL_KEYS = (
+    *("model.family", "model.position", "model.merge", "model.layers", "model.width"),
+    *("model.heads", "model.dropout", "train.optimizer", "train.lr", "seed"),
+)
+"""Keys that come first among those that differ."""
+NONE = "–"
+NOT_FOR_LSTM = tuple(
+    f"model.{key}"
+    for key in ("position", "heads", "merge", "norm", "norm_place", "activation", "feed_forward")
+)
+CHECKPOINT = re.compile(r"(?:step|best|recent)-([0-9]{9})")
+MIN_RUN_WIDTH = 14
+"""Characters of the run's name that stay on one line, however many columns there are."""
+
+Entry = dict[str, Any]
 
 
-def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """Every run in a folder and below it: task, model, step, and the dev scores of its weights."""
+def list_runs(folder: Path) -> list[Entry]:
+    """Every run in a folder and below it: settings, steps, and the scores of its chosen weights."""
     if not folder.is_dir():
         raise RunError(
             "there is no such folder.", where=str(folder), todo="Make a first run: heed demo"
         )
-    recipes = [path for path in sorted(folder.rglob("recipe.toml")) if not _is_in_draft(path)]
-    return [_describe(Run(path.parent)) for path in recipes]
+    paths = (path.relative_to(folder) for path in sorted(folder.rglob("recipe.toml")))
+    visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
+    return [_describe(Run(folder / path.parent)) for path in visible]
 
 
-def _is_in_draft(path: Path) -> bool:
-    """Whether a file is in a folder that is still being written, or never will be complete."""
-    return any(is_draft(parent) for parent in path.parents)
-
-
-def _describe(run: Run) -> dict[str, Any]:
+def _describe(run: Run) -> Entry:
     """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
-    entry: dict[str, Any] = {"run": str(run.folder), "task": None, "model": None, "step": None}
-    entry |= {"finished": run.finished, "dev": None, "broken": None}
+    names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
+    entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
     try:
         recipe, lines = Run.open(run.folder).recipe(), run.metrics()
         evaluation = chosen_evaluation(lines, recipe.train.best_metric)
-        model = f"{recipe.model.family} {recipe.model.layers}x{recipe.model.width}"
+        results = read_results(run.folder)
         return entry | {
             "task": recipe.task,
-            "model": f"{model} {recipe.model.position}",
-            "step": lines[-1]["step"] if lines else 0,
+            "model": describe_model(recipe.model),
+            "settings": _settings(recipe),
+            "parameters": _count_parameters(run),
+            "steps": max([line["step"] for line in lines] + _checkpoint_steps(run), default=0),
+            "best": evaluation["step"] if evaluation else None,
             "dev": evaluation.get("dev") if evaluation else None,
+            "test": _numbers(results["test"]) if "test" in results else None,
         }
-    except (HeedError, OSError, ValueError, LookupError, TypeError) as error:
+    except (HeedError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return entry | {"broken": str(error)}
 
 
-def build_runs_table(runs: list[dict[str, Any]]) -> Table:
-    """The list of runs as a table for the terminal."""
-    metrics = {
-        "loss": ("loss", "{:.3f}"),
-        "accuracy": ("acc.", "{:.1%}"),
-        "bleu": ("BLEU", "{:.1f}"),
-    }
-    if not any("bleu" in (run["dev"] or ()) for run in runs):
-        del metrics["bleu"]
-    numbers = ["step", *(f"dev\n{short}" for short, _ in metrics.values())]
+def describe_model(model: ModelConfig) -> str:
+    """Family, layers and width; the position and an unusual merge where there is attention."""
+    layers = str(model.layers)
+    if model.decoder_layers not in (None, model.layers):
+        layers += f"+{model.decoder_layers}"
+    parts = [f"{model.family} {layers}x{model.width}"]
+    if model.family == "transformer":
+        parts += [model.position, *([] if model.merge == "concat" else [model.merge])]
+    return " ".join(parts)
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """The keys of a recipe as section.key; keys that its model has no use for are `NONE`."""
+    tables = recipe.tables()
+    settings = {"seed": tables["seed"]}
+    for section in SECTIONS:
+        settings |= {f"{section}.{key}": value for key, value in tables[section].items()}
+    return settings | (dict.fromkeys(NOT_FOR_LSTM, NONE) if recipe.model.family == "lstm" else {})
+
+
+def _checkpoint_steps(run: Run) -> list[int]:
+    """Steps of the checkpoints and weights: a run that was stopped may have no line of metrics."""
+    if not run.checkpoints.is_dir():
+        return []
+    matches = (CHECKPOINT.match(path.name) for path in run.checkpoints.iterdir())
+    return [int(match[1]) for match in matches if match]
+
+
+def _count_parameters(run: Run) -> int | None:
+    """The number of weights, from the head of their file; None before there is one."""
+    path = run.weights_path if run.finished else run.best_path
+    if path is None:
+        return None
+    try:
+        with safe_open(path, framework="numpy") as weights:
+            names = weights.keys()
+            return sum(prod(weights.get_slice(name).get_shape()) for name in names)
+    except SafetensorError as error:
+        raise RunError("these weights cannot be read.", where=str(path)) from error
+
+
+def _numbers(result: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in result.items() if isinstance(value, int | float)}
+
+
+# -------------------------------------------------------------------------------------- the table
+
+
+def build_runs_table(
+    runs: Sequence[Entry], columns: Sequence[str] | None = None, *, width: int = 80
+) -> Group:
+    """The list of runs as a table for the terminal, and a note about what it leaves out.
+
+    Without `columns`, settings that differ are shown as far as the width allows.
+    """
+    if columns is not None:
+        chosen = [_find_column(name) for name in columns]
+        return Group(_table(runs, chosen))
+    differing = _differing_keys(runs)
+    before, after = _default_columns(runs, has_settings=bool(differing))
+    shown: list[str] = []
+    for key in differing:
+        if key not in FILE_KEYS and _width(runs, [*before, *shown, key, *after]) <= width:
+            shown.append(key)
+    hidden = [key for key in differing if key not in shown]
+    note = f"Also different: {', '.join(hidden)}. Choose columns with --columns."
+    table = _table(runs, [*before, *shown, *after])
+    return Group(table, *([build_note(note)] if hidden else []))
+
+
+def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list[str], list[str]]:
+    """The columns before and after the settings that differ."""
+    before = ["run"]
+    if not has_settings or len({run["task"] for run in runs}) > 1:
+        before += ["task"]
+    if not has_settings:
+        before += ["model"]
+    after = [] if all(run["finished"] and not run["broken"] for run in runs) else ["status"]
+    after += ["steps"]
+    if any(run["best"] not in (None, run["steps"]) for run in runs):
+        after += ["best"]
+    has_dev = [metric for metric in DEV_METRICS if any(metric in (r["dev"] or ()) for r in runs)]
+    if "bleu" in has_dev:
+        has_dev.remove("accuracy")
+    tests = dict.fromkeys(TEST_METRIC[run["task"]] for run in runs if run["test"] and run["task"])
+    return before, [*after, *(f"dev/{one}" for one in has_dev), *(f"test/{one}" for one in tests)]
+
+
+def _differing_keys(runs: Sequence[Entry]) -> list[str]:
+    """Recipe keys with more than one value among the runs, usual ones first."""
+    settings = [run["settings"] for run in runs if run["settings"] is not None]
+    keys = dict.fromkeys([*USUAL_KEYS, *(key for one in settings for key in one)])
+    values = {key: {repr(one.get(key)) for one in settings} - {repr(NONE)} for key in keys}
+    return [key for key in keys if len(values[key]) > 1]
+
+
+def _find_column(name: str) -> str:
+    """The whole name of a column: a key may be given without its section, [model]'s first."""
+    by_section = {section: kind.keys() for section, kind in SECTIONS.items()}
+    keys = ["seed", *(f"{one}.{key}" for one, names in by_section.items() for key in names)]
+    if name in (*COMPUTED, *keys) or re.fullmatch(r"(dev|test)/\w+", name):
+        return name
+    matching = [key for key in keys if key.partition(".")[2] == name]
+    if name in ("dev", "test"):
+        raise ConfigError([f"{name} has several scores: name one, such as {name}/loss."])
+    if matching:  # model.dropout rather than tokenizer.dropout
+        return min(matching, key=lambda key: not key.startswith(("model.", "train.")))
+    known = [*COMPUTED, *keys, *(key.partition(".")[2] for key in keys)]
+    examples = f"{', '.join(COMPUTED)}, dev/METRIC, test/METRIC, or a key such as model.heads"
+    raise ConfigError([f"There is no column {name!r}: use {examples}.{nearest(name, known)}"])
+
+
+def _header(column: str) -> str:
+    split, slash, metric = column.partition("/")
+    if slash:
+        return f"{split}\n{METRICS.get(metric, (metric, ''))[0]}"
+    if column == "status":
+        return ""
+    return column if column in COMPUTED else column.rpartition(".")[2].replace("_", "\n")
+
+
+def _cell(run: Entry, column: str) -> str:
+    if column == "status":
+        status = "finished" if run["finished"] else "to resume"
+        return "broken" if run["broken"] else status
+    split, slash, metric = column.partition("/")
+    if slash:
+        value = (run[split] or {}).get(metric)
+        return NONE if value is None else METRICS.get(metric, ("", "{:.4g}"))[1].format(value)
+    value = run[column] if column in COMPUTED else (run["settings"] or {}).get(column)
+    if column in ("parameters", "steps", "best") and value is not None:
+        return f"{value:,}"
+    return NONE if value is None else str(value)
+
+
+def _width(runs: Sequence[Entry], columns: Sequence[str]) -> int:
+    """Characters of the table on one line; the name of a run may continue on the next."""
+    widths = []
+    for column in columns:
+        texts = [*_header(column).split("\n"), *(_cell(run, column) for run in runs)]
+        widest = max(map(len, texts))
+        widths.append(min(widest, MIN_RUN_WIDTH) if column == "run" else widest)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _table(runs: Sequence[Entry], columns: Sequence[str]) -> Any:
+    headers = [_header(column) for column in columns]
+    cells = [[_cell(run, column) for column in columns] for run in runs]
+    numeric = [
+        header
+        for index, header in enumerate(headers)
+        if all(re.fullmatch(r"[-0-9.,%e+]+|–|nan|inf", row[index]) for row in cells)
+    ]
     table = build_table(
-        *("run", "task", "model", ""),
-        *numbers,
-        right=numbers,
-        no_wrap=["task", "", *numbers],
+        *headers,
+        right=[header for header in numeric if header != "run"],
+        no_wrap=[header for header in headers if header not in ("run", "model")],
         compact=True,
     )
-    for run in runs:
-        status = "finished" if run["finished"] else "to resume"
-        cells = [run["task"] or "–", run["model"] or "–", "broken" if run["broken"] else status]
-        cells.append("–" if run["step"] is None else str(run["step"]))
-        scores = run["dev"] or {}
-        cells += [
-            form.format(scores[metric]) if scores.get(metric) is not None else "–"
-            for metric, (_, form) in metrics.items()
-        ]
-        table.add_row(Text(run["run"]), *cells)
+    for row in cells:
+        table.add_row(*map(Text, row))
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
@@ -14,15 +15,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from killing import asked_at
 from rich.console import Console
 from test_cli import heed
 
-from heed.config import Recipe
-from heed.errors import DataError, RunError
+from heed.config import ModelConfig, Recipe
+from heed.errors import ConfigError, DataError, RunError, StoppedError
 from heed.files import to_json
 from heed.runs.best_weights import LOWER_IS_BETTER, chosen_evaluation
-from heed.runs.index import build_runs_table, list_runs
+from heed.runs.index import build_runs_table, describe_model, list_runs
 from heed.runs.load import load_run
+from heed.runs.results_file import save_result
 from heed.runs.run import Run
 from heed.train import resolve
 from heed.train import run as train_run
@@ -42,9 +45,9 @@ def evaluation(step: int, *, event: str = "evaluate", **dev: float) -> dict[str,
     return {"event": event, "step": step, "epoch": 1, "dev": {"accuracy": 0.5} | dev}
 
 
-def shown(found: list[dict[str, Any]], width: int) -> str:
+def shown(found: list[dict[str, Any]], width: int, columns: list[str] | None = None) -> str:
     screen = Console(file=StringIO(), width=width, color_system=None)
-    screen.print(build_runs_table(found))
+    screen.print(build_runs_table(found, columns, width=width))
     assert isinstance(screen.file, StringIO)
     return screen.file.getvalue()
 
@@ -93,20 +96,78 @@ def test_without_bleu_there_is_no_bleu_column(tmp_path: Path) -> None:
     assert "BLEU" not in shown(list_runs(tmp_path), 100)
 
 
-@given(
-    name=st.text(st.sampled_from("abc-[]/_"), min_size=1, max_size=60), step=st.integers(0, 10**6)
+settings_of_a_run = st.fixed_dictionaries(
+    {
+        "model.position": st.sampled_from(["rope", "sinusoidal"]),
+        "model.feed_forward_dropout": st.floats(0, 0.5),
+        "train.lr": st.floats(1e-5, 1.0),
+        "train.best_metric": st.sampled_from(["dev/loss", "dev/accuracy"]),
+        "seed": st.integers(0, 2**63),
+    }
 )
-def test_at_eighty_columns_nothing_is_cut(name: str, step: int) -> None:
-    model = "transformer 12x1024 sinusoidal"
-    dev = {"loss": 2.125, "accuracy": 1.0, "bleu": 31.5}
-    line = {"run": name, "task": "translate", "model": model, "step": step, "dev": dev}
-    text = shown([line | {"finished": False, "broken": None}], 80)
-    rows = text.splitlines()[3:]
-    width = text.splitlines()[1].index("task")
-    assert "".join(row[:width].strip() for row in rows) == name
+
+
+@given(
+    name=st.text(st.sampled_from("abc-[]/_"), min_size=1, max_size=60),
+    steps=st.integers(0, 10**6),
+    settings=st.lists(settings_of_a_run, min_size=1, max_size=3),
+)
+def test_at_eighty_columns_nothing_is_cut(
+    name: str, steps: int, settings: list[dict[str, Any]]
+) -> None:
+    line: dict[str, Any] = {"run": name, "task": "translate", "model": "transformer 12x1024 rope"}
+    line |= {"finished": False, "broken": None, "steps": steps, "best": steps, "parameters": 10**9}
+    line |= {"dev": {"loss": 2.125, "accuracy": 1.0, "bleu": 31.5}, "test": {"bleu": 30.25}}
+    text = shown([line | {"settings": one} for one in settings], 80)
+    rows = text.splitlines()
+    rule = next(i for i, row in enumerate(rows) if row.startswith("─"))
+    assert max(map(len, rows)) <= 80
     assert "…" not in text
-    for word in (*model.split(), str(step), "2.125", "100.0%", "31.5", "to resume"):
+    assert name in "".join(row.split("  ")[0].strip() for row in rows[rule + 1 :])
+    for word in (f"{steps:,}", "2.125", "31.5", "to resume", "30.2"):
         assert word in text
+    for key in settings[0]:
+        differs = len({repr(one[key]) for one in settings}) > 1
+        in_header = key.rpartition(".")[2].split("_")[0] in " ".join(rows[:rule])
+        assert not differs or in_header or key in text.replace("\n", " ")
+
+
+def test_the_table_shows_what_differs(tmp_path: Path) -> None:
+    for name, heads, lr in (("a", 2, 0.5), ("b", 4, 0.5), ("c", 4, 0.25)):
+        model = TINY | {"heads": heads}
+        tables = {"task": "translate", "model": model, "train": {"lr": lr}}
+        Run.create(tmp_path / name, Recipe.of(tables))
+    header = shown(list_runs(tmp_path), 80).split("─")[0].split()
+    assert {"heads", "lr"} <= {*header}
+    assert not {"width", "position", "task", "model", "dropout"} & {*header}
+    same = shown(list_runs(tmp_path)[:1], 80)
+    assert "transformer 1x16 rope" in same
+
+
+def test_columns_are_chosen(tmp_path: Path) -> None:
+    begun(tmp_path / "a", [evaluation(7, loss=2.0)], lr=0.125)
+    names = ["run", "heads", "dropout", "train.lr", "parameters", "steps", "dev/loss", "test/bleu"]
+    text = shown(list_runs(tmp_path), 100, names)
+    for word in ("heads", "dropout", "0.125", "2.000", "0.1"):
+        assert word in text
+    assert "status" not in text
+    with pytest.raises(ConfigError, match="Did you mean 'heads'"):
+        shown(list_runs(tmp_path), 100, ["hedas"])
+    answer = heed("runs", str(tmp_path), "--columns", "run, heads")
+    assert answer.stdout.split()[:2] == ["run", "heads"]
+
+
+def test_scores_stand_beside_their_step(tmp_path: Path) -> None:
+    lines = [evaluation(40, loss=2.0), evaluation(80, loss=3.0)]
+    begun(tmp_path / "a", lines)
+    (entry,) = list_runs(tmp_path)
+    assert (entry["best"], entry["steps"], entry["dev"]["loss"]) == (40, 80, 2.0)
+
+
+def test_a_model_is_described_by_what_it_has() -> None:
+    assert describe_model(ModelConfig(family="lstm", layers=2, width=50)) == "lstm 2x50"
+    model = ModelConfig(layers=2, decoder_layers=1, width=16, merge="shift")
+    assert describe_model(model) == "transformer 2+1x16 rope shift"
 
 
 @pytest.mark.parametrize(
@@ -247,10 +308,32 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
-        train_run.start(
-            Recipe.of(tables), folder / "run", device="cpu", console=Console(quiet=True)
-        )
+        recipe, console = Recipe.of(tables), Console(quiet=True)
+        train_run.start(recipe, folder / "run", device="cpu", console=console)
+        with asked_at(1, signal.SIGINT), pytest.raises(StoppedError):
+            train_run.start(recipe, folder / "stopped", device="cpu", console=console)
     return folder / "run"
+
+
+def test_a_stopped_run_has_the_step_of_its_checkpoint(run: Path) -> None:
+    """It was stopped before the first line of metrics."""
+    stopped = Run(run.with_name("stopped"))
+    assert not stopped.metrics()
+    (entry,) = list_runs(stopped.folder)
+    assert (entry["broken"], entry["steps"], entry["best"]) == (None, 2, None)
+
+
+def test_a_finished_run_lists_its_parameters_and_its_test_score(run: Path) -> None:
+    model, _, _ = load_run(run, device="cpu")
+    (entry,) = list_runs(run)
+    assert entry["parameters"] == sum(p.numel() for p in model.parameters())
+    assert (entry["steps"], entry["test"]) == (4, None)
+    save_result(run, "test", {"bleu": 31.25, "split": "test"})
+    try:
+        assert list_runs(run)[0]["test"] == {"bleu": 31.25}
+        assert "31.2" in shown(list_runs(run), 80)
+    finally:
+        (run / "evaluation.json").unlink()
 
 
 @given(share=st.floats(0.01, 0.999))
