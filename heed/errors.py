@@ -52,6 +52,28 @@ class HeedWarning(UserWarning):
     """A problem worth reporting that does not stop the work."""
 
 
+UNREACHABLE = ("ConnectError", "ConnectionError", "ConnectTimeout", "LocalEntryNotFoundError")
+NOT_ON_HUB = ("RepositoryNotFoundError", "DatasetNotFoundError", "RevisionNotFoundError")
+
+
+def describe_hub_error(error: BaseException) -> tuple[str, str]:
+    """What went wrong with the Hugging Face hub, and what to do, without its class names."""
+    names: set[str] = set()
+    cause: BaseException | None = error
+    while cause is not None:
+        names |= {kind.__name__ for kind in type(cause).__mro__}
+        cause = cause.__cause__ or cause.__context__
+    if "GatedRepoError" in names:
+        return "the hub refuses access to it.", "Ask for access there, then run `hf auth login`."
+    if names & {*NOT_ON_HUB}:
+        return "it is not on the hub, or it is private.", "Check its name."
+    if names & {*UNREACHABLE} or "OfflineModeIsEnabled" in names:
+        todo = "Check the network, or copy it from another machine and name its folder."
+        return "the hub cannot be reached, and there is no copy of it here.", todo
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0].rstrip('.')}.", "Check its name and the network."
+
+
 def nearest(word: str, known: Sequence[str]) -> str:
     """` Did you mean …?` with the known word closest to `word`; empty when none is close."""
     matches = get_close_matches(word, known, n=1, cutoff=0.6)

@@ -177,3 +177,9 @@ def test_a_batch_is_as_large_as_the_command_line_says(
     found, _ = resolve.resolve_recipe(name, None, own, None, changes, precision=None)
     sizes = {"batch_size": found.train.batch_size, "batch_tokens": found.train.batch_tokens}
     assert sizes == dict.fromkeys(sizes) | {key: 24}
+
+
+def test_an_error_in_a_shipped_recipe_names_the_recipe() -> None:
+    """The place of the installed file is of no use to its reader."""
+    with pytest.raises(ConfigError, match=r"^ted-en-fr/best, changed by model.widht=3: \[model\]"):
+        resolve.resolve_recipe("ted-en-fr/best", None, None, None, ["model.widht=3"], None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from heed.evaluate import tables_classification, tables_perplexity, tables_translation
 from heed.evaluate.table_cells import format_interval
@@ -27,7 +28,7 @@ ROWS = {
     "ter": ("TER, lower is better", "{:.2f}"),
     "length_ratio": ("length ratio to the reference", "{:.3f}"),
     "hit_limit": ("cut off at the length limit", "{:.2%}"),
-    NLTK: ("mean sentence BLEU, 0 to 1, as course reports compute it (NLTK)", "{:.4f}"),
+    NLTK: ("mean sentence BLEU, 0 to 1 (NLTK)", "{:.4f}"),
 }
 """Rows of the table, in order: the key in the result, its label, its format."""
 TOKEN_ACCURACY = {"accuracy": ("token accuracy", "{:.2%}")}
@@ -40,8 +41,9 @@ def render_scores(result: Result) -> Group:
     if "systems" not in result:
         return Group(build_metrics_table({result["system"]: result}), *_details(result))
     systems = {system["system"]: system for system in result["systems"]}
-    others = {name: {key: one[key] for key in UNTESTED} for name, one in systems.items()}
-    untested = build_metrics_table(others)
+    untested = build_table("system", *(ROWS[key][0] for key in UNTESTED), compact=True)
+    for name, one in systems.items():
+        untested.add_row(Text(name), *(_format_metric(one, key, ROWS[key][1]) for key in UNTESTED))
     return Group(*tables_translation.render_comparison(result, systems, untested))
 
 

@@ -15,6 +15,9 @@ from heed.terminal import build_grid, build_note, build_table
 Result = Mapping[str, Any]
 SACREBLEU_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 NLTK = "nltk_mean_sentence_bleu"
+LENGTH_TITLE = "BLEU by source length"
+SHOWN_CHARS = 240
+"""Characters of an example sentence that are shown; `--sentences` writes all of them."""
 
 
 def render_details(result: Result) -> Iterator[RenderableType]:
@@ -33,7 +36,8 @@ def render_comparison(
 ) -> Iterator[RenderableType]:
     """Systems compared with the first; `untested` is the table of metrics without a test."""
     baseline = systems[result["baseline"]]
-    table = build_table("", "system", "score", "95% interval", "Δ", "p")
+    numbers = ("score", "95% interval", "Δ", "p")
+    table = build_table("", "system", *numbers, no_wrap=("", *numbers))
     for key, label in SACREBLEU_NAMES.items():
         for name, system in systems.items():
             if key in system:
@@ -68,34 +72,53 @@ def _describe_test(comparisons: int, by_length: bool) -> str:
 
 
 def _build_length_table(systems: Mapping[str, Result]) -> Table:
-    """BLEU by source length; of several systems, with p-values against the first."""
-    several = len(systems) > 1
-    table = build_table("words in the source", "texts", *systems, title="BLEU by source length")
-    for i, group in enumerate(next(iter(systems.values()))["by_source_length"]):
+    """BLEU by source length; of several systems a row each, with p-values against the first."""
+    groups = next(iter(systems.values()))["by_source_length"]
+    ranges = [_format_range(*group["words"]) for group in groups]
+    texts = [f"{group['texts']:,}" for group in groups]
+    if len(systems) == 1:
+        (system,) = systems.values()
+        table = build_table("words in the source", "texts", *systems, title=LENGTH_TITLE)
+        for words, count, part in zip(ranges, texts, system["by_source_length"], strict=True):
+            interval = f"  {format_interval(part['interval'])}" if "interval" in part else ""
+            table.add_row(words, count, f"{part['bleu']:.2f}{interval}")
+        return table
+    headers = [f"{w} words\n{n} texts" for w, n in zip(ranges, texts, strict=True)]
+    table = build_table(
+        "system", *headers, title=LENGTH_TITLE, right=headers, no_wrap=headers, compact=True
+    )
+    for name, system in systems.items():
         cells = []
-        for system in systems.values():
-            part = system["by_source_length"][i]
-            cell = f"{part['bleu']:.2f}"
-            if several and "paired" in part:
-                cell += f"  p {format_paired_p(part['paired'])}"
-            elif "interval" in part:
-                cell += f"  {format_interval(part['interval'])}"
-            cells.append(cell)
-        low, high = group["words"]
-        words = f"{low}" if low == high else f"{low} to {high}"
-        table.add_row(words, f"{group['texts']:,}", *cells)
+        for part in system["by_source_length"]:
+            p = f"\np {format_paired_p(part['paired'])}" if "paired" in part else ""
+            cells.append(f"{part['bleu']:.2f}{p}")
+        table.add_row(Text(name), *cells)
     return table
+
+
+def _format_range(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _build_sentence_table(kind: str, sentences: Sequence[Result]) -> Table:
-    """The best or the worst sentences."""
-    columns = ("source", "hypothesis", "reference")
-    keys = [key for key in columns if sentences and key in sentences[0]]
-    table = build_table("line", "BLEU", *keys, title=f"{kind} sentences")
+    """The best or the worst sentences: source, hypothesis and reference below one another."""
+    numbers = ("line", "BLEU")
+    title = f"{kind} sentences"
+    table = build_table(*numbers, "", "", title=title, right=numbers, no_wrap=numbers, compact=True)
     for sentence in sentences:
-        texts = [Text(sentence[key]) for key in keys]
-        table.add_row(f"{sentence['line']:,}", f"{sentence['score']:.1f}", *texts)
+        cells = [f"{sentence['line']:,}", f"{sentence['score']:.1f}"]
+        for key in ("source", "hypothesis", "reference"):
+            if key in sentence:
+                table.add_row(*cells, Text(key, "dim"), Text(_shorten(sentence[key])))
+                cells = ["", ""]
     return table
+
+
+def _shorten(text: str) -> str:
+    """The beginning of a long text; a model that repeats itself may fill screens."""
+    if len(text) <= SHOWN_CHARS:
+        return text
+    return f"{text[:SHOWN_CHARS].rstrip()} … ({len(text):,} characters)"
 
 
 def _format_tests(paired: Result | None) -> Iterator[str]:

@@ -51,7 +51,8 @@ def resolve_recipe(
     changes = [*(overrides or ()), *([f"train.precision={precision}"] if precision else [])]
     if name is not None:
         path, tables = _read_recipe(name, train)
-        where = error_location(path, changes)
+        shipped = path.is_relative_to(SHIPPED)
+        where = error_location(Path(name) if shipped else path, changes)
     elif train:
         tables = _default_tables(train, pretrained="init.from" in _overridden_keys(overrides))
     data = dict(tables.get("data", {}))

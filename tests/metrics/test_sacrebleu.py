@@ -8,14 +8,17 @@ import os
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from test_cli import heed
 
 from heed.errors import HeedError
 from heed.evaluate.score_files import score_files
+from heed.evaluate.tables import render_scores
 
 WIDTH = 12
 METRICS = {"BLEU": "bleu", "chrF2": "chrf", "TER": "ter"}
@@ -187,3 +190,35 @@ def test_output_for_the_terminal_is_tables(files: Path) -> None:
     assert two.returncode == 0, two.stderr
     for words in ("two-sided paired approximate rand", "compared with better", "ar:1000"):
         assert words in two.stdout
+
+
+def test_tables_of_seven_systems_fit_into_80_columns(files: Path) -> None:
+    """Names may continue on the next line; numbers and p-values do not."""
+    text = (files / "better").read_text()
+    systems = [f"runs/{'system-with-a-long-name-' * (n % 3)}{n}.fr" for n in range(7)]
+    (files / "runs").mkdir(exist_ok=True)
+    for n, name in enumerate(systems):
+        (files / name).write_text(text if n % 2 else (files / "worse").read_text())
+    paths = [files / name for name in systems]
+    kwargs: dict[str, Any] = {"metrics": "bleu", "resamples": 100, "seed": None}
+    result = score_files(paths, [files / "ref"], files / "src", **kwargs).to_dict()
+    screen = Console(file=StringIO(), width=80, color_system=None)
+    screen.print(render_scores(result))
+    assert isinstance(screen.file, StringIO)
+    lines = screen.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for system in result["systems"]:
+        scores = [system["bleu"], *(part["bleu"] for part in system["by_source_length"])]
+        assert all(any(f"{score:.2f}" in line for line in lines) for score in scores)
+    by_length = lines[lines.index(next(line for line in lines if "by source length" in line)) :]
+    assert len(by_length) < 45, "a row or two for each system"
+
+
+def test_a_looping_hypothesis_does_not_fill_the_screen(files: Path) -> None:
+    lines = (files / "ref").read_text().splitlines()
+    (files / "loop").write_text("\n".join(["and so on " * 500, *lines[1:]]) + "\n")
+    answer = heed(
+        "score", "loop", "--ref", "ref", "--bootstrap", "0", "--metric", "bleu", cwd=files
+    )
+    assert "(4,999 characters)" in " ".join(answer.stdout.split())
+    assert len(answer.stdout.splitlines()) < 60

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from heed.data.raw_files import hash_files, make_printable
-from heed.errors import DataError
+from heed.errors import DataError, describe_hub_error
 
 PREFIX = "hf:"
 SAVED_SPLITS = "dataset_dict.json"  # written for a dataset with named splits
@@ -125,12 +125,9 @@ def _call_loader(path: str, function: str, *args: str | None, **options: str) ->
     try:
         return getattr(datasets, function)(*args, **options)
     except Exception as error:
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"this dataset cannot be loaded: {make_printable(message)}",
-            where=make_printable(path),
-            todo="Check its name, its splits and the network.",
-        ) from error
+        reason, todo = describe_hub_error(error)
+        what = f"this dataset cannot be loaded: {make_printable(reason)}"
+        raise DataError(what, where=make_printable(path), todo=todo) from error
 
 
 def _import_datasets(path: str) -> ModuleType:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heed.errors import HeedError, nearest
+from heed.errors import HeedError, describe_hub_error, nearest
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -120,10 +120,9 @@ def _download(name: str) -> Path:
     except (
         Exception
     ) as problem:  # no network, unknown model and no permission share no narrower class
-        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else repr(problem)
-        raise HeedError(
-            f"there is no such folder, and the download from the hub failed: {reason}", where=name
-        ) from problem
+        reason, todo = describe_hub_error(problem)
+        what = f"there is no such folder, and the download failed: {reason}"
+        raise HeedError(what, where=name, todo=todo) from problem
 
 
 def read_json(path: Path) -> dict[str, Any]:
