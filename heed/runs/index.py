@@ -48,6 +48,8 @@ NOT_FOR_LSTM = tuple(
     for key in ("position", "heads", "merge", "norm", "norm_place", "activation", "feed_forward")
 )
 CHECKPOINT = re.compile(r"(?:step|best|recent)-([0-9]{9})")
+MAX_HIDDEN = 8
+"""Keys that differ and are named below the table."""
 MIN_RUN_WIDTH = 14
 """Characters of the run's name that stay on one line, however many columns there are."""
 
@@ -152,7 +154,8 @@ def build_runs_table(
         if key not in FILE_KEYS and _width(runs, [*before, *shown, key, *after]) <= width:
             shown.append(key)
     hidden = [key for key in differing if key not in shown]
-    note = f"Also different: {', '.join(hidden)}. Choose columns with --columns."
+    more = f" and {len(hidden) - MAX_HIDDEN} more" if len(hidden) > MAX_HIDDEN else ""
+    note = f"Also different: {', '.join(hidden[:MAX_HIDDEN])}{more}. Choose with --columns."
     table = _table(runs, [*before, *shown, *after])
     return Group(table, *([build_note(note)] if hidden else []))
 

@@ -498,3 +498,18 @@ def test_a_table_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert "latin.tsv:1:4" in latin
     assert "UTF-8" in latin
     assert "heed check" not in empty + latin
+
+
+def test_a_report_on_long_paths_is_legible_at_80_columns(tmp_path: Path) -> None:
+    """The folder is printed once; every place stands whole on its line."""
+    folder = tmp_path / "a-folder-with-a-rather-long-name" / "and-another-one-inside-of-it"
+    folder.mkdir(parents=True)
+    path = write(folder / "train.txt", "one line\n<b>two</b>\nthree\x00\n")
+    report = check([path])
+    screen = Console(file=io.StringIO(), width=80, color_system=None)
+    screen.print(render_report(report))
+    assert isinstance(screen.file, io.StringIO)
+    lines = [line.strip() for line in screen.file.getvalue().splitlines()]
+    assert {"train.txt:2", "train.txt:3"} <= {*lines}
+    assert max(map(len, lines)) <= 80
+    assert screen.file.getvalue().replace("\n", "").count(folder.name) == 1
