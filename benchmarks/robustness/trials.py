@@ -190,7 +190,10 @@ class Counts:
 
 def keep_counts(name: str, title: str, counts: dict[str, Counts], seconds: float) -> None:
     """Print the counts, and save them as Markdown and JSON with the machine and the commit."""
-    info = machine("cpu") | {"commit": _commit(), "seconds": round(seconds), **_versions()}
+    module = name.replace("-", ".", 1).replace("-", "_")
+    command = " ".join(["PYTHONPATH=benchmarks python -m", module, *sys.argv[1:]])
+    info = machine("cpu") | _versions() | {"command": command, "commit": _commit()}
+    info["seconds"] = round(seconds)
     columns = ["breaks", "tracebacks", "refusals", "silent differences", "lost lines"]
     rows = [f"| {' | '.join(['', *columns])} |", f"|{'---|' * (len(columns) + 1)}"]
     for kind, one in counts.items():
