@@ -14,15 +14,18 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from robustness.commands import import_once
+from robustness.commands import import_once, run_in_parallel
 from robustness.file_operations import Watch, kill_at
 from robustness.trials import (
     Counts,
     Trial,
     exportable_recipe,
     keep_counts,
+    merge_counts,
     new_trial,
     outcome,
     require_success,
@@ -59,23 +62,26 @@ def kill_everywhere(
         number += every
 
 
-def make_bases(folder: Path) -> dict[str, tuple[Path, Command, Command]]:
-    """For each command: the folder it begins with, the command, and the one to give again."""
-    new = new_trial(folder / "new")
-    trained = new_trial(folder / "trained", like=new.folder)
-    require_success(trained.heed(trained.train()))
-    other = new_trial(folder / "other")
+def _new(folder: Path) -> Path:
+    """A folder with a recipe."""
+    return new_trial(folder).folder
+
+
+def _trained(folder: Path) -> Path:
+    """A folder with a trained run."""
+    trial = new_trial(folder)
+    require_success(trial.heed(trial.train()))
+    return folder
+
+
+def _exported(folder: Path) -> Path:
+    """A folder with a model of Hugging Face transformers."""
+    trial, other = new_trial(folder), new_trial(folder.with_name("other"))
     (other.folder / "recipe.toml").write_text(exportable_recipe().toml(), encoding="utf-8")
     require_success(other.heed(other.train()))
-    exported = new_trial(folder / "imported", like=new.folder)
-    require_success(
-        other.heed(["export", str(other.run), str(exported.folder / "exported"), "--to", "hf"])
-    )
-    return {
-        "train": (new.folder, Trial.train, Trial.continue_training),
-        "evaluate": (trained.folder, Trial.evaluate, Trial.evaluate),
-        "import": (exported.folder, Trial.import_model, _import_again),
-    }
+    exported = str(trial.folder / "exported")
+    require_success(other.heed(["export", str(other.run), exported, "--to", "hf"]))
+    return folder
 
 
 def _import_again(trial: Trial) -> list[str]:
@@ -83,23 +89,52 @@ def _import_again(trial: Trial) -> list[str]:
     return trial.continue_training() if trial.run.exists() else trial.import_model()
 
 
+COMMANDS: dict[str, tuple[Callable[[Path], Path], Command, Command]] = {
+    "train": (_new, Trial.train, Trial.continue_training),
+    "evaluate": (_trained, Trial.evaluate, Trial.evaluate),
+    "import": (_exported, Trial.import_model, _import_again),
+}
+"""For each command: how to make the folder it begins with, the command, the one after a kill."""
+
+
+def _kill_share(
+    base: Path,
+    folder: Path,
+    command: Command,
+    again: Command,
+    every: int,
+    first: int,
+    jobs: int,
+    job: int,
+) -> dict[str, Any]:
+    """The counts of one of several processes that share the operations."""
+    own_first, own_every = first + job * every, jobs * every
+    counts = kill_everywhere(
+        base, folder / str(job), command, again, every=own_every, first=own_first
+    )
+    return counts.to_json()
+
+
 def main() -> None:
     """Kill every command everywhere, and save the counts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--every", type=int, default=1, help="Kill before every N-th operation.")
     parser.add_argument("--first", type=int, default=0, help="The first operation to kill before.")
+    parser.add_argument("--jobs", type=int, default=1, help="Processes that share the work.")
     parser.add_argument("--only", help="One command: train, evaluate or import.")
     parser.add_argument("--keep", action="store_true", help="Save the counts in the results.")
     options = parser.parse_args()
     import_once()
     begin, counts = time.monotonic(), {}
     with tempfile.TemporaryDirectory() as name:
-        for kind, (base, command, again) in make_bases(Path(name) / "bases").items():
+        for kind, (make_base, command, again) in COMMANDS.items():
             if options.only in (None, kind):
                 folder = Path(name) / kind
-                counts[kind] = kill_everywhere(
-                    base, folder, command, again, every=options.every, first=options.first
-                )
+                base = make_base(folder / "base")
+                every, first = options.every, options.first
+                kill = partial(_kill_share, base, folder, command, again, every, first)
+                shares = run_in_parallel(options.jobs, partial(kill, options.jobs))
+                counts[kind] = merge_counts(shares)
     if options.keep:
         title = "Kills before every file operation"
         keep_counts("robustness-kills", title, counts, time.monotonic() - begin)

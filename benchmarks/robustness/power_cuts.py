@@ -12,39 +12,74 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from robustness.commands import import_once
+from robustness.commands import import_once, run_in_parallel
 from robustness.disk import Disk, Loss, Recording, hash_files, write_files
-from robustness.trials import Counts, keep_counts, new_trial, outcome, require_success
+from robustness.trials import (
+    Counts,
+    Outcome,
+    Trial,
+    keep_counts,
+    merge_counts,
+    new_trial,
+    outcome,
+    require_success,
+)
 
 
-def cut_everywhere(folder: Path, *, every: int = 1, first: int = 0) -> dict[str, Counts]:
-    """Cut after each operation from `first` on, or each `every`-th; the counts for each loss.
+class Cut(NamedTuple):
+    """A state of the disk after a power cut."""
 
-    A state of the disk that occurs again is tried once.
+    where: str
+    loss: Loss
+    files: dict[str, bytes | None]
+
+
+def record_cuts(unbroken: Trial, folder: Path, *, every: int, first: int) -> list[Cut]:
+    """Train, and list what the disk holds after a cut at each operation, or each `every`-th.
+
+    A state of the disk that occurs again is left out.
     """
-    unbroken = new_trial(folder / "unbroken")
-    recording = Recording(folder / "recording")
+    recording = Recording(folder)
     watch = recording.watch(unbroken.watched)
     require_success(unbroken.heed(unbroken.train(), prepare=watch.install))
-    expected = outcome(unbroken.run)
-    counts = {loss.value: Counts() for loss in Loss}
-    disk, tried = Disk(unbroken.watched), set[str]()
+    disk, states, cuts = Disk(unbroken.watched), set[str](), []
     for number, operation in enumerate(recording.replay(disk)):
         if number < first or (number - first) % every:
             continue
         for loss in Loss:
             files = disk.files_after_cut(loss, seed=number)
-            if (state := hash_files(files)) in tried:
-                continue
-            tried.add(state)
-            trial = new_trial(folder / "broken")
-            write_files(trial.watched, files)
-            ended = trial.heed(trial.continue_training())
-            where = f"after operation {number} ({operation})"
-            counts[loss.value].add(where, ended, expected, outcome(trial.run))
-    return counts
+            if (state := hash_files(files)) not in states:
+                states.add(state)
+                cuts.append(Cut(f"after operation {number} ({operation})", loss, files))
+    return cuts
+
+
+def resume_after_cuts(
+    cuts: Sequence[Cut], folder: Path, expected: Outcome, jobs: int, job: int
+) -> dict[str, Any]:
+    """Resume after the cuts of one of several processes; its counts for each loss."""
+    counts = {loss.value: Counts() for loss in Loss}
+    for cut in cuts[job::jobs]:
+        trial = new_trial(folder / str(job))
+        write_files(trial.watched, cut.files)
+        ended = trial.heed(trial.continue_training())
+        counts[cut.loss.value].add(cut.where, ended, expected, outcome(trial.run))
+    return {loss: one.to_json() for loss, one in counts.items()}
+
+
+def cut_everywhere(folder: Path, *, every: int, first: int, jobs: int) -> dict[str, Counts]:
+    """Cut and resume; the counts for each loss."""
+    unbroken = new_trial(folder / "unbroken")
+    cuts = record_cuts(unbroken, folder / "recording", every=every, first=first)
+    expected = outcome(unbroken.run)
+    work = partial(resume_after_cuts, cuts, folder / "broken", expected, jobs)
+    shares = run_in_parallel(jobs, work)
+    return {loss.value: merge_counts(share[loss.value] for share in shares) for loss in Loss}
 
 
 def main() -> None:
@@ -52,12 +87,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--every", type=int, default=1, help="Cut after every N-th operation.")
     parser.add_argument("--first", type=int, default=0, help="The first operation to cut after.")
+    parser.add_argument("--jobs", type=int, default=1, help="Processes that share the work.")
     parser.add_argument("--keep", action="store_true", help="Save the counts in the results.")
     options = parser.parse_args()
     import_once()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        counts = cut_everywhere(Path(name), every=options.every, first=options.first)
+        counts = cut_everywhere(
+            Path(name), every=options.every, first=options.first, jobs=options.jobs
+        )
     if options.keep:
         title = "Power cuts after every file operation"
         keep_counts("robustness-power-cuts", title, counts, time.monotonic() - begin)

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, machine
 
+from heed import checksums
 from heed.config import Recipe
 from heed.runs.run import LOCK, Run
 from robustness.commands import Ended, run_heed
@@ -139,7 +140,10 @@ def outcome(run: Path) -> Outcome:
         elif name == "metrics.jsonl":
             content[name] = [without_time(line) for line in Run(run).metrics()]
         elif name != LOCK:
-            content[name] = path.read_bytes().replace(str(run.parents[2]).encode(), b"")
+            content[name] = path.read_bytes()
+            if path.suffix in (".json", ".toml"):  # the checksum depends on the paths, too
+                text = content[name].replace(str(run.parents[2]).encode(), b"")
+                content[name] = checksums.FIELD.sub(b"", text)
     return content
 
 
@@ -182,10 +186,27 @@ class Counts:
             changes = "; ".join(differences)
             self.examples.append(f"{where}: exit {ended.code}, {changes} | {last[0]}")
 
+    def merge(self, other: dict[str, Any]) -> None:
+        """Add counts that another process has made, as `to_json` returned them."""
+        self.numbers.update(other["numbers"])
+        self.examples += other["examples"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as JSON values."""
+        return {"numbers": dict(self.numbers), "examples": self.examples}
+
     @property
     def is_harmless(self) -> bool:
         """Whether no break did harm."""
         return not self.examples
+
+
+def merge_counts(shares: Iterable[dict[str, Any]]) -> Counts:
+    """The counts of several processes together."""
+    merged = Counts()
+    for share in shares:
+        merged.merge(share)
+    return merged
 
 
 def keep_counts(name: str, title: str, counts: dict[str, Counts], seconds: float) -> None:
