@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from heed.config import DataConfig
 from heed.data.corpus import Corpus, Place, Record, open_corpus
 from heed.data.doctor import (
     Finding,
@@ -28,6 +29,7 @@ from heed.data.doctor import (
 )
 from heed.data.doctor.duplicates import as_digests, find_repeats
 from heed.data.doctor.scan import WORD
+from heed.data.held_out import hold_out_dev
 from heed.errors import DataError, HeedError
 
 quick = settings(
@@ -183,6 +185,30 @@ def test_one_text_under_two_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "train.tsv", "0\ta b\n1\tc d\n1\ta b \n0\te f\n0\tc\n")
     found = find(check([path]), "contradiction")
     assert [place.line for place in found.places] == [1, 3]
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3, 8])
+def test_what_is_too_little_to_set_some_aside_for_dev_is_an_error(
+    lines: int, tmp_path: Path
+) -> None:
+    """Exactly where training would refuse it, for want of an example or of a class."""
+    data, task = DataConfig(), "classify"
+    for number in range(lines):
+        rows = [f"{'rare' if row == number else 'common'}\ta b {row}\n" for row in range(lines)]
+        path = write(tmp_path / "train.tsv", "".join(rows))
+        report = check([path], task=task)
+        if lines == 1:  # one class, too
+            assert not report.ok
+            continue
+        dev, _ = hold_out_dev(lines, data)
+        common_left = any(row != number and row not in dev for row in range(lines))
+        assert report.ok == (number not in dev and common_left)
+    text = check([write(tmp_path / "train.txt", "a b c\n" * lines)])
+    assert report_codes(text, "too-few") == (["too-few"] if lines == 1 else [])
+
+
+def report_codes(report: Report, code: str) -> list[str]:
+    return [one.code for one in report.errors if one.code == code]
 
 
 def test_what_cannot_be_opened_is_a_finding(tmp_path: Path) -> None:

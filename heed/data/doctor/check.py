@@ -9,6 +9,7 @@ records repeat, their split is read again, as far as their places. The cost is d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from heed.config import DataConfig
 from heed.data.corpus import (
     NUMBER,
     Corpus,
@@ -33,6 +35,7 @@ from heed.data.doctor.duplicates import Digests, Flags, as_digests, find_repeats
 from heed.data.doctor.findings import Finding, Report, Severity, SplitSummary, sort_findings
 from heed.data.doctor.language import find_language_errors
 from heed.data.doctor.scan import HeldOutIndex, Limits, SplitScan, scan_split
+from heed.data.held_out import hold_out_dev
 from heed.errors import DataError, nearest
 
 PROBLEMS: dict[str, tuple[Severity, str]] = {
@@ -83,7 +86,35 @@ def check(
             corpora[split] = like
     except DataError as error:
         return Report(task, (Finding("error", "unreadable", split, str(error)),), {})
-    return examine(corpora, limits=limits)
+    report = examine(corpora, limits=limits)
+    if "train" in corpora and "dev" not in corpora and report.ok:
+        errors = tuple(_held_out_errors(corpora["train"], report.summary["train"]))
+        report = replace(report, findings=sort_findings([*errors, *report.findings]))
+    return report
+
+
+def _held_out_errors(train: Corpus, summary: SplitSummary) -> Iterator[Finding]:
+    """What training refuses where no dev file is named and it sets a share of train aside."""
+    if train.unit == "file" and train.layout is None:  # lines of each file are set aside
+        return
+    try:
+        dev, _ = hold_out_dev(summary.kept, DataConfig())
+    except DataError as error:
+        yield Finding("error", "too-few", "train", str(error))
+        return
+    if not summary.labels or min(summary.labels.values()) > len(dev):
+        return
+    rows, left = frozenset(dev.tolist()), Counter(summary.labels)
+    for number, record in enumerate(train.usable_records()):
+        if number in rows and record.label is not None:
+            left[record.label] -= 1
+    for label, count in left.items():
+        if not count:
+            message = (
+                f"class {_quote(label)} has no example left for training where no dev file is "
+                "named: all are set aside. Add examples of it, or name a dev file"
+            )
+            yield Finding("error", "too-few", "train", message, summary.labels[label])
 
 
 def examine(corpora: Mapping[str, Corpus], *, limits: Limits | None = None) -> Report:
