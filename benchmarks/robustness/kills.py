@@ -136,7 +136,8 @@ def main() -> None:
                 shares = run_in_parallel(options.jobs, partial(kill, options.jobs))
                 counts[kind] = merge_counts(shares)
     if options.keep:
-        title = "Kills before every file operation"
+        often = "every" if options.every == 1 else f"every {options.every}th"
+        title = f"Kills before {often} file operation"
         keep_counts("robustness-kills", title, counts, time.monotonic() - begin)
     for kind, one in counts.items():
         print(kind, dict(one.numbers), *one.examples, sep="\n", flush=True)

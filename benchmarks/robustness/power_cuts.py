@@ -97,7 +97,8 @@ def main() -> None:
             Path(name), every=options.every, first=options.first, jobs=options.jobs
         )
     if options.keep:
-        title = "Power cuts after every file operation"
+        often = "every" if options.every == 1 else f"every {options.every}th"
+        title = f"Power cuts after {often} file operation"
         keep_counts("robustness-power-cuts", title, counts, time.monotonic() - begin)
     for loss, one in counts.items():
         print(loss, dict(one.numbers), *one.examples, sep="\n", flush=True)
