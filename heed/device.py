@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -28,6 +29,18 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError([f"There is no device {name!r}: GPUs are cuda:0 to cuda:{count - 1}."])
     return device
+
+
+def total_memory() -> int | None:
+    """Bytes of this machine's memory, or fewer where a limit is set; None where that is unknown."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return total if limit == resource.RLIM_INFINITY else min(total, limit)
 
 
 def wants_bf16(precision: str, device: torch.device) -> bool:

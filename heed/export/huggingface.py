@@ -49,7 +49,7 @@ def import_model(folder: str, run: Path) -> str:
             where=folder,
             todo="Train from it: `[init] from` loads its weights below a new head.",
         )
-    recipe = _recipe(model)
+    recipe = _recipe(model, folder)
     final = run.resolve() if run.is_symlink() else run
     with temporary_folder(final) as draft:
         new_run = Run(draft)
@@ -80,8 +80,8 @@ def _default_class_names(model: Classifier) -> tuple[str, ...]:
     return tuple(f"LABEL_{number}" for number in range(len(bias)))
 
 
-def _recipe(model: Model) -> Recipe:
-    """The recipe of a run with this model."""
+def _recipe(model: Model, folder: str) -> Recipe:
+    """The recipe of a run with this model; errors name the folder that it comes from."""
     config, generation = model.config, model.source_files.get(GENERATION, {})
     task = "classify" if isinstance(model, Classifier) else "generate"
     tables: dict[str, Any] = {"task": "translate" if isinstance(model, Translator) else task}
@@ -95,7 +95,7 @@ def _recipe(model: Model) -> Recipe:
             for theirs, (ours, types) in BEAM_SEARCH_KEYS.items()
             if type(generation.get(theirs)) in types and generation[theirs] >= 0
         }
-    return Recipe.of(tables)
+    return Recipe.of(tables, where=folder)
 
 
 def export(run: Path, folder: Path) -> None:

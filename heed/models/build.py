@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from heed.config import POSITIONS, TASKS, ModelConfig
-from heed.errors import ConfigError, nearest
+from heed.errors import ConfigError, RunError, nearest
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
@@ -15,6 +15,9 @@ from heed.models.weights import require_matching_weights
 from heed.nn.initialization import initialize
 
 Model = Translator | Classifier | LanguageModel
+MAX_EXCESS = 4
+"""A model that is described as larger than its stored weights by this factor is not even built; of
+a smaller difference, the error can name the weight."""
 
 
 def build(
@@ -59,10 +62,36 @@ def from_weights(
     source = rows("source_embedding.table.weight", 0) or None
     head = "head.weight" if config.classifier_hidden is None else "head.3.weight"
     classes = rows(head, 2) if task == "classify" else None
+    stored = sum(weight.numel() for weight in weights.values())
+    needed = count_minimum_parameters(task, config, rows("embedding.table.weight", 1))
+    if needed > MAX_EXCESS * stored:
+        raise RunError(
+            f"recipe.toml describes a model of at least {needed:,} parameters, and there are "
+            f"{stored:,} in the weights.",
+            where=where,
+            todo="Put recipe.toml back as training wrote it, or train a new run.",
+        )
     model = _build(task, config, rows("embedding.table.weight", 1), classes, source, causal)
     require_matching_weights(model.state_dict(), weights, where=where)
     model.load_state_dict(dict(weights))
     return model
+
+
+def count_minimum_parameters(task: str | None, config: ModelConfig, vocab: int) -> int:
+    """A lower bound on the parameters of a model, from its sizes alone: nothing is built."""
+    tables = vocab * (config.embedding_width or config.width)
+    if config.position == "learned":
+        tables += config.max_positions * config.width
+    if config.ngrams > 1:
+        tables += config.ngram_buckets * config.width
+    layers = config.layers
+    if task == "translate":
+        layers += config.decoder_layers or config.layers
+    if config.family == "lstm":
+        return tables + layers * 4 * config.width**2
+    attention = 2 * config.width * config.heads * config.resolved_head_width
+    feed_forward = 2 * config.width * (config.feed_forward or 4 * config.width)
+    return tables + layers * (attention + feed_forward)
 
 
 def _build(

@@ -18,6 +18,7 @@ import tokenizers
 from heed.data.tokenizers.byte_symbols import decode_symbols, show_whitespace
 from heed.data.tokenizers.special_tokens import SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import DataError
 from heed.files import write_atomic
 
 CONFIG, OLD_CONFIG = "tokenizer_config.json", "special_tokens_map.json"
@@ -40,6 +41,10 @@ NAMES = {
 """Names of special tokens to look for where no file says which they are."""
 
 
+MAX_VOCAB = 1 << 22
+"""Ids of a tokenizer are smaller: there is a row of the vocabulary for each, named or not."""
+
+
 class PretrainedTokenizer(Tokenizer):
     """A tokenizer trained elsewhere, with its own special tokens."""
 
@@ -50,7 +55,14 @@ class PretrainedTokenizer(Tokenizer):
         core.no_padding()
         core.no_truncation()
         known = core.get_vocab(with_added_tokens=True)
-        self._tokens = [""] * (max(known.values()) + 1)
+        largest = max(known.values())
+        if largest >= MAX_VOCAB:
+            raise DataError(
+                f"the tokenizer has a token with id {largest:,}, and heed reads ids below "
+                f"{MAX_VOCAB:,}.",
+                todo="Number its tokens from 0.",
+            )
+        self._tokens = [""] * (largest + 1)
         for name, number in known.items():
             self._tokens[number] = name
         self.specials, self.config = specials, dict(config)
@@ -112,7 +124,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for name in (OLD_CONFIG, CONFIG):
         try:
             content = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         config |= content if isinstance(content, dict) else {}
     return config

@@ -113,6 +113,13 @@ class Tokenizer:
         except TypeError:
             refuse_surrogates(texts)
             raise
+        except BaseException as problem:
+            if is_panic(problem):
+                raise DataError(
+                    f"the tokenizers library failed on a text: {problem}",
+                    todo="Use another tokenizer, or leave the text out.",
+                ) from None
+            raise
         return [encoding.ids for encoding in batch]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -183,7 +190,9 @@ class Tokenizer:
             core = tokenizers.Tokenizer.from_str(text)
         except ValueError as problem:
             raise _load_error(path, f"this is not JSON: {problem}") from problem
-        except Exception as problem:  # the library raises no narrower class
+        except BaseException as problem:
+            if not isinstance(problem, Exception) and not is_panic(problem):
+                raise
             raise _load_error(path, "this is JSON, but not a tokenizer") from problem
         specials = tuple(core.id_to_token(number) for number in range(len(SPECIAL_TOKEN_NAMES)))
         signature = (model, specials, _without_model(core))
@@ -225,6 +234,11 @@ class Tokenizer:
         if self.kind == "word":
             return name.removeprefix(" ")
         return show_whitespace(name if self.kind == "char" else decode_symbols(name))
+
+
+def is_panic(problem: BaseException) -> bool:
+    """Whether an exception is a panic of a library in Rust, which is no `Exception` in Python."""
+    return type(problem).__name__ == "PanicException"
 
 
 def _build_pipeline(kind: str, lowercase: bool, split: str) -> tokenizers.Tokenizer:

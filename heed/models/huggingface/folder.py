@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from heed.device import total_memory
 from heed.errors import HeedError, describe_hub_error, nearest
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -36,6 +39,11 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 HUB_NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
 """owner/name, or a name alone as old models have: roberta-base."""
 RESAVE = "Save it again with `save_pretrained(folder)` of transformers, which writes safetensors."
+
+MAX_JSON = 1 << 26
+"""Largest JSON file beside the weights, in bytes: an index of a million weights is smaller."""
+BYTES_PER_PARAMETER = 8
+"""Memory of an import: the stored weights and the model's, both in float32."""
 
 T = TypeVar("T")
 
@@ -128,7 +136,10 @@ def _download(name: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
+        require_regular_file(path, MAX_JSON)
         content = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as problem:
+        raise HeedError("this JSON is nested too deeply.", where=str(path)) from problem
     except OSError as problem:
         raise HeedError(
             f"this file cannot be read: {problem.strerror}.", where=str(path)
@@ -138,6 +149,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HeedError("this file is JSON, but not an object.", where=str(path))
     return content
+
+
+def require_regular_file(path: Path, most_bytes: int) -> None:
+    """Raise an error for a device, a pipe, or a file larger than such a file is."""
+    if path.exists() and not path.is_file():
+        raise HeedError("this is no regular file.", where=str(path))
+    size = path.stat().st_size
+    if size > most_bytes:
+        raise HeedError(
+            f"this file has {size:,} bytes, and heed reads at most {most_bytes:,}.",
+            where=str(path),
+        )
 
 
 def read_config(folder: Path) -> ConfigJson:
@@ -165,15 +188,37 @@ def architecture_name(config_json: ConfigJson, known: Iterable[str]) -> str:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder, from one safetensors file or several."""
+    """All weights of a folder, from one safetensors file or several; none if memory is too small.
+
+    Sizes and headers tell how large they are before any is read: a file may be mostly holes.
+    """
+    paths = _weight_files(folder)
+    _require_memory(folder, sum(path.stat().st_size for path in paths if path.exists()))
+    _require_memory(folder, BYTES_PER_PARAMETER * sum(map(_count_parameters, paths)))
+    return {name: x for path in paths for name, x in _load_safetensors(path).items()}
+
+
+def _require_memory(folder: Path, needed: int) -> None:
+    available = total_memory()
+    if available is not None and needed > available:
+        raise HeedError(
+            f"these weights need {needed / 2**30:,.1f} GiB of memory, and this machine has "
+            f"{available / 2**30:,.1f}.",
+            where=str(folder),
+            todo="Import it on a larger machine.",
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder."""
     if (folder / WEIGHTS).exists():
-        return _load_safetensors(folder / WEIGHTS)
+        return [folder / WEIGHTS]
     if (folder / INDEX).exists():
         files = read_json(folder / INDEX).get("weight_map")
-        names = sorted(set(files.values())) if isinstance(files, dict) else []
-        if not names or any(Path(str(name)).name != name for name in names):
+        names = list(files.values()) if isinstance(files, dict) else []
+        if not names or any(not isinstance(n, str) or Path(n).name != n for n in names):
             raise HeedError("weight_map does not name files.", where=str(folder / INDEX))
-        return {key: x for name in names for key, x in _load_safetensors(folder / name).items()}
+        return [folder / name for name in sorted(set(names))]
     pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise _pickle_error(pickles[0])
@@ -182,10 +227,25 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     )
 
 
+def _count_parameters(path: Path) -> int:
+    """The number of weights in a file, from its header."""
+    if path.exists() and not path.is_file():
+        raise HeedError("this is no regular file.", where=str(path))
+    with _reading(path), safe_open(path, framework="pt") as file:
+        return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no mapping)
+
+
 def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
+    with _reading(path):
         return load_file(path)
-    except (OSError, SafetensorError) as problem:
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a safetensors file into one that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as problem:
         raise HeedError(
             f"this is not a complete safetensors file: {problem}.", where=str(path), todo=RESAVE
         ) from problem

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from heed.config import ModelConfig
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.data.tokenizers.trial import try_tokenizer
 from heed.errors import ConfigError, HeedError, HeedWarning
 from heed.models import Backbone, Classifier, LanguageModel, Translator
+from heed.models.build import MAX_EXCESS, count_minimum_parameters
 from heed.models.huggingface import bert, gpt2, marian, t5
 from heed.models.huggingface.architecture import AnyModel, Architecture
 from heed.models.huggingface.folder import (
@@ -59,6 +61,7 @@ def load(folder: str | Path) -> tuple[AnyModel, Tokenizer | None]:
         config = ModelConfig(**architecture.read_config(config_json, theirs.keys()))
     except ConfigError as error:
         raise HeedError(error.what, where=config_json.where) from error
+    _check_sizes(architecture, config, theirs, config_json)
     model = _build_model(architecture, config, theirs, config_json)
     _load_weights(model, architecture, theirs, config_json)
     source_files = {CONFIG: dict(config_json.values)}
@@ -73,6 +76,7 @@ def _tokenizer(folder: Path, model: AnyModel) -> Tokenizer | None:
     path = folder / TOKENIZER
     if not path.exists():
         return None
+    try_tokenizer(path)
     tokenizer, vocab = Tokenizer.load(path), model.embedding.table.num_embeddings
     if tokenizer.vocab_size > vocab:
         raise HeedError(
@@ -101,6 +105,20 @@ def _choose_variant(
                 f"{copy} and {original} must be equal (tied weights), but differ."
             )
     return architecture, weights
+
+
+def _check_sizes(
+    architecture: Architecture, config: ModelConfig, theirs: Weights, config_json: ConfigJson
+) -> None:
+    """Check the sizes in config.json against the weights before anything is built."""
+    vocab = _row_count(architecture, "embedding.table.weight", theirs, config_json)
+    needed = count_minimum_parameters(architecture.task, config, vocab)
+    stored = sum(weight.numel() for weight in theirs.values())
+    if needed > MAX_EXCESS * stored:
+        raise config_json.error(
+            f"it describes a model of at least {needed:,} parameters, and there are {stored:,} "
+            "in the weights."
+        )
 
 
 def _build_model(
@@ -143,7 +161,7 @@ def _row_count(
     architecture: Architecture, parameter: str, theirs: Weights, config_json: ConfigJson
 ) -> int:
     location = architecture.locate(parameter)
-    if location is None or location.names[0] not in theirs:
+    if location is None or location.names[0] not in theirs or not theirs[location.names[0]].ndim:
         missing = parameter if location is None else location.names[0]
         raise HeedError(
             f"{missing} is missing from the weights.", where=str(Path(config_json.where).parent)
