@@ -10,6 +10,8 @@ INPUTS_ON_CPU, INPUTS_ON_GPU = 128, 2048
 """Inputs per batch, unless `decode.batch_size` is set."""
 MAX_BATCH_TOKENS = 1 << 14
 """Source or prompt tokens per batch, padding included: longer inputs make smaller batches."""
+CPU_MEMORY = 1 << 31
+"""On a CPU, bytes for one batch, if all outputs reach their limit."""
 STATE_MEMORY = 0.125
 """On a GPU, the share of free memory for one decode state, if all outputs reach their limit."""
 CAPACITY_STEP = 16
@@ -36,8 +38,8 @@ def plan_batches(
     lengths: Sequence[int],
     size: int,
     *,
-    costs: Sequence[int] | None = None,
-    max_cost: int = MAX_BATCH_TOKENS,
+    costs: Sequence[float] | None = None,
+    max_cost: float = MAX_BATCH_TOKENS,
 ) -> Iterator[list[int]]:
     """Batches of inputs of similar length, the longest first, so that memory peaks at the start.
 
@@ -45,7 +47,7 @@ def plan_batches(
     The cost of an input is its length unless `costs` are given.
     """
     order, costs = sorted(range(len(lengths)), key=lambda i: -lengths[i]), costs or lengths
-    batch, largest = list[int](), 0
+    batch, largest = list[int](), 0.0
     for i in order:
         largest = max(largest, costs[i])
         if batch and (len(batch) == size or largest * (len(batch) + 1) > max_cost):
@@ -81,6 +83,19 @@ def cache_bytes_per_token(models: Sequence[Translator | LanguageModel]) -> int:
         layers = config.decoder_layers or config.layers
         total += 2 * layers * (config.kv_heads or heads) * width * size
     return total
+
+
+def step_bytes_per_beam(models: Sequence[Translator | LanguageModel]) -> int:
+    """Bytes of one hypothesis in one step: logits, log-probabilities and their sorted copy."""
+    return 3 * 4 * max(model.embedding.table.num_embeddings for model in models)
+
+
+def cpu_costs(lengths: Sequence[int], sizes: Sequence[int]) -> list[float]:
+    """The cost of each input as a share of a batch on a CPU: of its tokens or of its bytes."""
+    return [
+        max(length / MAX_BATCH_TOKENS, size / CPU_MEMORY)
+        for length, size in zip(lengths, sizes, strict=True)
+    ]
 
 
 class StateSizes:

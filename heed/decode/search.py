@@ -183,13 +183,16 @@ class Search:
         return results
 
     def _plan_batches(self, lengths: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
-        """The indices of each batch's inputs; on a GPU, no more than its memory holds."""
-        if self.device.type != "cuda":
-            return batch_plan.plan_batches(lengths, self.batch_size)
-        beams = self.strategy.beams
+        """The indices of each batch's inputs, no more than memory holds."""
+        beams, cell_bytes = self.strategy.beams, batch_plan.cache_bytes_per_token(self.models)
         cells = [n + beams * limit for n, limit in zip(lengths, limits, strict=True)]
+        if self.device.type != "cuda":
+            step_bytes = beams * batch_plan.step_bytes_per_beam(self.models)
+            sizes = [n * cell_bytes + step_bytes for n in cells]
+            costs = batch_plan.cpu_costs(lengths, sizes)
+            return batch_plan.plan_batches(lengths, self.batch_size, costs=costs, max_cost=1.0)
         memory = int(batch_plan.STATE_MEMORY * self._free_memory())
-        max_cells = memory // batch_plan.cache_bytes_per_token(self.models)
+        max_cells = memory // cell_bytes
         return batch_plan.plan_batches(lengths, self.batch_size, costs=cells, max_cost=max_cells)
 
     def _decode_batch(

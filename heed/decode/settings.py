@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heed.config import DecodeConfig
+from heed.config.base import MAX_BEAM
 from heed.decode.beam import Beam
 from heed.decode.greedy import Greedy
 from heed.decode.sampling import Sample
@@ -39,8 +40,8 @@ def build_strategy(settings: DecodeConfig, nbest: int, sampler: type[Sample] = S
 
     `sampler` is the class that samples, if they describe sampling.
     """
-    if nbest < 1:
-        raise ConfigError([f"nbest cannot be {nbest}: ask for 1 or more."])
+    if not 1 <= nbest <= MAX_BEAM:
+        raise ConfigError([f"nbest cannot be {nbest}: ask for 1 to {MAX_BEAM:,}."])
     if settings.sample:
         return sampler(
             nbest,

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
 from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, estimate_ci
 from sacrebleu.significance import Result as SacrebleuResult
 
 from heed.stats.intervals import Interval
@@ -78,7 +80,7 @@ class CachedTER(CachedStatistics, TER):
 
 METRICS = {"bleu": CachedBLEU, "chrf": CachedCHRF, "ter": CachedTER}
 """Metrics by the name that commands and JSON use."""
-SEED_VARIABLE = "SACREBLEU_SEED"
+SEED_VARIABLE, DEFAULT_SEED = "SACREBLEU_SEED", "12345"
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,38 @@ def _corpus_score(
     name: str, hypotheses: list[str], references: list[list[str]], resamples: int
 ) -> Score:
     metric = METRICS[name]()
+    if resamples < 2:
+        score = metric.corpus_score(hypotheses, references).score
+        return Score(score, str(metric.get_signature()))
+    metric._check_corpus_score_args(hypotheses, references)
+    statistics = metric._extract_corpus_statistics(hypotheses, references)
+    seed = os.environ.get(SEED_VARIABLE, DEFAULT_SEED).lower()
+    metric.n_bootstrap, metric.seed = resamples, seed
+    score = metric._aggregate_and_compute(statistics)
+    samples = _bootstrap_scores(metric, statistics, resamples, seed)
     try:
-        score = metric.corpus_score(hypotheses, references, max(1, resamples))
+        score.estimate_ci(samples)
+        mean, half_width = score._mean, score._ci
     except TypeError:  # sacreBLEU 2.6 cannot average samples of which one has a chrF of 0
-        alone = paired_test("bs", {"": hypotheses}, references, metrics=(name,), trials=resamples)
-        return alone[name][0].score
-    interval = Interval.around(score._mean, score._ci) if resamples > 1 else None
-    return Score(score.score, str(metric.get_signature()), interval)
+        mean, half_width = estimate_ci(np.array([float(sample.score) for sample in samples]))
+    return Score(score.score, str(metric.get_signature()), Interval.around(mean, half_width))
+
+
+def _bootstrap_scores(
+    metric: Metric, statistics: Sequence[Any], resamples: int, seed: str
+) -> list[SacrebleuScore]:
+    """The scores of sacreBLEU's bootstrap samples, one sample in memory at a time.
+
+    sacreBLEU draws all at once, which takes tens of kilobytes for each sentence. Its generator
+    gives the same numbers in rows, and sums of rows are the same.
+    """
+    random = np.random.default_rng(None if seed == "none" else int(seed))
+    rows = np.array(statistics, dtype="float32")
+    scores = []
+    for _ in range(resamples):
+        sample = rows[random.choice(len(rows), size=len(rows), replace=True)]
+        scores.append(metric._compute_score_from_stats(sample.sum(0)))
+    return scores
 
 
 @dataclass(frozen=True)

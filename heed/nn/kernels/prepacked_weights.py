@@ -8,6 +8,7 @@ Shapes: f numbers out, w numbers in.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 
 from heed.nn.kernels.linear import Linear, OutputLinear
 
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+"""oneDNN keeps a compiled kernel for each shape of a product, 1,024 by default, each of hundreds of
+kilobytes. Decoding has other shapes in every batch. It reads this at the first product."""
 PLAIN = (nn.Linear, Linear, OutputLinear)
 """Layers that compute W x + b and nothing else. One with a LoRA adapter has another class."""
 DTYPES = (torch.float32, torch.bfloat16)
