@@ -449,9 +449,8 @@ def _train_run(
     settings: Mapping[str, Any],
 ) -> Path:
     """Train a run on files with these recipe keys; returns its folder."""
-    from rich.console import Console
-
     from heed.data.corpus import file_names
+    from heed.terminal import PlainConsole
     from heed.train import run as train_run
     from heed.train.resolve import free_folder
 
@@ -462,7 +461,7 @@ def _train_run(
             file_names(value) if key in ("test", "text") else value
         )
     folder = Path(run) if run is not None else free_folder(task)
-    train_run.start(Recipe.of(tables), folder, device=device, console=Console(file=sys.stderr))
+    train_run.start(Recipe.of(tables), folder, device=device, console=PlainConsole(file=sys.stderr))
     return folder
 
 

@@ -217,12 +217,13 @@ def _hash_files(folder: Path) -> dict[str, str]:
 def _print_introduction(recipe: Recipe, console: Console) -> None:
     m = recipe.model
     console.print(
-        f"[bold]heed demo[/]: a Transformer learns English to French from scratch.\n"
+        "[bold]heed demo[/]: a Transformer learns English to French from scratch.\n"
         f"{recipe.data.synthetic:,} generated pairs · {m.layers}+{m.layers} layers, "
         f"width {m.width}, "
         f"{m.heads} heads, position [cyan]{m.position}[/] · the test set has "
         "word combinations unseen in training.",
         highlight=False,
+        markup=True,
     )
 
 
@@ -299,11 +300,12 @@ def _print_summary(result: Result, run: Run, console: Console) -> None:
         f"[bold]{result.exact_match:.1%}[/] of {result.sentences:,} sentences equal "
         "their reference\n"
         f"[bold]{1 - result.alignment_error:.1%}[/] agreement of cross-attention (layer "
-        f"{result.alignment_layer}) with the gold alignment (error {result.alignment_error:.3f})\n"
-        f"{result.seconds:.0f} s in total · figures in {run.figures}",
+        f"{result.alignment_layer}) with the gold alignment (error {result.alignment_error:.3f})",
         highlight=False,
+        markup=True,
     )
     console.print(
+        f"{result.seconds:.0f} s in total · figures in {run.figures}\n"
         "\nNext, try:\n"
         f'  heed translate {run.folder} "The old woman sees the cat."\n'
         "  heed train demo-translate --set model.position=alibi --run runs/alibi\n"

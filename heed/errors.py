@@ -6,9 +6,12 @@ with code 2; library code can catch it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, which a terminal obeys, and lone surrogates, which no stream can encode."""
 STOPPED = 130
 """Exit code of work stopped by Ctrl-C: 128 + SIGINT."""
 
@@ -18,8 +21,9 @@ class HeedError(Exception):
 
     def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
         self.what, self.where, self.todo = what, where, todo
-        message = f"{where}: {what}" if where else what
-        super().__init__(f"{message} {todo}" if todo else message)
+        message = f"{make_printable(where)}: {what}" if where else what
+        message = f"{message} {todo}" if todo else message
+        super().__init__(make_printable(message, multiline=True))
 
 
 class ConfigError(HeedError, ValueError):
@@ -78,3 +82,19 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """` Did you mean …?` with the known word closest to `word`; empty when none is close."""
     matches = get_close_matches(word, known, n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def make_printable(text: str, *, multiline: bool = False) -> str:
+    r"""Escape control characters and lone surrogates as \x1b or \udc80, for any terminal.
+
+    Names of files, labels and texts may contain them. A multiline text keeps newlines and tabs.
+    """
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        if multiline and character in "\n\t":
+            return character
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+    return UNPRINTABLE.sub(escape, text)

@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -287,8 +288,13 @@ def describe_os_error(
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """Strict JSON, on one line unless indented. Numbers that are not finite become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    """Strict JSON, on one line unless indented. Numbers that are not finite become null.
+
+    JSON does not ask for escapes of lone surrogates and of some control characters, but no stream
+    can encode the former, and a terminal obeys the latter.
+    """
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from heed.config import POSITIONS, ModelConfig, Recipe
@@ -225,7 +226,7 @@ def build_checks_table(checks: list[Check]) -> Table:
     """A table of the checks for the terminal."""
     shown = build_table("claim", "what was run", "largest deviation", "allowed", "")
     for check in checks:
-        verdict = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"
+        verdict = Text("holds", "green") if check.holds else Text("FAILS", "bold red")
         shown.add_row(
             check.claim, check.ran, f"{check.deviation:.1e}", f"{check.allowed:.0e}", verdict
         )

@@ -1,16 +1,43 @@
 """Tables and notes on the terminal, in one style for every command.
 
-Rich interprets square brackets as markup. Headers, titles and notes are `Text`, which it prints as
-they are; pass cells that hold user text as `Text` too.
+`PlainConsole` is the one place where heed prints text that users named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from heed.errors import make_printable
+
+
+class PlainConsole(Console):
+    """A console that prints strings as they are, whatever users named their files and labels.
+
+    Square brackets are no markup, `:name:` is no emoji, control characters are escaped. A closed
+    pipe raises `BrokenPipeError`, where rich would exit with code 1.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(make_printable(segment.text, multiline=True), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        raise  # the exception that rich is handling
 
 
 def build_table(

@@ -49,7 +49,7 @@ DATA_FROM = ORDER.index("runs")
 """From here on, a part may import `data` and `recipes`."""
 RESTRICTED = {
     "plot": {"errors", "files"},
-    "terminal": set(),
+    "terminal": {"errors"},
     "data": {"errors", "files", "checksums", "config", "plot", "terminal"},
     "recipes": {"errors", "config", "plot", "terminal"},
     "stats": {"errors"},

@@ -42,7 +42,7 @@ def _training(figures: RecipeFigures) -> Table:
     row("TFLOP/s", "tflops", ".3g")
     shares = (figures.share_of_peak, figures.fixed_share_of_peak)
     table.add_row("share of peak", *(f"{share:.1%}" for share in shares), end_section=True)
-    table.add_row("padded tokens/s, real over full", f"[bold]{figures.real_over_fixed:.1%}[/]")
+    table.add_row("padded tokens/s, real over full", Text(f"{figures.real_over_fixed:.1%}", "bold"))
     return table
 
 
@@ -64,7 +64,7 @@ def _rest(figures: RecipeFigures) -> Table:
     peer = figures.against
     if peer is not None:
         rates = f"{peer.theirs:,.0f} real tokens/s, heed {peer.ours:,.0f}"
-        table.add_row(peer.name, f"{rates}: [bold]{peer.ratio:.2f} times[/]")
+        table.add_row(peer.name, Text.assemble(f"{rates}: ", (f"{peer.ratio:.2f} times", "bold")))
     return table
 
 
@@ -76,10 +76,11 @@ def standard_report(figures: list[StandardFigures]) -> RenderableType:
     columns += ["transformers\ntokens/s", "ratio"] * beside
     table = build_table("full training step", *columns, right=columns, compact=True)
     for row in figures:
+        cells: list[str | Text]
         cells = [f"{row.tokens_per_second:,.0f}", f"{row.updates_per_second:.2f}"]
         cells += [f"{row.share_of_peak:.1%}"] + [_bytes(row.memory)] * on_gpu
         if row.peer_tokens_per_second is not None and row.ratio is not None:
-            cells += [f"{row.peer_tokens_per_second:,.0f}", f"[bold]{row.ratio:.2f}[/]"]
+            cells += [f"{row.peer_tokens_per_second:,.0f}", Text(f"{row.ratio:.2f}", "bold")]
         table.add_row(row.name, *cells)
     peak = max(row.peak_tflops for row in figures)
     notes = [f"Of peak: of a large matrix product, timed in alternation; here {peak:.3g} TFLOP/s."]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -129,13 +130,9 @@ class DecodingCommand(TyperCommand):
 
 def console(*, quiet: bool = False) -> Console:
     """The console for messages: standard output, or standard error if `quiet` (with --json)."""
-    from rich.console import Console
+    from heed.terminal import PlainConsole
 
-    class PipeSafeConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # CommandGroup sets the exit code; rich would exit with 1
-
-    return PipeSafeConsole(stderr=quiet)
+    return PlainConsole(stderr=quiet)
 
 
 def print_json(value: object) -> None:
@@ -145,13 +142,42 @@ def print_json(value: object) -> None:
     typer.echo(to_json(value))
 
 
+def print_text(message: object, *, err: bool = False) -> None:
+    """Print a message, on standard error if `err`; control characters in it are escaped."""
+    from heed.errors import make_printable
+
+    typer.echo(make_printable(str(message), multiline=True), err=err)
+
+
 def print_warning(message: str) -> None:
     """Print a warning about the input on standard error, so that the output stays clean."""
-    typer.echo(message, err=True)
+    print_text(message, err=True)
+
+
+class TerminalOutput(io.RawIOBase):
+    """A terminal as a stream of bytes that escapes control characters in the UTF-8 text."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+
+    def write(self, data: Any) -> int:
+        from heed.errors import make_printable
+
+        text = bytes(data).decode("utf-8", "replace")
+        return self.stream.write(make_printable(text, multiline=True).encode())
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        return True
 
 
 def output() -> BinaryIO:
-    """Standard output as bytes, for commands that answer line by line."""
+    """Standard output as bytes, for commands that answer line by line.
+
+    A file or a pipe gets the text as it is, a terminal gets it with control characters escaped.
+    """
     from heed.errors import HeedError
 
     if sys.stdout is None:
@@ -159,6 +185,8 @@ def output() -> BinaryIO:
             "the result cannot be written: standard output is closed.",
             todo="Redirect it to a file.",
         )
+    if sys.stdout.isatty():
+        return cast(BinaryIO, TerminalOutput(sys.stdout.buffer))
     return sys.stdout.buffer
 
 

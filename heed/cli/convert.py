@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import PluginFiles, RunFolder, app
+from heed.cli.common import PluginFiles, RunFolder, app, print_text
 
 
 @app.command("import", rich_help_panel="Convert")
@@ -24,7 +24,7 @@ def import_(
     """
     from heed.export.huggingface import import_model
 
-    typer.echo(import_model(folder, run))
+    print_text(import_model(folder, run))
 
 
 @app.command(rich_help_panel="Convert")
@@ -47,4 +47,4 @@ def export(
     from heed.export import export
 
     export(run, folder, to=to, **({} if quantize is None else {"quantize": quantize}))
-    typer.echo(f"{folder}: exported to {to}.")
+    print_text(f"{folder}: exported to {to}.")

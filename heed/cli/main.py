@@ -16,7 +16,7 @@ from heed import __version__
 from heed.cli import train, predict, evaluate, convert, diagnostics
 
 # isort: on
-from heed.cli.common import app, describe_file_error
+from heed.cli.common import app, describe_file_error, print_text
 
 __all__ = ["app", "convert", "diagnostics", "evaluate", "main", "predict", "train"]
 
@@ -65,7 +65,7 @@ def _run_command() -> None:
         message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any
     ) -> None:
         if issubclass(category, HeedWarning):
-            typer.echo(f"heed: {message}", err=True)
+            print_text(f"heed: {message}", err=True)
         else:
             default_showwarning(message, category, *args, **kwargs)
 
@@ -73,11 +73,11 @@ def _run_command() -> None:
     try:
         app()
     except StoppedError as stopped:
-        typer.echo(str(stopped), err=True)
+        print_text(str(stopped), err=True)
         raise SystemExit(stopped.code) from None
     except (HeedError, OSError) as error:
         message = describe_file_error(error) if isinstance(error, OSError) else error
         if message is None or os.environ.get("HEED_DEBUG"):
             raise
-        typer.echo(f"heed: {message}", err=True)
+        print_text(f"heed: {message}", err=True)
         raise SystemExit(2) from None

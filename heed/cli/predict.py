@@ -141,8 +141,9 @@ def classify(
     from heed.pipelines.classify import ClassificationLines
 
     classifier = Classifier.load(run, device=device, precision=precision, weights=weights)
+    columns = 2 if classifier.pipeline.classes.pairs else 1
     line_io.run_lines(
-        line_io.open_lines(text, file, notify=print_warning),
+        line_io.open_lines(text, file, columns=columns, notify=print_warning),
         ClassificationLines(classifier.pipeline, probabilities, json),
         out=output(),
         warn=print_warning,

@@ -16,6 +16,7 @@ from heed.cli.common import (
     app,
     console,
     print_json,
+    print_text,
 )
 
 
@@ -157,7 +158,7 @@ def _finish(folder: Path, device: str) -> None:
             notify=screen.print,
             on_result=lambda result: screen.print(render_evaluation(result)),
         )
-    typer.echo(resolve.next_steps(folder, recipe))
+    print_text(resolve.next_steps(folder, recipe))
 
 
 @app.command(rich_help_panel="Train")
@@ -170,7 +171,7 @@ def recipes(
     from heed.recipes import show, table
 
     if name:
-        typer.echo(show(name))
+        print_text(show(name))
     else:
         console().print(table())
 
@@ -202,14 +203,14 @@ def runs(
     if json:
         print_json(listed)
     elif not listed:
-        typer.echo(f"{folder}: there are no runs here. Create one with: heed demo")
+        print_text(f"{folder}: there are no runs here. Create one with: heed demo")
     else:
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         screen = console()
         screen.print(build_runs_table(listed, names, width=screen.width))
         for run in listed:
             if run["broken"]:
-                typer.echo(run["broken"], err=True)
+                print_text(run["broken"], err=True)
 
 
 @app.command(rich_help_panel="Train")

@@ -10,9 +10,30 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heed.errors import ConfigError, nearest
 
-Count = Annotated[int, Field(ge=1)]
+MAX_COUNT = 10**9
+"""Largest count of a recipe: more than any training has, and far from where integers overflow."""
+MAX_SIZE = 2**20
+"""Largest dimension of a layer, in numbers."""
+MAX_LAYERS = 1000
+MAX_NUMBER, MIN_NUMBER = 1e30, 1e-30
+"""Between these, a number and its square root, inverse or product with a loss fit in float32."""
+MAX_SEED = 2**63 - 1
+"""Largest seed: a TOML integer has 64 bits, one of them the sign."""
+MAX_BEAM = 1000
+"""Largest beam, and largest number of translations for a line."""
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
+NonNegative = Annotated[float, Field(ge=0.0, le=MAX_NUMBER)]
+Positive = Annotated[float, Field(ge=MIN_NUMBER, le=MAX_NUMBER)]
+BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+"""Words for the bounds of a number, by pydantic's names."""
+SHOWN = 80
+"""Characters of a wrong value that an error message quotes."""
 Check = Callable[[Any], str | None]
 """A check of several keys of one section: the error message, or None."""
 
@@ -44,6 +65,12 @@ class Section(BaseModel):
                 for item in error.errors():
                     bad.add(str(item["loc"][0]))
                     complaints.append(_message(item, type(self).keys()))
+            complaints += [
+                f"{key} is not UTF-8, which a recipe is: {shorten(text)}. Rename what it names."
+                for key, value in values.items()
+                for text in _strings(value)
+                if not _is_utf8(text)
+            ]
             # Checks of several keys run even if some other key is invalid.
             fields = type(self).model_fields
             merged = {key: f.get_default(call_default_factory=True) for key, f in fields.items()}
@@ -52,6 +79,25 @@ class Section(BaseModel):
             complaints.extend(_failed_checks(self.checks, valid))
             if complaints:
                 raise ConfigError(complaints)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All strings in a value of a recipe."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.items() for text in _strings(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _strings(item))
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether UTF-8 can hold a text: the name of a file may have bytes that it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _failed_checks(checks: tuple[Check, ...], values: SimpleNamespace) -> Iterator[str]:
@@ -79,6 +125,17 @@ def _message(item: Any, known: list[str]) -> str:
         options = item["ctx"]["expected"]
         words = [word.strip(" '") for word in options.replace(" or ", ", ").split(",")]
         hint = nearest(str(value), words)
-        return f"{key} cannot be {value!r}: it is one of {options}.{hint}"
+        return f"{key} cannot be {shorten(value)}: it is one of {options}.{hint}"
+    for bound, phrase in BOUNDS.items():
+        if bound in item.get("ctx", {}):
+            limit = item["ctx"][bound]
+            number = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+            return f"{key} cannot be {shorten(value)}: it is {phrase} {number}."
     message = item["msg"][0].lower() + item["msg"][1:]
-    return f"{key} cannot be {value!r}: {message.replace('input should', 'it should')}."
+    return f"{key} cannot be {shorten(value)}: {message.replace('input should', 'it should')}."
+
+
+def shorten(value: object) -> str:
+    """A value as an error message quotes it: of a long one, the beginning."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**SHOWN else "a huge number"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

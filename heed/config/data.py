@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from heed.config.base import Check, Count, Section, Share
+from heed.config.base import Check, Count, Section, Seed, Share, Size
 
 RESERVED = ("train", "dev", "test", "event", "step", "epoch", "time", "seen", "kept")
 """Names of the recipe's own sets, and other keys of a line of metrics."""
@@ -26,7 +26,7 @@ def _check_set_name(name: str) -> str | None:
 def _check_pattern(key: str, pattern: str | None) -> str | None:
     try:
         re.compile(pattern or "")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         return f"{key} is not a regular expression: {error}."
     return None
 
@@ -41,7 +41,7 @@ class DataConfig(Section):
     dev_share: Share = 0.05
     """Share of train that is set aside for dev where no dev files are named, at most 2,000 texts;
     0 trains on all of it, and the last weights are kept."""
-    dev_seed: int = Field(default=0, ge=0)
+    dev_seed: Seed = 0
     """Random seed of the dev split that is set aside. It does not depend on `seed`, so runs with
     different seeds are evaluated on the same sentences."""
     test: list[str] = Field(default_factory=list)
@@ -50,7 +50,7 @@ class DataConfig(Section):
     """Train on this many generated sentences instead of files (docs/synthetic.md)."""
     synthetic_test: Count = 1000
     """Sentences in the generated dev set, and in the generated test set."""
-    world_seed: int = Field(default=0, ge=0)
+    world_seed: Seed = 0
     """Random seed of the generated text. It does not depend on `seed`, so runs with different seeds
     are trained and tested on the same sentences."""
     sets: dict[str, list[str]] = Field(default_factory=dict)
@@ -59,7 +59,7 @@ class DataConfig(Section):
     """Whether the first row of a TSV or CSV file names its columns; unset, that row decides."""
     unit: Literal["line", "document", "file"] = "line"
     """What one example of a plain text file is, for language models."""
-    max_length: Count = 256
+    max_length: Size = 256
     """Maximum tokens of a sequence. Longer ones are truncated and counted; a language model reads
     them in windows."""
     drop_pattern: str | None = None
@@ -108,7 +108,7 @@ class TokenizerConfig(Section):
 
     kind: Literal["bpe", "unigram", "word", "char", "byte"] = "bpe"
     """Subwords (byte-pair encoding or a unigram model), words, characters or bytes."""
-    vocab_size: Count | None = None
+    vocab_size: Size | None = None
     """Vocabulary size; unset, as large as the text supports (at most 8,000 for bpe and unigram)."""
     min_count: Count = 1
     """Minimum count of a word or character in the vocabulary; rarer ones are unknown."""

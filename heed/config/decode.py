@@ -6,29 +6,32 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from heed.config.base import Check, Count, NonNegative, Section, Share
+from heed.config.base import MAX_BEAM, Check, Count, Positive, Section, Seed, Share
+
+MAX_RATIO, MAX_EXTRA = 1000.0, 100_000
+"""Bounds of the longest output: the decoder's memory grows with it."""
 
 
 class DecodeConfig(Section):
     """How a trained model generates text."""
 
-    max_ratio: Annotated[float, Field(gt=0.0)] = 2.0
+    max_ratio: Annotated[float, Field(gt=0.0, le=MAX_RATIO)] = 2.0
     """Maximum output length, as a multiple of the source's tokens…"""
-    max_extra: Annotated[int, Field(ge=0)] = 10
+    max_extra: Annotated[int, Field(ge=0, le=MAX_EXTRA)] = 10
     """…plus this many tokens."""
     batch_size: Count | None = None
     """Sentences decoded at once; unset, 128 (2,048 on a GPU). Fewer where they are long."""
-    beam: Count = 1
+    beam: Annotated[int, Field(ge=1, le=MAX_BEAM)] = 1
     """Beam size; 1 is greedy decoding."""
-    length_penalty: NonNegative = 1.0
+    length_penalty: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
     """Hypotheses are ranked by log-probability divided by length to this power."""
-    coverage_penalty: NonNegative = 0.0
+    coverage_penalty: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0
     """Penalty for source tokens that received little attention (Wu et al. 2016)."""
     early_stop: bool = False
     """Stop when as many hypotheses have ended as the beam is wide, though others may be better."""
     sample: bool = False
     """Sample each token instead of searching."""
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    temperature: Positive = 1.0
     """Sampling temperature: logits are divided by it; below 1 likely tokens become likelier."""
     top_k: Count | None = None
     """Sample from the k likeliest tokens."""
@@ -36,7 +39,7 @@ class DecodeConfig(Section):
     """Nucleus sampling: from the fewest tokens that together have this probability."""
     min_p: Share = 0.0
     """Sample from tokens with at least this share of the likeliest token's probability."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Random seed of sampling; each sample of each sentence has its own stream."""
     copy_unknown: bool = False
     """Replace an unknown word in the output by the source word with the most attention."""

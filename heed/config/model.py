@@ -6,8 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from heed.config.base import Check, Count, Section, Share
+from heed.config.base import (
+    MAX_NUMBER,
+    MAX_SIZE,
+    Check,
+    Count,
+    Layers,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Size,
+)
 from heed.config.registry import MERGES, POSITIONS
+
+MAX_NGRAM = 20
+"""Longest n-gram of a feature: every one is a table lookup for each token."""
 
 
 def _check_position(m: Any) -> str | None:
@@ -124,19 +138,19 @@ class ModelConfig(Section):
     can write: marian or t5 (translate), gpt2 (generate), bert (classify, or masked)."""
     family: Literal["transformer", "lstm"] = "transformer"
     """The stack between the embedding and the head."""
-    layers: Count = 4
+    layers: Layers = 4
     """Layers of the stack (of encoder and decoder each, for translation)."""
-    decoder_layers: Count | None = None
+    decoder_layers: Layers | None = None
     """Layers of a translator's decoder; unset, `layers`."""
-    width: Count = 256
+    width: Size = 256
     """Model width (d_model): the size of a token's vector between layers."""
-    heads: Count = 4
+    heads: Size = 4
     """Attention heads."""
-    kv_heads: Count | None = None
+    kv_heads: Size | None = None
     """Key and value heads of grouped-query attention; unset, as many as `heads`."""
-    head_width: Count | None = None
+    head_width: Size | None = None
     """Size of one attention head; unset, width / heads."""
-    feed_forward: Count | None = None
+    feed_forward: Size | None = None
     """Hidden size of the feed-forward; unset, four times the width."""
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"] = "gelu"
     """Activation of the feed-forward; `swiglu` and `geglu` are gated."""
@@ -144,13 +158,13 @@ class ModelConfig(Section):
     """LayerNorm or RMSNorm."""
     norm_place: Literal["pre", "post"] = "pre"
     """Pre-norm (before each sublayer), or post-norm (after the residual sum, as in 2017)."""
-    norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
+    norm_eps: Positive = 1e-5
     """Epsilon of the norms."""
     bias: bool = True
     """Whether linear layers and norms have biases."""
     qk_norm: bool = False
     """RMS-normalize each query and key head, which bounds attention scores."""
-    scale: Annotated[float, Field(gt=0.0)] | None = None
+    scale: Positive | None = None
     """Factor on attention scores; unset, 1 / sqrt(head_width)."""
 
     position: str = Field(
@@ -158,23 +172,23 @@ class ModelConfig(Section):
     )
     cross_position: bool = False
     """Whether cross-attention also uses the relative part of the position encoding."""
-    max_positions: Count = 1024
+    max_positions: Size = 1024
     """Rows of the `learned` position table; no other encoding has a limit."""
-    position_offset: Annotated[int, Field(ge=0)] = 0
+    position_offset: Annotated[int, Field(ge=0, le=MAX_SIZE)] = 0
     """Rows of the `learned` table before the first token's (RoBERTa has 2)."""
     sinusoids: Literal["paired", "halves"] = "paired"
     """Layout of `sinusoidal`: sine and cosine interleaved, or all sines first (Marian)."""
-    rope_base: Annotated[float, Field(gt=1.0)] = 10000.0
+    rope_base: Annotated[float, Field(gt=1.0, le=MAX_NUMBER)] = 10000.0
     """RoPE's base (theta)."""
-    shaw_clip: Count = 16
+    shaw_clip: Size = 16
     """Distance at which `shaw` clips relative positions."""
     shaw_values: bool = False
     """Shaw's value term as well as the key term; runs on the plain attention path only."""
-    t5_buckets: Count = 32
+    t5_buckets: Size = 32
     """Relative-position buckets of `t5`."""
-    t5_distance: Count = 128
+    t5_distance: Size = 128
     """Distance from which on `t5` uses its last bucket."""
-    position_scale: Annotated[float, Field(gt=0.0)] | None = None
+    position_scale: Positive | None = None
     """Factor on the tables of `learned` and `t5`; unset, embedding_scale and 16."""
 
     merge: str = Field(default="concat", description=f"Head merge: {', '.join(MERGES.names())}.")
@@ -187,17 +201,17 @@ class ModelConfig(Section):
 
     tie_embeddings: bool = True
     """Tie the input embedding and the output projection."""
-    embedding_scale: Annotated[float, Field(gt=0.0)] | None = None
+    embedding_scale: Positive | None = None
     """Factor on token embeddings; unset, width^0.75, or sqrt(width) with `sinusoidal`."""
     embedding_norm: bool = False
     """Normalize the sum of the embeddings before the first layer, as BERT does."""
-    token_types: Annotated[int, Field(ge=0)] = 0
+    token_types: Annotated[int, Field(ge=0, le=MAX_SIZE)] = 0
     """Token types with a learned embedding each (BERT's segment embeddings); 0 is none."""
     lm_head_transform: bool = False
     """Linear layer, activation and norm before the output projection, as in BERT's LM head."""
     lm_head_bias: bool = False
     """Whether the output projection to the vocabulary has a bias."""
-    lm_head_scale: Annotated[float, Field(gt=0.0)] | None = None
+    lm_head_scale: Positive | None = None
     """Factor on vectors before the output projection (T5); unset, 1."""
     dropout: Share = 0.1
     """Dropout on the embedding and on every residual branch."""
@@ -210,24 +224,24 @@ class ModelConfig(Section):
     """How a classifier pools token vectors into one."""
     pooler: bool = False
     """Linear layer and tanh after pooling, as in BERT."""
-    classifier_hidden: Count | None = None
+    classifier_hidden: Size | None = None
     """Hidden size of the classifier head; unset, no hidden layer."""
     classifier_activation: Literal["relu", "tanh"] = "relu"
     """Activation of that hidden layer."""
-    ngrams: Count = 1
+    ngrams: Annotated[int, Field(ge=1, le=MAX_NGRAM)] = 1
     """Longest n-gram, in tokens, with a hashed feature vector, added to a classifier's pooled one
     (docs/classification.md); 1 turns n-gram features off."""
     ngram_buckets: Count = 200_000
     """Hash buckets of the n-gram features."""
     ngram_dropout: Share = 0.5
     """Dropout of whole n-grams in training."""
-    ngram_log_count_ratio: Annotated[float, Field(ge=0.0)] = 0.0
+    ngram_log_count_ratio: NonNegative = 0.0
     """Log-count-ratio weighting of n-grams by their counts in each class (Wang and Manning 2012),
     with this much added to each count; 1 is usual, 0 is off."""
-    word_ngrams: Annotated[int, Field(ge=0)] = 0
+    word_ngrams: Annotated[int, Field(ge=0, le=MAX_NGRAM)] = 0
     """Longest word n-gram with a feature vector, for tokens that are characters or bytes; 0 is
     none."""
-    embedding_width: Count | None = None
+    embedding_width: Size | None = None
     """Embedding size of the LSTM; unset, its width."""
 
     checks: ClassVar[tuple[Check, ...]] = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heed.config.base import Section
+from heed.config.base import MAX_SEED, Section, shorten
 from heed.config.data import DataConfig, TokenizerConfig
 from heed.config.decode import DecodeConfig
 from heed.config.model import PRESET_TASKS, PRESETS, ModelConfig
@@ -53,10 +53,12 @@ class Recipe:
         task, seed = tables.get("task", "translate"), tables.get("seed", 0)
         if task not in TASKS:
             options = ", ".join(TASKS)
-            hint = nearest(str(task), TASKS)
-            complaints.append(f"task cannot be {task!r}: it is one of {options}.{hint}")
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            complaints.append(f"seed cannot be {seed!r}: it is a whole number, 0 or more.")
+            hint = nearest(str(task), TASKS) if isinstance(task, str) else ""
+            complaints.append(f"task cannot be {shorten(task)}: it is one of {options}.{hint}")
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+            complaints.append(
+                f"seed cannot be {shorten(seed)}: it is a whole number from 0 to {MAX_SEED}."
+            )
         parts: dict[str, Any] = {}
         for name, kind in SECTIONS.items():
             values = tables.get(name, {})
@@ -129,7 +131,9 @@ def read_tables(path: Path) -> dict[str, Any]:
     """Read the tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(["This TOML is nested too deeply."], where=str(path)) from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise ConfigError([f"This is not TOML: {error}."], where=str(path)) from None
 
 
@@ -145,7 +149,7 @@ def apply_overrides(tables: Mapping[str, Any], overrides: Sequence[str]) -> dict
             raise ConfigError([f"{override!r} is not an override: write section.key=value."])
         try:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text.strip()
         section, dot, name = key.strip().partition(".")
         if not dot:
@@ -168,6 +172,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, Mapping):
-        pairs = (f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items())
+        pairs = (f"{toml_value(key)} = {toml_value(item)}" for key, item in value.items())
         return f"{{ {', '.join(pairs)} }}"
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's escapes are TOML's, but TOML also asks for one of the delete character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,7 +6,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from heed.config.base import Check, Count, NonNegative, Section, Share, unknown_name
+from heed.config.base import (
+    Check,
+    Count,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Size,
+    shorten,
+    unknown_name,
+)
 from heed.errors import nearest
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
@@ -14,7 +25,6 @@ SCHEDULES = ("constant", "inverse_sqrt", "cosine", "linear", "wsd")
 FREEZABLE = ("embeddings", "body")
 LAST = "last"
 """The value of `train.best_metric` that keeps the last weights."""
-Weight = Annotated[float, Field(gt=0.0)]
 
 
 def _check_freeze(i: Any) -> str | None:
@@ -22,10 +32,10 @@ def _check_freeze(i: Any) -> str | None:
         return None
     if isinstance(i.freeze, int) and i.freeze >= 1:
         return None
-    hint = nearest(str(i.freeze), FREEZABLE)
+    hint = nearest(shorten(i.freeze), FREEZABLE)
     return (
-        f"freeze cannot be {i.freeze!r}: it is 'embeddings', a number of layers from below, or "
-        f"'body'.{hint}"
+        f"freeze cannot be {shorten(i.freeze)}: it is 'embeddings', a number of layers from below, "
+        f"or 'body'.{hint}"
     )
 
 
@@ -49,10 +59,10 @@ class InitConfig(Section):
     freeze: str | int | None = None
     """What is frozen: "embeddings"; a number of layers from below, with the embeddings; or "body",
     everything but the head. New parameters are trained in any case."""
-    lora: Count | None = None
+    lora: Size | None = None
     """Rank of LoRA adapters (Hu et al. 2021), trained in place of the layers and merged into them
     at the end."""
-    lora_alpha: Annotated[float, Field(gt=0.0)] | None = None
+    lora_alpha: Positive | None = None
     """Adapters are scaled by lora_alpha / lora; unset, by 2."""
     lora_targets: Literal["qv", "attention", "all"] = "attention"
     """Which linear layers get an adapter: queries and values, all four of attention, or those and
@@ -87,7 +97,7 @@ class TrainConfig(Section):
     accumulate: Count = 1
     """Gradient accumulation: batches summed into one optimizer step."""
     optimizer: str = Field(default="adamw", description=f"Optimizer: {', '.join(OPTIMIZERS)}.")
-    lr: Annotated[float, Field(gt=0.0)] = 1e-3
+    lr: Positive = 1e-3
     """Peak learning rate."""
     weight_decay: NonNegative = 0.01
     """Weight decay of matrices; norms, biases and embeddings have none."""
@@ -95,7 +105,7 @@ class TrainConfig(Section):
     """Adam's, AdamW's or Lion's two betas; unset, the optimizer's defaults."""
     momentum: Share | None = None
     """Momentum of SGD and Muon; unset, the optimizer's default."""
-    muon_lr: Annotated[float, Field(gt=0.0)] | None = None
+    muon_lr: Positive | None = None
     """Muon's learning rate for matrices; unset, lr."""
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Layer-wise learning-rate decay: each layer has this factor times the rate of the layer above.
@@ -104,7 +114,7 @@ class TrainConfig(Section):
         default="inverse_sqrt",
         description=f"Learning-rate schedule: {', '.join(SCHEDULES)} (warm-up, stable, decay).",
     )
-    warmup: Annotated[int, Field(ge=0)] | None = None
+    warmup: CountOrZero | None = None
     """Warm-up steps, over which the rate rises from zero; unset, a tenth of all, at most 400."""
     lr_floor: Share = 0.0
     """Final learning rate of a decaying schedule, as a share of lr."""
@@ -116,7 +126,7 @@ class TrainConfig(Section):
     """Share of tokens that a masked language model predicts."""
     label_smoothing: Share = 0.0
     """Label smoothing: the share of the target spread over all classes or tokens."""
-    class_weights: Literal["balanced"] | dict[str, Weight] | None = None
+    class_weights: Literal["balanced"] | dict[str, Positive] | None = None
     """Class weights of the loss: `balanced` (inverse to class counts), or a table { name = 2.0 } in
     which classes left out have weight 1. Unset, all examples weigh the same."""
     token_dropout: Share = 0.0
@@ -165,7 +175,7 @@ class TrainConfig(Section):
     """Checkpoints to keep, each with the best weights up to it."""
     log_every: Count = 50
     """Steps between lines of metrics."""
-    max_skipped_steps: Annotated[int, Field(ge=0)] = 10
+    max_skipped_steps: CountOrZero = 10
     """Maximum consecutive steps skipped because the loss was not finite."""
 
     track: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)

@@ -7,14 +7,22 @@ import hashlib
 import importlib
 import io
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from heed.errors import DataError
+from heed.errors import DataError, make_printable
 
 CHUNK = 1 << 18
+ZSTD_CHUNK = 1 << 10
+"""Bytes of a zstd file that are decompressed at once: four bytes can hold 128 KiB of zeros, so
+this many give at most 32 MiB."""
+MAX_LINE = 1 << 24
+"""Longest line that heed reads, in bytes or characters: a novel has a million. A longer one is
+refused before it is complete in memory."""
 COMPRESSED = (".gz", ".zst")
+TABLES = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+"""Formats of tables by suffix."""
 # Neither magic number is valid UTF-8, so no text file is taken for a compressed one.
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -62,7 +70,7 @@ def _decompress_zstd(zstd: ModuleType, raw: io.BufferedReader) -> Iterator[bytes
     decompressor = zstd.ZstdDecompressor
     is_package = hasattr(decompressor, "decompressobj")
     frame = None
-    while data := raw.read1(CHUNK):
+    while data := raw.read(ZSTD_CHUNK):
         while data:
             frame = frame or (decompressor().decompressobj() if is_package else decompressor())
             yield frame.decompress(data)
@@ -87,6 +95,48 @@ def _read_error(path: str, error: Exception) -> DataError:
     )
 
 
+def split_lines(blocks: Iterable[bytes], path: str) -> Iterator[bytes]:
+    """The lines of a stream of bytes, without the line feed that ends each.
+
+    A stream that ends in a line feed has no empty last line. `path` names it in errors.
+    """
+    for lines in split_blocks(blocks, path):
+        yield from lines
+
+
+def split_blocks(blocks: Iterable[bytes], path: str) -> Iterator[list[bytes]]:
+    """The complete lines of a stream of bytes, in lists of those that arrived together."""
+    partial, length, number = list[bytes](), 0, 1
+    for block in blocks:
+        first, *others = block.split(b"\n")
+        partial.append(first)
+        length += len(first)
+        if length > MAX_LINE:
+            raise long_line_error(path, number)
+        if not others:
+            continue  # a long line: joined once, when its end has arrived
+        yield [b"".join(partial), *others[:-1]]
+        partial, length, number = others[-1:], len(others[-1]), number + len(others)
+    if rest := b"".join(partial):
+        yield [rest]
+
+
+def table_format(path: str) -> str | None:
+    """The format of a table by the suffix of its name, compressed or not; None for other files."""
+    name = Path(path)
+    suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSED else name.suffix
+    return TABLES.get(suffix.lower())
+
+
+def long_line_error(path: str, line: int, limit: int = MAX_LINE) -> DataError:
+    """The error of a line that is longer than `limit`."""
+    return DataError(
+        f"this line has more than {limit:,} characters.",
+        where=f"{make_printable(path)}:{line}",
+        todo="Check that it is text, and break it into lines.",
+    )
+
+
 def hash_files(paths: Sequence[str]) -> str:
     """BLAKE2b of the raw bytes of each file, then of those digests in order: 32 hex digits."""
     total = hashlib.blake2b(digest_size=16)
@@ -97,8 +147,3 @@ def hash_files(paths: Sequence[str]) -> str:
         except OSError as error:
             raise _read_error(path, error) from error
     return total.hexdigest()
-
-
-def make_printable(text: str) -> str:
-    """Escape lone surrogates, so that any stream can print the text."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

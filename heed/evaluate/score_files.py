@@ -12,8 +12,8 @@ from heed.metrics.corpus_bleu import METRICS
 from heed.metrics.read_lines import read_lines
 from heed.metrics.systems import SystemScores, score_systems
 
-MIN_RESAMPLES = 100
-"""The fewest bootstrap samples of an interval: 2.5% of fewer is not three samples."""
+MIN_RESAMPLES, MAX_RESAMPLES = 100, 100_000
+"""Bounds of the bootstrap samples of an interval: 2.5% of fewer is not three samples."""
 
 
 def score_files(
@@ -61,10 +61,10 @@ def parse_metrics(names: str | None) -> tuple[str, ...]:
 def check_resamples(resamples: int, seed: int | None = None) -> None:
     """Raise an error for a number of bootstrap samples or a seed that sacreBLEU would misread."""
     complaints = []
-    if resamples and resamples < MIN_RESAMPLES:
+    if resamples and not MIN_RESAMPLES <= resamples <= MAX_RESAMPLES:
         complaints.append(
-            f"bootstrap cannot be {resamples}: it is 0 for none, or {MIN_RESAMPLES} and more, "
-            "because fewer samples do not show where the middle 95% of them end."
+            f"bootstrap cannot be {resamples}: it is 0 for none, or {MIN_RESAMPLES} to "
+            f"{MAX_RESAMPLES:,}. Fewer samples do not show where the middle 95% of them end."
         )
     if seed is not None and seed < 1:  # sacreBLEU's paired tests take 0 for "choose one"
         complaints.append(f"seed cannot be {seed}: it is a whole number, 1 or more.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heed.data.raw_files import make_printable, read_chunks
-from heed.errors import DataError
+from heed.data.raw_files import read_chunks, split_lines
+from heed.errors import DataError, make_printable
 
 
 def read_lines(path: Path) -> list[str]:
@@ -18,13 +18,8 @@ def read_lines(path: Path) -> list[str]:
 
 def read_raw_lines(path: Path) -> list[str]:
     """The lines of a file with the white space at their ends, which can be empty TSV columns."""
-    raw = b"".join(read_chunks(str(path))).split(b"\n")
-    if not raw[-1]:
-        raw.pop()
-    if not raw:
-        raise DataError("this file is empty.", where=str(path), todo="There is nothing to score.")
-    lines = []
-    for number, line in enumerate(raw, 1):
+    lines: list[str] = []
+    for number, line in enumerate(split_lines(read_chunks(str(path)), str(path)), 1):
         try:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -33,4 +28,6 @@ def read_raw_lines(path: Path) -> list[str]:
                 where=f"{make_printable(str(path))}:{number}",
                 todo="Save the file as UTF-8.",
             ) from None
+    if not lines:
+        raise DataError("this file is empty.", where=str(path), todo="There is nothing to score.")
     return lines

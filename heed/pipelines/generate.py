@@ -29,6 +29,13 @@ from heed.pipelines.line_io import LineResult
 
 MAX_SAMPLES = 1 << 20
 """More samples than any prompt has: sample j of prompt i has number i·MAX_SAMPLES + j."""
+MOST_SAMPLES, MOST_TOKENS = 100_000, 100_000
+"""Samples of one prompt, and new tokens of one sample, that may be asked for."""
+MAX_PROMPT = 1 << 13
+"""Longest prompt in tokens, unless the model was trained on longer ones: reading a prompt takes
+memory in proportion to the square of its length."""
+INPUTS_AT_ONCE = 1 << 12
+"""Samples of all prompts that are decoded and kept at once."""
 OnText = Callable[[int, int, str], None]
 """Called with a prompt's number, a sample's number and the new text of that sample."""
 
@@ -38,6 +45,8 @@ class Continuation:
     """A generated continuation of a prompt."""
 
     prompt: str
+    prompt_tokens: int
+    """Tokens of the prompt that the model read, the begin token included."""
     text: str
     """Without the prompt, and up to a stop string if one was generated."""
     tokens: int
@@ -82,6 +91,7 @@ class GenerationPipeline:
     ) -> None:
         """`context` is how many tokens the model was trained to read at once."""
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.context = context
         limit = position_limit([model])
         self.max_positions = None if limit is None else min(limit, context)
         """How many positions there are; None if unlimited."""
@@ -102,10 +112,30 @@ class GenerationPipeline:
         """For each prompt `samples` continuations (or what a beam returns) of `length` tokens.
 
         `first` is the number of the first prompt. With `cut_prompt`, a prompt's oldest tokens are
-        dropped if it and `length` more tokens exceed the model's positions, but half of the
-        positions are left to the prompt. `on_text` gets the text of each sample as it is generated.
+        dropped if it and `length` more tokens exceed what the model was trained to read, but half
+        of that is left to the prompt. `on_text` gets the text of each sample as it is generated.
         """
         _check_arguments(length, samples, stop)
+        continuations: list[list[Continuation]] = []
+        at_once = max(1, INPUTS_AT_ONCE // samples)
+        for start in range(0, len(prompts), at_once):
+            part = prompts[start : start + at_once]
+            continuations += self._generate(
+                part, length, samples, stop, first + start, cut_prompt, on_text
+            )
+        return continuations
+
+    def _generate(
+        self,
+        prompts: Sequence[str],
+        length: int,
+        samples: int,
+        stop: Sequence[str],
+        first: int,
+        cut_prompt: bool,
+        on_text: OnText | None,
+    ) -> list[list[Continuation]]:
+        """The continuations of a few prompts, decoded together."""
         prompt_ids = [self._encode_prompt(prompt, length, cut_prompt) for prompt in prompts]
         limits = [min(length, self._tokens_left(len(ids))) for ids in prompt_ids]
         streamed = [
@@ -133,7 +163,8 @@ class GenerationPipeline:
                     on_text(first + i, j, new)
                 ended = "stop" if text.stopped else limited_by if hypothesis.cut else "end"
                 tokens, logprob = len(hypothesis.ids), hypothesis.logprob
-                of_prompt.append(Continuation(prompt, text.text, tokens, logprob, ended))
+                read = len(prompt_ids[i])
+                of_prompt.append(Continuation(prompt, read, text.text, tokens, logprob, ended))
             continuations.append(of_prompt)
         return continuations
 
@@ -180,14 +211,14 @@ class GenerationPipeline:
     def _encode_prompt(self, prompt: str, length: int, cut: bool) -> list[int]:
         """The ids of a prompt after the begin token; too many of them are an error."""
         ids = [self.tokenizer.specials.bos, *self.tokenizer.encode(prompt)]
-        if self.max_positions is None:
-            return ids
         if cut:
-            return ids[-max(self.max_positions - length, self.max_positions // 2) :]
-        if len(ids) > self.max_positions:
+            most = self.max_positions or self.context
+            return ids[-max(most - length, most // 2, 1) :]
+        limit = self.max_positions or max(MAX_PROMPT, self.context)
+        if len(ids) > limit:
+            has = "has positions for" if self.max_positions else "reads at most"
             raise DataError(
-                f"this prompt has {len(ids) - 1} tokens, but the model has positions for "
-                f"{self.max_positions - 1}.",
+                f"this prompt has {len(ids) - 1:,} tokens, but the model {has} {limit - 1:,}.",
                 todo="Shorten it, or drop its oldest tokens (--cut-prompt).",
             )
         return ids
@@ -195,10 +226,10 @@ class GenerationPipeline:
 
 def _check_arguments(length: int, samples: int, stop: Sequence[str]) -> None:
     complaints = []
-    if length < 1:
-        complaints.append(f"length cannot be {length}: ask for 1 token or more.")
-    if not 1 <= samples < MAX_SAMPLES:
-        complaints.append(f"samples cannot be {samples}: ask for 1 or more.")
+    if not 1 <= length <= MOST_TOKENS:
+        complaints.append(f"length cannot be {length}: ask for 1 to {MOST_TOKENS:,} tokens.")
+    if not 1 <= samples <= MOST_SAMPLES:
+        complaints.append(f"samples cannot be {samples}: ask for 1 to {MOST_SAMPLES:,}.")
     if any(not word for word in stop):
         complaints.append("stop cannot be empty: every text contains the empty string.")
     if complaints:
@@ -262,6 +293,13 @@ class GenerationLines:
         )
 
     def _warning(self, number: int, continuations: Sequence[Continuation]) -> str | None:
+        context = self.pipeline.context
+        read = max((one.prompt_tokens for one in continuations), default=0)
+        if read > context:
+            return (
+                f"prompt {number}: has {read:,} tokens, and the model was trained on at most "
+                f"{context:,}, so its text may be poor (--cut-prompt drops the oldest)."
+            )
         if all(one.ended != "positions" for one in continuations):
             return None
         hint = "" if self.cut_prompt else " (--cut-prompt makes room)"

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
-from heed.data.raw_files import read_chunks
-from heed.errors import DataError
+from heed.data.raw_files import read_chunks, split_blocks, table_format
+from heed.errors import DataError, make_printable
 
 T = TypeVar("T")
 FIRST_GROUP, MAX_GROUP = 16, 1024
 """Lines per group: few at first, so that the first results come soon, then more and more."""
 READ_BYTES = 1 << 16
-STANDARD_INPUT = 0
+STANDARD_INPUT, PIPE_NAME = 0, "standard input"
 END_OF_INPUT = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 """What ends the input at a terminal."""
 
@@ -68,16 +68,22 @@ def run_lines(
 
 
 def open_lines(
-    texts: Sequence[str] | None, file: Path | None, *, notify: Callable[[str], None] | None = None
+    texts: Sequence[str] | None,
+    file: Path | None,
+    *,
+    columns: int = 1,
+    notify: Callable[[str], None] | None = None,
 ) -> LineGroups:
     """The lines of a file, compressed or not, or of given texts, or of standard input (file -).
 
+    A line has so many `columns` of text. A table with others, such as labels, is an error.
     `notify` gets a sentence where a person has to type the lines.
     """
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":
-        return group_lines(read_chunks(str(file)))
+        groups = group_lines(read_chunks(str(file)), str(file))
+        return _refuse_table(groups, str(file), columns)
     if texts:
         return [[decode_line(os.fsencode(text)) for text in texts]]
     if sys.stdin is None:  # descriptor 0 may belong to another file by now
@@ -87,6 +93,24 @@ def open_lines(
     if notify is not None and sys.stdin.isatty():
         notify(f"Type a text and press Enter; {END_OF_INPUT} ends.")
     return group_lines(read_pipe(STANDARD_INPUT))
+
+
+def _refuse_table(groups: LineGroups, path: str, columns: int) -> Iterator[list[str]]:
+    """The lines of a file; an error if it is a table, whose labels would be read as text."""
+    kind, number = table_format(path), 0
+    for group in groups:
+        for line in group:
+            number += 1
+            cells = line.count("\t") + 1
+            if kind in ("csv", "jsonl") or (kind == "tsv" and cells > columns):
+                what = f"has {cells} columns" if kind == "tsv" else f"is {kind.upper()}"
+                unit = "one text" if columns == 1 else f"{columns} texts"
+                raise DataError(
+                    f"this line {what}, and every line is read as {unit}.",
+                    where=f"{make_printable(path)}:{number}",
+                    todo="Give a file of texts alone; heed evaluate --test reads labelled tables.",
+                )
+        yield group
 
 
 def lines_or_default(groups: LineGroups, default: str) -> Iterator[list[str]]:
@@ -105,23 +129,17 @@ def read_pipe(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
-def group_lines(blocks: Iterable[bytes]) -> Iterator[list[str]]:
+def group_lines(blocks: Iterable[bytes], name: str = PIPE_NAME) -> Iterator[list[str]]:
     """The lines of a stream of bytes, in groups of those that have arrived, of bounded size.
 
     Only a newline ends a line. Bytes that are not UTF-8 become replacement characters.
     """
-    partial, size = list[bytes](), FIRST_GROUP
-    for block in blocks:
-        first, *others = block.split(b"\n")
-        partial.append(first)
-        if not others:
-            continue  # a long line: joined once, when its end has arrived
-        lines, partial = [b"".join(partial), *others[:-1]], others[-1:]
-        while lines:
-            yield [decode_line(line) for line in lines[:size]]
-            lines, size = lines[size:], min(2 * size, MAX_GROUP)
-    if rest := b"".join(partial):
-        yield [decode_line(rest)]
+    size = FIRST_GROUP
+    for lines in split_blocks(blocks, name):
+        first = 0
+        while first < len(lines):
+            yield [decode_line(line) for line in lines[first : first + size]]
+            first, size = first + size, min(2 * size, MAX_GROUP)
 
 
 def decode_line(line: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ SMALL_TEXT = 2**21
 SPLITS = ("train", "dev", "test")
 FILE_KEYS = (*(f"data.{key}" for key in (*SPLITS, "sets")), "tokenizer.text")
 """Keys whose values are files."""
+MAX_THREADS = 64
+"""CPU threads that may be asked for where there are fewer cores. Thousands end the process."""
 EXCLUSIVE = {"batch_size": "batch_tokens", "batch_tokens": "batch_size"}
 """Keys of which only one can be set: an override of one replaces the other."""
 NO_TEST = (
@@ -231,6 +234,7 @@ def set_threads(threads: int | None) -> None:
     """Set the number of CPU threads that torch uses."""
     if threads is None:
         return
-    if threads < 1:
-        raise ConfigError([f"threads cannot be {threads}: use 1 or more."])
+    most = max(MAX_THREADS, os.cpu_count() or 1)
+    if not 1 <= threads <= most:
+        raise ConfigError([f"threads cannot be {threads}: use 1 to {most}."])
     torch.set_num_threads(threads)

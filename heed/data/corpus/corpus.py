@@ -29,8 +29,8 @@ from heed.data.corpus.columns import (
 from heed.data.corpus.lines import Fault, Place
 from heed.data.corpus.records import LineRange, Record, read_parallel, read_plain, read_table
 from heed.data.corpus.rows import FORMAT_NAMES, detect_format, read_rows
-from heed.data.raw_files import hash_files, make_printable
-from heed.errors import DataError, nearest
+from heed.data.raw_files import hash_files
+from heed.errors import DataError, make_printable, nearest
 
 Files = str | Path | Sequence[str | Path]
 """One file, or several."""

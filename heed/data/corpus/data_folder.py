@@ -12,8 +12,7 @@ from pathlib import Path
 
 from heed.data.corpus.rows import detect_format
 from heed.data.corpus.split_names import file_language, split_name, without_compression
-from heed.data.raw_files import make_printable
-from heed.errors import DataError
+from heed.errors import DataError, make_printable
 
 Languages = tuple[str, str]
 """The source and the target language."""

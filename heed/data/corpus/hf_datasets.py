@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from heed.data.raw_files import hash_files, make_printable
-from heed.errors import DataError, describe_hub_error
+from heed.data.raw_files import hash_files
+from heed.errors import DataError, describe_hub_error, make_printable
 
 PREFIX = "hf:"
 SAVED_SPLITS = "dataset_dict.json"  # written for a dataset with named splits

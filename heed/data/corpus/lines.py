@@ -1,8 +1,8 @@
 """Read files as lines: decode and split, one chunk at a time.
 
-Memory is one chunk and one line. A byte that is not UTF-8 becomes a lone surrogate (Python's
-`surrogateescape`), which no valid text contains. So the line survives, and `first_invalid_byte` can
-say where its first bad byte is.
+Memory is one chunk and one line, and no line is longer than `MAX_LINE`. A byte that is not UTF-8
+becomes a lone surrogate (Python's `surrogateescape`), which no valid text contains. So the line
+survives, and `first_invalid_byte` can say where its first bad byte is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from heed.data.raw_files import make_printable, read_chunks
+from heed.data.raw_files import MAX_LINE, long_line_error, read_chunks
+from heed.errors import make_printable
 
 BOM = "\ufeff"
 
@@ -80,15 +81,17 @@ def replace_invalid_bytes(line: str) -> str:
     return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def read_lines(path: str) -> Iterator[str]:
+def read_lines(path: str, *, limit: int = MAX_LINE) -> Iterator[str]:
     r"""Lines of a file without their endings: `\n`, `\r\n` or `\r`, and no other.
 
-    A leading byte order mark is dropped. A file that ends in a newline has no empty last line.
+    A leading byte order mark is dropped. A file that ends in a newline has no empty last line. A
+    line of more characters than `limit` is an error as soon as it is that long.
     """
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder("utf-8")("surrogateescape"), translate=True
     )
     unfinished: list[str] = []  # parts of a line that spans chunks
+    length, number = 0, 1  # of that line: characters so far, and which it is
     at_start = True
     for chunk, final in _mark_last(read_chunks(path)):
         text = decoder.decode(chunk, final)
@@ -96,10 +99,13 @@ def read_lines(path: str) -> Iterator[str]:
             text, at_start = text.removeprefix(BOM), False
         first, *rest = text.split("\n")
         unfinished.append(first)
+        length += len(first)
+        if length > limit:
+            raise long_line_error(path, number, limit)
         if rest:
             yield "".join(unfinished)
             yield from rest[:-1]
-            unfinished = [rest[-1]]
+            unfinished, length, number = [rest[-1]], len(rest[-1]), number + len(rest)
     if last := "".join(unfinished):
         yield last
 

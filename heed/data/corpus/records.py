@@ -19,8 +19,8 @@ from heed.data.corpus.lines import (
     replace_invalid_bytes,
 )
 from heed.data.corpus.rows import Row, read_rows
-from heed.data.raw_files import make_printable
-from heed.errors import DataError
+from heed.data.raw_files import MAX_LINE
+from heed.errors import DataError, make_printable
 
 
 class Record(NamedTuple):
@@ -67,11 +67,17 @@ LineRange = tuple[float, float]
 """Part of a file: from this share of its lines to that."""
 
 
+MAX_TEXT = 1 << 28
+"""Longest document or file that is one example, in characters: it is read as a whole."""
+
+
 def read_plain(path: str, unit: str, line_range: LineRange | None = None) -> Iterator[Record]:
     """Records of plain text: lines, documents separated by blank lines, or the whole file."""
-    numbered = (
-        enumerate(read_lines(path), 1) if line_range is None else _lines_in_range(path, line_range)
-    )
+    limit = MAX_TEXT if unit == "file" else MAX_LINE
+    lines = read_lines(path, limit=limit)
+    numbered: Iterator[tuple[int, str]] = enumerate(lines, 1)
+    if line_range is not None:
+        numbered = _lines_in_range(path, line_range, limit)
     if unit == "line":
         for number, line in numbered:
             fault = encoding_fault(line)
@@ -79,21 +85,28 @@ def read_plain(path: str, unit: str, line_range: LineRange | None = None) -> Ite
             yield Record((text,), None, Place(path, number), fault)
         return
     buffer: list[str] = []
-    start = 1
+    start, length = 1, 0
     for number, line in numbered:
         if unit == "document" and not line.strip():
             yield from _join_lines(path, start, buffer)
-            buffer = []
+            buffer, length = [], 0
             continue
         if not buffer:
             start = number
         buffer.append(line)
+        length += len(line) + 1
+        if length > MAX_TEXT:
+            raise DataError(
+                f"this {unit} has more than {MAX_TEXT:,} characters.",
+                where=f"{make_printable(path)}:{start}",
+                todo="Split it into several files or documents.",
+            )
     yield from _join_lines(path, start, buffer)
 
 
-def _lines_in_range(path: str, line_range: LineRange) -> Iterator[tuple[int, str]]:
+def _lines_in_range(path: str, line_range: LineRange, limit: int) -> Iterator[tuple[int, str]]:
     """Lines in part of a file, numbered as in the whole."""
-    count = sum(1 for _ in read_lines(path))
+    count = sum(1 for _ in read_lines(path, limit=limit))
     if count < 2:
         raise DataError(
             "this file has a single line, so no lines can be held out for dev.",
@@ -102,7 +115,7 @@ def _lines_in_range(path: str, line_range: LineRange) -> Iterator[tuple[int, str
         )
     ends = {0.0: 0, 1.0: count}  # a range that ends in between leaves the next at least one line
     first, stop = (ends.get(share, min(ceil(share * count), count - 1)) for share in line_range)
-    yield from islice(enumerate(read_lines(path), 1), first, stop)
+    yield from islice(enumerate(read_lines(path, limit=limit), 1), first, stop)
 
 
 def _join_lines(path: str, start: int, buffer: list[str]) -> Iterator[Record]:
@@ -191,8 +204,12 @@ def _record_from_mapping(cells: Mapping[str, object], place: Place, layout: Colu
         fault = Fault(
             "lone-surrogate", "this text contains a lone surrogate, half of a character.", todo
         )
-        texts, label = tuple(map(make_printable, texts)), make_printable(label or "")
+        texts, label = tuple(map(_escape_surrogates, texts)), _escape_surrogates(label or "")
     return Record(texts, label, place, fault)
+
+
+def _escape_surrogates(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def json_kind(value: object) -> str:

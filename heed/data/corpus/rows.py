@@ -9,15 +9,13 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from heed.data.corpus import hf_datasets
 from heed.data.corpus.lines import Fault, encoding_fault, read_lines, replace_invalid_bytes
-from heed.data.raw_files import COMPRESSED
+from heed.data.raw_files import table_format
 
 Cells = list[str] | Mapping[str, object]
-FORMATS = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMAT_NAMES = ("text", "tsv", "csv", "jsonl", "hf")
 JSON_TODO = 'Write one JSON object a line, such as {"text": "…", "label": "…"}.'
 CSV_TODO = "Close every quote, and double a quote inside a quoted cell."
@@ -35,9 +33,7 @@ def detect_format(path: str) -> str:
     """File format by name: a dataset, a kind of table, or plain text."""
     if hf_datasets.is_dataset(path):
         return "hf"
-    name = Path(path)
-    suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSED else name.suffix
-    return FORMATS.get(suffix.lower(), "text")
+    return table_format(path) or "text"
 
 
 def read_rows(path: str, file_format: str) -> Iterator[Row]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from heed.data.corpus import hf_datasets
 from heed.data.corpus.columns import LANGUAGE
 from heed.data.corpus.rows import detect_format
-from heed.data.raw_files import COMPRESSED, make_printable
-from heed.errors import DataError
+from heed.data.raw_files import COMPRESSED
+from heed.errors import DataError, make_printable
 
 NAMES = {
     "train": "train",

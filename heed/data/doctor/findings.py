@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.data.corpus.lines import Place
-from heed.data.raw_files import make_printable
+from heed.errors import make_printable
 from heed.terminal import build_note, build_table
 
 Severity = Literal["error", "warning", "note"]

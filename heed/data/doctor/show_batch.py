@@ -16,9 +16,9 @@ from heed.config import DataConfig, TokenizerConfig
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import Corpus, infer_splits, infer_task, open_corpus
-from heed.data.raw_files import make_printable
 from heed.data.token_store import open_store
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import make_printable
 from heed.terminal import build_table
 
 MEANINGS = {
