@@ -5,7 +5,7 @@ digits. So a file and its checksum are written at once and cannot be separated:
 
     JSON          the last key, "checksum"
     JSON lines    the same in each line
-    TOML          a comment, the last line
+    TOML          a comment, the first line
     safetensors   the one metadata key of the header
 
 A file without a checksum is not verified: leave it out of a file that you edit by hand. Damage to a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,24 @@ def test_a_text_is_answered_alike_in_any_company(run: Path) -> None:
     for text, chances in zip(texts, together, strict=True):
         alone = classifier.probabilities([text])[0]
         assert list(alone.values()) == pytest.approx(list(chances.values()), rel=1e-4)
+
+
+def test_weights_that_are_nan_are_an_error(run: Path) -> None:
+    """The first class would pass for an answer."""
+    broken = Classifier.load(run, device="cpu")
+    with torch.no_grad():
+        next(broken.model.head.parameters()).fill_(torch.nan)
+    with pytest.raises(RunError, match=r"^weight head.* no class can be chosen"):
+        broken.classify(LINES)
+
+
+def test_a_calibration_that_was_deleted_is_missed(run: Path, tmp_path: Path) -> None:
+    copy = Run(shutil.copytree(run, tmp_path / "run"))
+    Calibration(2.0, "dev", 3, "hash").save(copy)
+    assert Calibration.read(copy) == Calibration(2.0, "dev", 3, "hash")
+    copy.calibration_path.unlink()
+    with pytest.raises(RunError, match=r"calibration\.json: .* missing.*evaluate .* --calibrate"):
+        Classifier.load(copy.folder, device="cpu")
 
 
 def test_a_run_keeps_the_names_of_its_classes(run: Path, place: Path) -> None:

@@ -150,6 +150,14 @@ def test_classes_without_names_are_numbered(tmp_path: Path, heed: Heed) -> None:
     assert heed("classify", tmp_path / "run", LINES[0]).out.startswith("LABEL_")
 
 
+def test_classes_of_the_same_name_are_refused(tmp_path: Path, heed: Heed) -> None:
+    """One would overwrite the other's probability."""
+    folder_of("bert-classes", tmp_path / "in", id2label={0: "bad", 1: "good", 2: "bad"})
+    answer = heed("import", tmp_path / "in", "--run", tmp_path / "run")
+    assert (answer.code, "names several classes 'bad'" in answer.err) == (2, True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_commands_read_such_a_run(tmp_path: Path, heed: Heed) -> None:
     names = {0: "bad", 1: "good", 2: "so so"}
     folder_of("bert-classes", tmp_path / "classes", id2label=names)

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from heed.data.batching.padding import pad_sequences
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
@@ -34,8 +34,8 @@ from heed.decode.model_step import (
 )
 from heed.decode.state import DecodeState, GrowAxis, ShapeKey, StateTensors, concat_padded
 from heed.decode.strategy import Hypothesis, Strategy
-from heed.errors import HeedWarning, RunError
-from heed.models.inference import evaluating, position_limit
+from heed.errors import HeedWarning
+from heed.models.inference import evaluating, nan_error, position_limit
 from heed.nn.kernels.prepacked_weights import prepack_weights
 
 CHECK_EVERY = 4
@@ -332,7 +332,7 @@ class Search:
         outputs = self.strategy.read_results(state, rows_r)
         for row, hypotheses in zip(rows, outputs, strict=True):
             if not hypotheses or any(math.isnan(h.score) for h in hypotheses):
-                raise _nan_error(self.models)
+                raise nan_error(self.models, "nothing can be decoded")
             results[indices[row]] = hypotheses
 
     def _step(self, state: DecodeState) -> None:
@@ -370,17 +370,6 @@ class Search:
             state.reorder(parents)
             for model_step in self.model_steps:
                 model_step.reorder(state, parents)
-
-
-def _nan_error(models: Sequence[nn.Module]) -> RunError:
-    """The error for scores that are NaN, with the first weight that is not finite."""
-    weights = (named for model in models for named in model.named_parameters())
-    broken = next((name for name, weight in weights if not weight.isfinite().all()), None)
-    return RunError(
-        "the model's output is not a number (NaN), so nothing can be decoded.",
-        where=broken and f"weight {broken}",
-        todo="Load it in float32; if that is the same, train it again with a lower train.lr.",
-    )
 
 
 def _shared_tensors(prompt: Prompt, beams: int, prompt_cells: int) -> StateTensors:

@@ -9,7 +9,13 @@ from pathlib import Path
 from heed.data.corpus.lines import unescape_tsv
 from heed.errors import ConfigError, DataError
 from heed.metrics.read_lines import read_lines, read_raw_lines
-from heed.runs.results_file import DOCUMENTS, OTHER_WEIGHTS, PREDICTIONS, TRANSLATIONS
+from heed.runs.results_file import (
+    DOCUMENTS,
+    OTHER_WEIGHTS,
+    PREDICTIONS,
+    TRANSLATIONS,
+    list_tables,
+)
 from heed.runs.run import Run
 
 COLUMNS = ("source", "reference", "hypothesis")
@@ -50,7 +56,7 @@ def _read_candidates(path: Path) -> Tables:
     """A run's tables of its best weights, by test set; of a file, its only system."""
     if not path.is_dir():
         return {"": read_table(path) or System(str(path), read_lines(path))}
-    files = sorted((path / TRANSLATIONS).glob("*.tsv"))
+    files = list_tables(path, TRANSLATIONS)
     files = [file for file in files if OTHER_WEIGHTS not in file.stem]
     tables = {file.stem: table for file in files if (table := read_table(file)) is not None}
     if not tables:

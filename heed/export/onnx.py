@@ -21,7 +21,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -72,7 +72,7 @@ def export(run: Path, folder: Path) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     if (classes := Classes.read(Run(run))) is not None:
-        classes.save(Run(folder))
+        replace(classes, calibrated=False).save(Run(folder))
 
 
 def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Inference with a trained model: evaluation mode, and how many positions its encoding has."""
+"""Inference with a trained model: evaluation mode, its positions, outputs that are NaN."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from heed.config import POSITIONS
+from heed.errors import RunError
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
 
@@ -35,3 +36,14 @@ def position_limit(models: Sequence[Translator | LanguageModel]) -> int | None:
     configs = [model.config for model in models if model.config.family == "transformer"]
     limits = [POSITIONS[config.position].limit(config) for config in configs]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def nan_error(models: Sequence[nn.Module], consequence: str) -> RunError:
+    """The error for an output that is NaN, with the first weight that is not finite."""
+    weights = (named for model in models for named in model.named_parameters())
+    broken = next((name for name, weight in weights if not weight.isfinite().all()), None)
+    return RunError(
+        f"the model's output is not a number (NaN), so {consequence}.",
+        where=broken and f"weight {broken}",
+        todo="Load it in float32; if that is the same, train it again with a lower train.lr.",
+    )

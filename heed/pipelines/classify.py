@@ -20,6 +20,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError, RunError
 from heed.files import to_json
 from heed.models import Classifier
+from heed.models.inference import nan_error
 from heed.pipelines.line_io import LineResult
 from heed.runs.labels import Classes
 
@@ -94,6 +95,8 @@ class ClassificationPipeline:
                 ids, mask = pad_sequences([np.array(inputs[i]) for i in rows], longest, pad)
                 logits = self.model(ids.to(device), mask=mask.to(device))
                 logits_nk[rows] = logits.double().cpu().numpy()
+        if not np.isfinite(logits_nk).all():
+            raise nan_error([self.model], "no class can be chosen")
         return logits_nk
 
     def classify_lines(self, lines: Sequence[str], *, first: int = 0) -> list[Label]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.config.train import LAST
 from heed.runs.run import BEST_WEIGHTS, Run
@@ -29,6 +30,14 @@ def chosen_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] 
     It is the first that is best by `best` (the recipe's `train.best_metric`), or the evaluation of
     the averaged weights where that was better. `last` chooses the last evaluation.
     """
+    try:
+        return _choose_evaluation(lines, best)
+    except (KeyError, TypeError) as error:
+        what = f"a line of metrics.jsonl has no {best}: it was not written by heed."
+        raise DamagedError(what, todo="Restore the file from a copy of the run.") from error
+
+
+def _choose_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] | None:
     split, _, metric = best.partition("/")
     scored = [line for line in lines if best == LAST or split in line]
     average = next((line for line in scored if line["event"] == "average" and line["kept"]), None)

@@ -62,9 +62,10 @@ def list_runs(folder: Path) -> list[Entry]:
         raise RunError(
             "there is no such folder.", where=str(folder), todo="Make a first run: heed demo"
         )
-    paths = (path.relative_to(folder) for path in sorted(folder.rglob("recipe.toml")))
+    names = ("recipe.toml", "environment.json")  # a run that lacks one of them is listed as broken
+    paths = {path.parent.relative_to(folder) for name in names for path in folder.rglob(name)}
     visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
-    return [_describe(Run(folder / path.parent)) for path in visible]
+    return [_describe(Run(folder / path)) for path in sorted(visible)]
 
 
 def _describe(run: Run) -> Entry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from heed import checksums
@@ -22,6 +22,8 @@ class Classes:
 
     names: tuple[str, ...]
     pairs: bool = False
+    calibrated: bool = False
+    """Whether the run's probabilities were calibrated: calibration.json must be there then."""
 
     def save(self, run: Run) -> None:
         """Write the classes, if any, to the run folder, so that it works without training data."""
@@ -35,11 +37,11 @@ class Classes:
             return None
         content = checksums.read_json(run.labels_path, todo=RESTORE_LABELS)
         names: Any = content.get("names")
-        pairs = content.get("pairs")
-        if not _is_list_of_names(names) or not isinstance(pairs, bool):
+        pairs, calibrated = content.get("pairs"), content.get("calibrated", False)
+        if not _is_list_of_names(names) or {type(pairs), type(calibrated)} != {bool}:
             what = "this file is damaged: it has no list of different class names."
             raise DamagedError(what, where=str(run.labels_path), todo=RESTORE_LABELS)
-        return cls(tuple(names), pairs)
+        return cls(tuple(names), pairs, calibrated)
 
     @classmethod
     def require(cls, run: Run) -> Classes:
@@ -67,14 +69,17 @@ class Calibration:
     def save(self, run: Run) -> None:
         """Write the calibration; from now on the run's probabilities use it."""
         checksums.write_json(run.calibration_path, asdict(self))
+        replace(Classes.require(run), calibrated=True).save(run)
 
     @classmethod
     def read(cls, run: Run) -> Calibration | None:
         """The calibration of a run; None where it was never calibrated."""
-        path = run.calibration_path
+        path, todo = run.calibration_path, CALIBRATE_AGAIN.replace("RUN", str(run.folder))
+        classes = Classes.read(run)
+        if not path.exists() and classes is not None and classes.calibrated:
+            raise DamagedError("this file is missing.", where=str(path), todo=todo)
         if not path.exists():
             return None
-        todo = CALIBRATE_AGAIN.replace("RUN", str(run.folder))
         content = checksums.read_json(path, todo=todo)
         try:
             calibration = cls(

@@ -25,6 +25,8 @@ TRANSLATIONS, PREDICTIONS, DOCUMENTS = "translations", "predictions", "documents
 """Folders of the tables with every text, by task."""
 OTHER_WEIGHTS = "@step-"
 """In the name of a result, before the step: it is not of the run's best weights."""
+TABLE_CHECKSUMS = "checksums.json"
+"""The file with the checksums of the tables beside it."""
 SAME_KEYS = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
 """Two results with equal values here come from the same text and the same model."""
 LATEST_KEYS = ("run", "system", "files")
@@ -125,4 +127,21 @@ def _overlay(base: Any, top: Any) -> Any:
 def save_table(folder: Path, kind: str, name: str, table: str) -> None:
     """Write the table (TSV) of every text of a test set; `kind` is its subfolder."""
     make_folder(folder / kind)
-    write_atomic(folder / kind / f"{name}.tsv", table)
+    path, recorded = folder / kind / f"{name}.tsv", folder / kind / TABLE_CHECKSUMS
+    write_atomic(path, table)
+    try:
+        hashes = checksums.read_json(recorded, todo="") if recorded.exists() else {}
+    except DamagedError:  # those of the other tables are lost, and the tables are not verified
+        hashes = {}
+    checksums.write_json(recorded, hashes | {path.name: checksums.hash_file(path)})
+
+
+def list_tables(folder: Path, kind: str) -> list[Path]:
+    """The tables of a run, verified; `kind` is their subfolder."""
+    recorded, todo = folder / kind / TABLE_CHECKSUMS, f"Write it again: heed evaluate {folder}"
+    hashes = checksums.read_json(recorded, todo=todo) if recorded.exists() else {}
+    for name, checksum in hashes.items():
+        path = folder / kind / name
+        if not path.exists() or checksums.hash_file(path) != checksum:
+            raise checksums.damage(str(path), todo)
+    return sorted((folder / kind).glob("*.tsv"))

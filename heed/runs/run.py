@@ -42,8 +42,8 @@ BEST_WEIGHTS, LAST_WEIGHTS = "best", "last"
 """Names of weights beside their steps: those that training chose, and the newest ones."""
 STEP_DIGITS = "[0-9]" * 9
 """The step in a file name, as a pattern."""
-RECIPE_END = '# checksum = "{}"; delete this line if you change the file by hand'
-"""The last line of recipe.toml."""
+RECIPE_START = '# checksum = "{}"; delete this line if you change the file by hand'
+"""The first line of recipe.toml: what is cut off at the end is missed, then."""
 RESTORE = "Restore it from a copy of the run."
 """The advice for a file of a run that cannot be written again."""
 LOCK = ".lock"
@@ -204,10 +204,11 @@ class Run:
                 todo="Use the version of heed in its environment.json, or train it again.",
             )
         check_plugins(self.environment().get("plugins", ()), where=str(self.folder))
-        if not checksums.is_intact(self.recipe_path.read_bytes()):
+        text = self.recipe_path.read_bytes()
+        if not text.strip() or not checksums.is_intact(text):
             todo = (
                 "Put it back as it was. For other settings make a new run "
-                f"(heed train {self.recipe_path} --run …), or delete its last line to use it so."
+                f"(heed train {self.recipe_path} --run …), or delete its first line to use it so."
             )
             raise checksums.damage(str(self.recipe_path), todo)
         return Recipe.read(self.recipe_path)
@@ -215,8 +216,8 @@ class Run:
     def write_recipe(self, recipe: Recipe) -> None:
         """Write `recipe.toml`."""
         text = _with_absolute_paths(recipe).toml()
-        end = RECIPE_END.format(checksums.BLANK)
-        write_atomic(self.recipe_path, checksums.seal_text(f"{text}\n{end}\n"))
+        start = RECIPE_START.format(checksums.BLANK)
+        write_atomic(self.recipe_path, checksums.seal_text(f"{start}\n{text}"))
 
     def environment(self) -> dict[str, Any]:
         """Content of `environment.json`; empty before training has started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 from heed.checksums import BLANK, KEY, seal_text
 from heed.config.checks import find_unknown_metric
 from heed.config.train import LAST
-from heed.errors import ConfigError, RunError
+from heed.errors import ConfigError, HeedError, RunError
 from heed.files import flush_file, flush_folder, to_json
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
-from heed.runs.best_weights import score_key
+from heed.runs.best_weights import chosen_evaluation, score_key
 from heed.runs.run import BEST, Run
 from heed.runs.run import RECENT as RECENT_WEIGHTS
 from heed.train import checkpoint
@@ -143,7 +144,24 @@ class Recorder:
                 better = "better" if is_best else "not better"
                 progress.print(f"The average of the last weights is {better}.")
             best = average if is_best else best
+        self._refuse_nan(best)
         return best
+
+    def _refuse_nan(self, weights: dict[str, Tensor]) -> None:
+        """Refuse to finish a run whose weights, or the losses of these weights, are not finite."""
+        broken = next((name for name, one in weights.items() if not one.isfinite().all()), None)
+        best = self.settings.best_metric
+        evaluation = chosen_evaluation(self.run.metrics(), best) or {}
+        name = best.partition("/")[0]
+        loss = evaluation.get(name, {}).get("loss", 0.0)
+        if broken is None and loss is not None and math.isfinite(loss):
+            return
+        lr = self.settings.lr
+        raise HeedError(
+            f"training ended in NaN: {broken or f'{name}/loss'} is not a finite number.",
+            where=str(self.run.folder),
+            todo=f"Train a new run with a lower train.lr than {lr:g}, or with train.clip.",
+        )
 
     def save(self) -> None:
         """Save a checkpoint; the metrics that it counts are on the disk before it is."""

@@ -268,3 +268,15 @@ def test_without_a_mask_the_key_that_asks_for_it_is_named(tmp_path: Path) -> Non
     for key, ask in asking.items():
         with pytest.raises(DataError, match=f"no mask token.* Leave {key} out"):
             ask()
+
+
+def test_dropout_of_a_pretrained_tokenizer_is_off(tmp_path: Path) -> None:
+    """It is for training: the same text must have the same ids at every call."""
+    core, config = byte_level()
+    core.model.dropout = 0.5
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert len({tuple(tokenizer.encode(LINES[0])) for _ in range(20)}) == 1
+    tokenizer.save(tmp_path / "saved.json")
+    assert json.loads((tmp_path / "saved.json").read_text())["model"]["dropout"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
@@ -20,13 +21,13 @@ from rich.console import Console
 from test_cli import heed
 
 from heed.config import ModelConfig, Recipe
-from heed.errors import ConfigError, DataError, RunError, StoppedError
+from heed.errors import ConfigError, DataError, HeedWarning, RunError, StoppedError
 from heed.files import to_json
 from heed.runs.best_weights import LOWER_IS_BETTER, chosen_evaluation
 from heed.runs.index import build_runs_table, describe_model, list_runs
 from heed.runs.load import load_run
 from heed.runs.results_file import save_result
-from heed.runs.run import Run
+from heed.runs.run import BEST, Run, list_weights
 from heed.train import resolve
 from heed.train import run as train_run
 
@@ -358,9 +359,9 @@ def test_weights_that_do_not_fit_the_recipe_are_an_error(
     """Both when loading the run and when resuming it."""
     key = change.split(" = ")[0]
     lines = Run(run).recipe_path.read_text().splitlines()
-    assert lines[-1].startswith("# checksum")
-    changed = [change if line.startswith(f"{key} = ") else line for line in lines[:-1]]
-    assert changed != lines[:-1]
+    assert lines[0].startswith("# checksum")
+    changed = [change if line.startswith(f"{key} = ") else line for line in lines[1:]]
+    assert changed != lines[1:]
     before = Run(run).recipe_path.read_text()
     try:
         Run(run).recipe_path.write_text("\n".join(changed))
@@ -376,3 +377,92 @@ def test_weights_that_do_not_fit_the_recipe_are_an_error(
         Run(run).recipe_path.write_text(before)
     assert len(str(e.value).splitlines()) == 1
     load_run(run, device="cpu")
+
+
+# ------------------------------------------------------------------- links and damaged files
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "recipe.toml", "figures", "a/b"])
+def test_a_link_out_of_a_run_is_not_followed(name: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    folder = begun(tmp_path / "run", []).folder
+    link = folder / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    target = outside if name == "figures" else outside / "file"
+    link.symlink_to(target, target_is_directory=target.is_dir())
+    with pytest.raises(RunError, match="this link leads out of the run folder"):
+        train_run.resume(folder, device="cpu", console=Console(quiet=True))
+    assert [path.read_text() for path in outside.iterdir()] == ["precious"]
+    (run,) = list_runs(tmp_path)
+    assert "leads out" in run["broken"]
+
+
+def test_a_link_within_a_run_or_to_a_run_is_followed(run: Path, tmp_path: Path) -> None:
+    copy = Run(shutil.copytree(run, tmp_path / "run"))
+    best = copy.best_path
+    assert best is not None
+    copy.weights_path.unlink()
+    copy.weights_path.symlink_to(best.relative_to(copy.folder))
+    (tmp_path / "link").symlink_to(copy.folder, target_is_directory=True)
+    load_run(tmp_path / "link", device="cpu")
+
+
+def test_a_recipe_changed_by_hand_is_refused_until_its_checksum_is_deleted(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = Run(shutil.copytree(run, tmp_path / "run"))
+    first, *lines = copy.recipe_path.read_text().replace("beam = 1", "beam = 2").splitlines()
+    copy.recipe_path.write_text("\n".join([first, *lines]))
+    with pytest.raises(RunError, match=r"recipe\.toml: .* changed: .* delete its first line"):
+        copy.recipe()
+    copy.recipe_path.write_text("\n".join(lines))
+    assert copy.recipe().decode.beam == 2
+    copy.recipe_path.write_text("")
+    with pytest.raises(RunError, match=r"recipe\.toml: .* damaged"):
+        copy.recipe()
+
+
+def test_a_deleted_model_is_written_again(run: Path, tmp_path: Path) -> None:
+    copy = Run(shutil.copytree(run, tmp_path / "run"))
+    whole = copy.weights_path.read_bytes()
+    copy.weights_path.write_bytes(whole[:-4] + b"1234")
+    with pytest.raises(RunError, match=r"delete it, and `heed resume .*` writes it again"):
+        load_run(copy.folder, device="cpu")
+    copy.weights_path.unlink()
+    with pytest.warns(HeedWarning, match="its training is not finished"):
+        load_run(copy.folder, device="cpu")
+    train_run.resume(copy.folder, device="cpu", console=Console(quiet=True))
+    assert copy.weights_path.read_bytes() == whole
+
+
+def test_older_weights_serve_where_the_best_are_damaged(run: Path, tmp_path: Path) -> None:
+    copy = Run(shutil.copytree(run, tmp_path / "run"))
+    copy.weights_path.unlink()
+    newest = list_weights(copy.checkpoints, BEST)[-1]
+    (copy.checkpoints / f"{BEST}000000001.safetensors").write_bytes(newest.read_bytes())
+    newest.write_bytes(newest.read_bytes()[:-4] + b"1234")
+    with pytest.warns(HeedWarning, match=f"{newest.name}.*Older ones are used"):
+        load_run(copy.folder, device="cpu")
+    newest.unlink()
+    with pytest.warns(HeedWarning, match=f"{newest.name}: the best weights are missing"):
+        load_run(copy.folder, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "environment.json", "metrics.jsonl"])
+@pytest.mark.parametrize("kept", [0.0, 0.5, None])
+def test_a_damaged_file_is_named(run: Path, tmp_path: Path, name: str, kept: float | None) -> None:
+    copy = Run(shutil.copytree(run, tmp_path / "run"))
+    path = copy.folder / name
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+
+    def read() -> object:
+        return copy.metrics() if name == "metrics.jsonl" else load_run(copy.folder, device="cpu")
+
+    with pytest.raises(RunError, match=f"{name}: .*Restore it from a copy"):
+        read()

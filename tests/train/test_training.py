@@ -396,6 +396,13 @@ def test_without_a_counted_step_no_loss_is_reported(
     assert (run.figures / "loss.png").stat().st_size
 
 
+def test_a_training_that_ends_in_nan_says_so(text: Path) -> None:
+    """Too few steps are skipped to stop it before."""
+    with pytest.raises(HeedError, match=r"ended in NaN.*lower train\.lr than 1e\+30"):
+        trained(make_recipe(text, train={"lr": 1e30, "steps": 4}), text / "run")
+    assert not Run(text / "run").finished
+
+
 def test_too_many_of_them_stop_the_run_and_keep_the_batch(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

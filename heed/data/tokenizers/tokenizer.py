@@ -66,6 +66,8 @@ class Tokenizer:
         self, kind: str, lowercase: bool, core: tokenizers.Tokenizer, split: str = SPLITS[0]
     ) -> None:
         self.kind, self.lowercase, self.split, self.core = kind, lowercase, split, core
+        if getattr(core.model, "dropout", None) is not None:
+            core.model.dropout = None  # or the same text would have other ids at every call
         self._tokens = sort_by_id(core.get_vocab(with_added_tokens=False))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -240,9 +241,16 @@ def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(names, dict):
         return ()
     try:
-        return tuple(str(names[key]) for key in sorted(names, key=int))
+        classes = tuple(str(names[key]) for key in sorted(names, key=int))
     except ValueError:
         return ()
+    if repeated := [name for name, count in Counter(classes).items() if count > 1]:
+        raise HeedError(
+            f"id2label names several classes {repeated[0]!r}.",
+            where=CONFIG,
+            todo="Give each class another name.",
+        )
+    return classes
 
 
 def is_pair_classifier(config: Mapping[str, Any]) -> bool:
