@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -37,6 +38,14 @@ from robustness.forked_command import Result, import_commands, run_command
 ENDS = ("error", "same answer", "recovered", "next intact one", "SILENT DIFFERENCE", "TRACEBACK")
 """What a damaged file leads to. Recovered: the same answer, after saying what is damaged."""
 FAULTS = ENDS[-2:]
+IMPORTED_ONCE = (
+    "torch._dynamo",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
+    "sacrebleu",
+)
+"""What training and scoring import, beside heed."""
 UNREAD = (".lock", ".png", ".svg", ".align")
 """Ends of names of files that no command reads."""
 SIZES = ("data.synthetic=40", "data.synthetic_test=8", "data.max_length=32", "tokenizer.kind=word")
@@ -142,6 +151,13 @@ SCENES = (
 
 
 # ------------------------------------------------------------------------------------- the files
+
+
+def import_once() -> None:
+    """Import what commands import, before the first is forked."""
+    import_commands()
+    for name in IMPORTED_ONCE:
+        import_module(name)
 
 
 def make_files(folder: Path) -> None:
@@ -301,7 +317,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scene", choices=[scene.name for scene in SCENES], help="only this one")
     options = parser.parse_args()
-    import_commands()
+    import_once()
     began, counts = time.monotonic(), {}
     with tempfile.TemporaryDirectory() as place:
         base, trial = Path(place) / "base", Path(place) / "trial"

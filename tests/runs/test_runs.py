@@ -438,6 +438,7 @@ def test_a_deleted_model_is_written_again(run: Path, tmp_path: Path) -> None:
     assert copy.weights_path.read_bytes() == whole
 
 
+@pytest.mark.filterwarnings("ignore:.*its training is not finished")
 def test_older_weights_serve_where_the_best_are_damaged(run: Path, tmp_path: Path) -> None:
     copy = Run(shutil.copytree(run, tmp_path / "run"))
     copy.weights_path.unlink()
