@@ -7,6 +7,7 @@ digits. So a file and its checksum are written at once and cannot be separated:
     JSON lines    the same in each line
     TOML          a comment, the first line
     safetensors   the one metadata key of the header
+    other files   in checksums.json beside them
 
 A file without a checksum is not verified: leave it out of a file that you edit by hand. Damage to a
 single place cannot remove it, since what is left is then still the content that was written.
@@ -38,6 +39,8 @@ FIELD = re.compile(rb'checksum"? ?[:=] ?"([0-9a-f]{32})"')
 them can match."""
 CHUNK, BLOCK = 1 << 24, 1 << 20
 """Bytes that one thread hashes, and bytes that it reads at once."""
+MANIFEST = "checksums.json"
+"""The file with the checksums of the files beside it."""
 MAX_HEADER = 100_000_000
 """Bytes of the longest header that the safetensors library reads."""
 
@@ -136,6 +139,20 @@ def _chunk_digest(path: Path, first: int, start: bytes) -> bytes:
             digest.update(block)
             left -= len(block)
     return digest.digest()
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the checksums of all files of a folder beside them, where they have no place inside."""
+    hashes = {path.name: hash_file(path) for path in sorted(folder.iterdir())}
+    write_json(folder / MANIFEST, hashes)
+
+
+def verify_manifest(folder: Path, *, todo: str) -> None:
+    """Raise an error for the first file that does not match the checksum beside it."""
+    for name, checksum in read_json(folder / MANIFEST, todo=todo).items():
+        path = folder / name
+        if not path.exists() or hash_file(path) != checksum:
+            raise damage(str(path), todo)
 
 
 def seal_safetensors(path: Path) -> None:

@@ -20,10 +20,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -246,7 +249,7 @@ def run_scene(
     *,
     flips: int,
     seed: int = 0,
-    chosen: Callable[[Command, Path], bool] = lambda command, name: True,
+    chosen: Callable[[Command, Path], bool] | None = None,
 ) -> Counts:
     """Damage every file of a scene in every way, as far as it is `chosen`."""
     draw, counts = random.Random(f"{seed} {scene.name}"), Counts()
@@ -257,7 +260,7 @@ def run_scene(
         for path in files_of(base / scene.folder):
             name = path.relative_to(base)
             known = any(fnmatch(path.name, pattern) for pattern in command.reads)
-            if not known or not chosen(command, name):
+            if not known or (chosen is not None and not chosen(command, name)):
                 continue
             for damage in damages(path.stat().st_size, flips, draw):
                 restore(base, trial, places)
@@ -316,20 +319,26 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=16, help="bits flipped in each file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scene", choices=[scene.name for scene in SCENES], help="only this one")
+    parser.add_argument("--jobs", type=int, default=2, help="scenes at the same time")
     options = parser.parse_args()
     import_once()
-    began, counts = time.monotonic(), {}
+    began, counts = time.monotonic(), dict[str, Counts]()
+    scenes = [scene for scene in SCENES if options.scene in (None, scene.name)]
     with tempfile.TemporaryDirectory() as place:
-        base, trial = Path(place) / "base", Path(place) / "trial"
-        make_files(trial)
-        shutil.copytree(trial, base)
-        for scene in SCENES:
-            if options.scene in (None, scene.name):
-                counts[scene.name] = run_scene(
-                    scene, base, trial, flips=options.flips, seed=options.seed
-                )
-                print(scene.name, dict(counts[scene.name].ends), flush=True)
-                print("\n".join(counts[scene.name].faults[:20]), flush=True)
+        base = Path(place) / "base"
+        make_files(base)
+        trials = [Path(place) / scene.name.replace(" ", "-") for scene in scenes]
+        for trial in trials:
+            shutil.copytree(base, trial)
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
+            run = partial(run_scene, base=base, flips=options.flips, seed=options.seed)
+            jobs = [
+                pool.submit(run, scene, trial=trial)
+                for scene, trial in zip(scenes, trials, strict=True)
+            ]
+            for scene, job in zip(scenes, jobs, strict=True):
+                counts[scene.name] = one = job.result()
+                print(scene.name, dict(one.ends), *one.faults[:20], sep="\n", flush=True)
     if options.scene is None:
         keep(counts, time.monotonic() - began)
     if any(one.faults for one in counts.values()):

@@ -14,9 +14,6 @@ from heed.data.token_store import cache_root
 from heed.errors import HeedWarning
 from heed.files import delete_folder, publish, temporary_folder
 
-CHECKSUMS = "checksums.json"
-"""The file with the checksum of each generated file."""
-
 
 def open_splits(recipe: Recipe) -> dict[str, Corpus]:
     """Open every split that training reads, by name; generated text is written first."""
@@ -69,14 +66,11 @@ def synthetic_files(recipe: Recipe) -> dict[str, list[str]]:
 
 def _is_intact(folder: Path) -> bool:
     """Whether all generated files are in the cache and match their checksums."""
-    if not (folder / CHECKSUMS).exists():  # it is written last
+    if not (folder / checksums.MANIFEST).exists():  # it is written last
         return False
     todo = "The generated text is written again."
     try:
-        for name, checksum in checksums.read_json(folder / CHECKSUMS, todo=todo).items():
-            path = folder / name
-            if not path.exists() or checksums.hash_file(path) != checksum:
-                raise checksums.damage(str(path), todo)
+        checksums.verify_manifest(folder, todo=todo)
     except DamagedError as error:
         warnings.warn(str(error), HeedWarning, stacklevel=2)
         return False
@@ -88,11 +82,10 @@ def _generate(folder: Path, seed: int, size: int, test_size: int) -> None:
     if folder.exists():  # damaged, or left by a process that was killed
         delete_folder(folder)
     with temporary_folder(folder) as draft:
-        paths = synthetic.write_corpus(draft, train=size, dev=test_size, test=test_size, seed=seed)
-        hashes = {name: checksums.hash_file(path) for name, path in paths.items()}
-        checksums.write_json(draft / CHECKSUMS, hashes)
+        synthetic.write_corpus(draft, train=size, dev=test_size, test=test_size, seed=seed)
+        checksums.write_manifest(draft)
         try:
             publish(draft, folder)
         except OSError:  # another process was faster, and its text is the same
-            if not (folder / CHECKSUMS).exists():
+            if not (folder / checksums.MANIFEST).exists():
                 raise

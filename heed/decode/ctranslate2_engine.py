@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -17,13 +18,15 @@ from pathlib import Path
 import ctranslate2
 import torch
 
+from heed import checksums
+from heed.checksums import DamagedError
 from heed.config import DecodeConfig
 from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import batch_plan
 from heed.decode.strategy import Hypothesis
-from heed.errors import ConfigError
-from heed.files import publish, temporary_folder
+from heed.errors import ConfigError, HeedWarning
+from heed.files import delete_folder, publish, temporary_folder
 from heed.models import Translator, ctranslate2_support
 from heed.models import ctranslate2_layout as layout
 
@@ -204,10 +207,17 @@ def _length(hypothesis: Hypothesis) -> int:
 def _cached_conversion(model: Translator, tokenizer: Tokenizer, max_source: int) -> Path:
     """The cache folder of this model's conversion, filled if it does not exist."""
     folder = cache_root() / "ctranslate2" / _cache_key(model, tokenizer, max_source)
+    if folder.exists():
+        try:
+            checksums.verify_manifest(folder, todo="The model is converted again.")
+        except (DamagedError, FileNotFoundError) as error:
+            warnings.warn(f"the cached conversion is damaged: {error}", HeedWarning, stacklevel=2)
+            delete_folder(folder)
     if not folder.exists():
         with temporary_folder(folder) as draft:
             try:
                 convert(model, tokenizer, draft, max_source=max_source)
+                checksums.write_manifest(draft)
                 publish(draft, folder)
             except OSError:  # another process converted the same model at the same time
                 if not folder.exists():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from heed import checksums
-from heed.checksums import DamagedError
+from heed.checksums import MANIFEST, DamagedError
 from heed.errors import RunError
 from heed.files import lock_file, make_folder, naming_path, to_json, write_atomic
 
@@ -25,8 +25,6 @@ TRANSLATIONS, PREDICTIONS, DOCUMENTS = "translations", "predictions", "documents
 """Folders of the tables with every text, by task."""
 OTHER_WEIGHTS = "@step-"
 """In the name of a result, before the step: it is not of the run's best weights."""
-TABLE_CHECKSUMS = "checksums.json"
-"""The file with the checksums of the tables beside it."""
 SAME_KEYS = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
 """Two results with equal values here come from the same text and the same model."""
 LATEST_KEYS = ("run", "system", "files")
@@ -127,7 +125,7 @@ def _overlay(base: Any, top: Any) -> Any:
 def save_table(folder: Path, kind: str, name: str, table: str) -> None:
     """Write the table (TSV) of every text of a test set; `kind` is its subfolder."""
     make_folder(folder / kind)
-    path, recorded = folder / kind / f"{name}.tsv", folder / kind / TABLE_CHECKSUMS
+    path, recorded = folder / kind / f"{name}.tsv", folder / kind / MANIFEST
     write_atomic(path, table)
     try:
         hashes = checksums.read_json(recorded, todo="") if recorded.exists() else {}
@@ -138,10 +136,7 @@ def save_table(folder: Path, kind: str, name: str, table: str) -> None:
 
 def list_tables(folder: Path, kind: str) -> list[Path]:
     """The tables of a run, verified; `kind` is their subfolder."""
-    recorded, todo = folder / kind / TABLE_CHECKSUMS, f"Write it again: heed evaluate {folder}"
-    hashes = checksums.read_json(recorded, todo=todo) if recorded.exists() else {}
-    for name, checksum in hashes.items():
-        path = folder / kind / name
-        if not path.exists() or checksums.hash_file(path) != checksum:
-            raise checksums.damage(str(path), todo)
+    if (folder / kind / MANIFEST).exists():
+        todo = f"Write it again: heed evaluate {folder}"
+        checksums.verify_manifest(folder / kind, todo=todo)
     return sorted((folder / kind).glob("*.tsv"))
