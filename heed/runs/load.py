@@ -65,10 +65,20 @@ def load_tokenizer(run: Run) -> Tokenizer:
 
 def read_final_weights(run: Run) -> dict[str, Tensor]:
     """The weights of a finished run."""
-    todo = "Copy it again from where it is whole."
-    if run.best_path is not None:
-        todo = f"{todo[:-1]}; or delete it, and `heed resume {run.folder}` writes it again."
-    return read_weights(run.require_weights(), todo=todo)
+    return read_weights(run.require_weights(), todo=_restore_weights(run))
+
+
+def verify_final_weights(run: Run) -> None:
+    """Raise an error if the weights of a finished run are damaged."""
+    verify_weights(run.require_weights(), todo=_restore_weights(run))
+
+
+def _restore_weights(run: Run) -> str:
+    """The advice for damaged weights of a finished run."""
+    todo = "Copy it again from where it is whole"
+    if run.best_path is None:
+        return f"{todo}."
+    return f"{todo}; or delete it, and `heed resume {run.folder}` writes it again."
 
 
 def read_best_weights(run: Run, recipe: Recipe) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedErro
 from heed.models.weights import require_matching_weights
 from heed.nn.lora import merge_adapters
 from heed.plugins import used_plugins
+from heed.runs.load import verify_final_weights
 from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train.curves import draw_curves, has_curves
@@ -104,6 +105,7 @@ def resume(
         change = change_recipe(run, recipe, overrides) if overrides else None
         refuse_rank_conflicts(change.recipe if change else recipe, world, resumed=True)
         if world.broadcast(lambda: run.finished) and change is None:
+            verify_final_weights(run)
             done = "its figures were missing and are drawn"
             if not (world.is_first and _complete(run)):
                 done = "nothing to do"

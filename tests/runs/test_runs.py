@@ -431,6 +431,8 @@ def test_a_deleted_model_is_written_again(run: Path, tmp_path: Path) -> None:
     copy.weights_path.write_bytes(whole[:-4] + b"1234")
     with pytest.raises(RunError, match=r"delete it, and `heed resume .*` writes it again"):
         load_run(copy.folder, device="cpu")
+    with pytest.raises(RunError, match=r"delete it, and `heed resume .*` writes it again"):
+        train_run.resume(copy.folder, device="cpu", console=Console(quiet=True))
     copy.weights_path.unlink()
     with pytest.warns(HeedWarning, match="its training is not finished"):
         load_run(copy.folder, device="cpu")
