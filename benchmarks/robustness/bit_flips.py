@@ -201,9 +201,10 @@ def damages(size: int, flips: int, draw: random.Random) -> Iterator[Damage]:
     """The ways to damage a file of this size."""
     bits = draw.sample(range(8 * size), min(flips, 8 * size))
     for bit in sorted(bits):
-        yield Damage(f"bit {bit % 8} of byte {bit // 8}", lambda path, bit=bit: flip(path, bit))
-    for name, left in (("one byte less", size - 1), ("half of it", size // 2), ("empty", 0)):
-        yield Damage(name, lambda path, left=left: os.truncate(path, left))
+        yield Damage(f"bit {bit % 8} of byte {bit // 8}", partial(flip, bit=bit))
+    lengths = {"one byte less": size - 1, "half of it": size // 2, "empty": 0} if size else {}
+    for name, length in lengths.items():
+        yield Damage(name, partial(os.truncate, length=length))
     yield Damage("deleted", Path.unlink)
 
 

@@ -37,7 +37,8 @@ class Classes:
             return None
         content = checksums.read_json(run.labels_path, todo=RESTORE_LABELS)
         names: Any = content.get("names")
-        pairs, calibrated = content.get("pairs"), content.get("calibrated", False)
+        pairs: Any = content.get("pairs")
+        calibrated: Any = content.get("calibrated", False)
         if not _is_list_of_names(names) or {type(pairs), type(calibrated)} != {bool}:
             what = "this file is damaged: it has no list of different class names."
             raise DamagedError(what, where=str(run.labels_path), todo=RESTORE_LABELS)
