@@ -9,8 +9,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator, load
     from heed.config import register
+    from heed.study.compare import compare_runs as compare
 
-__all__ = ["Classifier", "LanguageModel", "Translator", "__version__", "load", "register"]
+__all__ = [
+    "Classifier",
+    "LanguageModel",
+    "Translator",
+    "__version__",
+    "compare",
+    "load",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from heed.config import register
 
         return register
+    if name == "compare":  # nor does this
+        from heed.study.compare import compare_runs
+
+        return compare_runs
     if name in __all__:
         from heed import api
 

@@ -31,7 +31,7 @@ from heed.metrics.baselines import (
 )
 from heed.metrics.calibration import apply_temperature, calibration_metrics, fit_temperature
 from heed.metrics.classification import Predictions, classification_metrics, compare_accuracy
-from heed.metrics.item_metrics import classification_columns
+from heed.metrics.item_columns import classification_columns
 from heed.models import Classifier
 from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.runs.labels import Calibration, Classes

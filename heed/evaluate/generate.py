@@ -17,7 +17,7 @@ from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import HeedError
 from heed.evaluate.held_out_set import find_set, seen_in_train
 from heed.evaluate.job import Job, Options
-from heed.metrics.item_metrics import MIN_TEXTS, block_columns, loss_columns
+from heed.metrics.item_columns import MIN_TEXTS, block_columns, loss_columns
 from heed.metrics.perplexity import (
     LossCounts,
     TokenLosses,

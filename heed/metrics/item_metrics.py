@@ -1,4 +1,4 @@
-"""Metrics as functions of summed item counts, and the item counts of each task.
+"""Metrics as functions of summed item counts.
 
 The sums give exactly the score that the evaluation reports: BLEU and chrF are sacreBLEU's.
 
@@ -8,17 +8,11 @@ Shapes: n items, c counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.metrics.classification import Predictions
-from heed.metrics.corpus_bleu import METRICS, Texts
-from heed.metrics.perplexity import LossCounts, TokenLosses
-from heed.runs.item_counts import ItemCounts, to_columns
+from heed.runs.item_counts import ItemCounts
 from heed.stats.comparison import SumMetric
 from heed.stats.variance import Floats
 
@@ -28,10 +22,6 @@ CHRF_COUNTS = tuple(f"{kind}{i}" for i in range(1, 7) for kind in ("hyp", "ref",
 TER_COUNTS = ("edits", "ref_len")
 COUNTS = {"bleu": BLEU_COUNTS, "chrf": CHRF_COUNTS, "ter": TER_COUNTS}
 """Names of sacreBLEU's sufficient statistics, in its order."""
-MIN_TEXTS = 10
-"""With fewer texts, the items of a language model are blocks of consecutive tokens."""
-BLOCKS = 40
-LOSS_COLUMNS = ("loss", "tokens", "words", "bytes", "correct")
 
 
 @dataclass(frozen=True)
@@ -45,73 +35,6 @@ class ItemMetric:
     def value(self) -> float:
         """The metric over all items."""
         return float(self.metric.function(self.counts_nc.sum(axis=0)))
-
-
-# ------------------------------------------------------------------------------ counts of each task
-
-
-def translation_columns(
-    hypotheses: Texts, references: Sequence[Texts], metrics: Sequence[str]
-) -> tuple[dict[str, Floats], dict[str, str]]:
-    """The counts of every sentence, and the signature of each metric."""
-    columns: dict[str, Floats] = {}
-    signatures = {}
-    reference_lists = [list(texts) for texts in references]
-    for name in metrics:
-        metric = METRICS[name]()
-        counts = np.array(metric._extract_corpus_statistics(list(hypotheses), reference_lists))
-        columns |= {
-            f"{name}.{count}": counts[:, i].astype(np.float64)
-            for i, count in enumerate(COUNTS[name])
-        }
-        signatures[name] = str(metric.get_signature())
-    return columns, signatures
-
-
-def classification_columns(predictions: Predictions) -> dict[str, Floats]:
-    """Label, prediction and log-probability of the label of every text."""
-    columns = to_columns({"label": predictions.labels, "predicted": predictions.predicted})
-    if predictions.log_probs is not None:
-        rows = np.arange(len(predictions.labels))
-        columns["log_probability"] = predictions.log_probs[rows, predictions.labels]
-    return columns
-
-
-def loss_columns(counts: Sequence[LossCounts]) -> dict[str, Floats]:
-    """Loss sum, tokens, words, bytes and correct tokens of every text."""
-    return to_columns({name: [getattr(one, name) for one in counts] for name in LOSS_COLUMNS})
-
-
-def block_columns(
-    tokenizer: Tokenizer,
-    scored: Sequence[TokenLosses],
-    counts: Sequence[LossCounts],
-) -> tuple[dict[str, Floats], list[int]]:
-    """The same for blocks of consecutive tokens, and the text of each block.
-
-    A few long texts say nothing about how much texts differ, so blocks of them serve as items.
-    """
-    total = sum(one.tokens for one in counts)
-    size = max(1, math.ceil(total / BLOCKS))
-    rows: dict[str, list[float]] = {name: [] for name in LOSS_COLUMNS}
-    text_of_block = []
-    for i, (one, whole) in enumerate(zip(scored, counts, strict=True)):
-        ids, bounds = one.ids[:-1].tolist(), [*range(0, len(one.ids), size), len(one.ids)]
-        # A block ends inside a word or a character: what its prefix decodes to is its share.
-        prefixes = [tokenizer.decode_batch([ids[:end]])[0] for end in bounds[1:-1]]
-        bytes_at = [0, *(min(len(p.encode()), whole.bytes) for p in prefixes), whole.bytes]
-        words_at = [0, *(min(len(p.split()), whole.words) for p in prefixes), whole.words]
-        for j, (start, end) in enumerate(pairwise(bounds)):
-            rows["loss"].append(float(one.losses[start:end].sum()))
-            rows["tokens"].append(end - start)
-            rows["words"].append(words_at[j + 1] - words_at[j])
-            rows["bytes"].append(bytes_at[j + 1] - bytes_at[j])
-            rows["correct"].append(float(one.correct[start:end].sum()))
-            text_of_block.append(i)
-    return to_columns(rows), text_of_block
-
-
-# --------------------------------------------------------------------- metrics from summed counts
 
 
 def item_metrics(items: ItemCounts) -> dict[str, ItemMetric]:

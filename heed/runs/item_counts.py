@@ -121,13 +121,13 @@ def decode_items(data: bytes, where: str) -> ItemCounts:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ValueError("too large")
-        head, header, *rows = content.decode().rstrip("\n").split("\n")
+        head, header, body = content.decode().split("\n", 2)
         info = json.loads(head.removeprefix("# "))
         if info.pop("format") != FORMAT:
             raise ValueError("another format")
         names = header.split("\t")
-        table = np.array([row.split("\t") for row in rows], dtype=np.float64)
-        columns = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
+        table = np.fromstring(body, dtype=np.float64, sep=" ").reshape(-1, len(names))
+        columns = dict(zip(names, table.T, strict=True))
         info["classes"] = tuple(info["classes"])
         return ItemCounts(columns=columns, **info)
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:

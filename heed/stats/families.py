@@ -52,6 +52,8 @@ def judge_family(
     dfs = [variances.degrees_of_freedom(contrast) for contrast in contrasts]
     differences = [float(contrast @ variances.means_k) for contrast in contrasts]
     t_values = [_t_value(d, error) for d, error in zip(differences, errors, strict=True)]
+    if not contrasts:
+        return []
     if len(contrasts) == 1:
         critical = student_t_quantile(1 - alpha / 2, dfs[0])
         p = student_t_p(t_values[0], dfs[0])

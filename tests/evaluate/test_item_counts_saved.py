@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from evaluating import HELD_OUT, SHARED, evaluate_small, sides, train_small
 
-from heed.metrics.item_metrics import BLOCKS, MIN_TEXTS, item_metrics
+from heed.metrics.item_columns import BLOCKS, MIN_TEXTS
+from heed.metrics.item_metrics import item_metrics
 from heed.runs.item_counts import BLOCK, TEXT, ItemCounts, read_items, set_names
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -12,14 +12,8 @@ from sacrebleu.metrics.ter import TER
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 from heed.metrics.classification import Predictions
-from heed.metrics.item_metrics import (
-    bleu_score,
-    chrf_score,
-    classification_columns,
-    item_metrics,
-    ter_score,
-    translation_columns,
-)
+from heed.metrics.item_columns import classification_columns, translation_columns
+from heed.metrics.item_metrics import bleu_score, chrf_score, item_metrics, ter_score
 from heed.runs.item_counts import ItemCounts
 
 words = st.lists(st.sampled_from(["the", "cat", "sat", "a", "mat", "."]), max_size=12).map(" ".join)

@@ -1,0 +1,1 @@
+"""Studies: runs that answer one question, and the comparison of their recipes."""

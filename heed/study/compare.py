@@ -1,0 +1,374 @@
+"""`heed compare`: which change of recipe was real, by the statistics of `heed.stats`.
+
+Runs of one recipe with different seeds are one system. All runs must be scored on the same text,
+by a metric with the same signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heed.errors import ConfigError, RunError, nearest
+from heed.metrics.item_metrics import item_metrics
+from heed.runs.groups import RunGroup, group_runs
+from heed.runs.item_counts import BLOCK, ItemCounts
+from heed.stats.comparison import Comparison, Pair, SumMetric, compare_systems
+from heed.stats.intervals import Interval
+from heed.stats.variance import System
+from heed.stats.verdicts import Judgement, judge_pair
+from heed.study.records import ScoredRun, open_scored_runs, recipes_to_group
+
+SAME_TOKENIZER = ("perplexity", "loss", "accuracy")
+"""Metrics of a language model per token: other tokenizers cut other tokens."""
+PREFERRED_SETS = ("test", "dev")
+
+
+@dataclass(frozen=True)
+class RecipeComparison:
+    """Systems compared on one set by one metric, with the verdict on every pair."""
+
+    task: str
+    set_name: str
+    metric_name: str
+    signature: str | None
+    unit: str
+    """What an item is: a text, or a block of one."""
+    groups: list[RunGroup]
+    whole: Comparison
+    judgements: list[Judgement]
+    clean: Comparison | None
+    """The same without the texts that also occur in train, where some do."""
+    margin: float | None
+    minutes_per_run: float | None
+    notes: list[str]
+
+    @property
+    def metric(self) -> SumMetric:
+        """The metric and how it is shown."""
+        return self.whole.metric
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """The verdicts in words, the first thing to read."""
+        if len(self.groups) == 1:
+            return [_describe_one_recipe(self)]
+        sentences = [judgement.sentence for judgement in self.judgements]
+        if self.whole.best is not None and len(self.groups) > 2:
+            names = "; ".join(self.whole.best)
+            sentences.append(
+                f"Best, or not distinguishable from the best: {names} "
+                "(Hsu's comparison with the best, 95%)."
+            )
+        return sentences
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per system, as pandas takes them: the difference is to the baseline, if any."""
+        against = {pair.a: (pair, judgement) for pair, judgement in self.pairs}
+        return [
+            {
+                "system": group.name,
+                "seeds": len(group.runs),
+                "mean": float(values.mean()),
+                "sd": float(values.std(ddof=1)) if len(values) > 1 else None,
+                **(_pair_row(*against[group.name]) if group.name in against else {}),
+            }
+            for group, values in zip(self.groups, self.whole.systems.values(), strict=True)
+        ]
+
+    @property
+    def pairs(self) -> list[tuple[Pair, Judgement]]:
+        """Every pair with its verdict."""
+        return list(zip(self.whole.pairs, self.judgements, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "task": self.task,
+            "set": self.set_name,
+            "metric": self.metric_name,
+            "signature": self.signature,
+            "items": self.whole.items,
+            "unit": self.unit,
+            "clustered": self.whole.clustered,
+            "paired_seeds": self.whole.paired_seeds,
+            "alpha": self.whole.alpha,
+            "margin": self.margin,
+            "minutes_per_run": self.minutes_per_run,
+            "verdicts": self.sentences,
+            "best": self.whole.best,
+            "systems": [
+                {
+                    "name": group.name,
+                    "runs": list(group.runs),
+                    "seeds": list(group.seeds),
+                    "differing": group.differing,
+                    "scores": values.tolist(),
+                }
+                for group, values in zip(self.groups, self.whole.systems.values(), strict=True)
+            ],
+            "pairs": [_pair_json(pair, judgement) for pair, judgement in self.pairs],
+            "clean": None
+            if self.clean is None
+            else {
+                "items": self.clean.items,
+                "pairs": [_pair_json(pair, None) for pair in self.clean.pairs],
+            },
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+def compare_runs(
+    runs: Sequence[str | Path] | Sequence[ScoredRun],
+    *,
+    baseline: str | Path | None = None,
+    metric: str | None = None,
+    margin: float | None = None,
+    set_name: str | None = None,
+) -> RecipeComparison:
+    """Compare runs, grouped by recipe without seed, on a set that all were scored on."""
+    scored = [run for run in runs if isinstance(run, ScoredRun)]
+    if not scored:
+        scored = open_scored_runs([run for run in runs if not isinstance(run, ScoredRun)])
+    if len(scored) < 2:
+        raise ConfigError(["A comparison needs two runs or more: name their folders."])
+    if margin is not None and not 0 < margin < np.inf:
+        raise ConfigError([f"--margin is a difference above 0, not {margin}."])
+    set_name = _choose_set(scored, set_name)
+    items = {run.name: run.evaluations[set_name] for run in scored}
+    _check_same_text(items, set_name)
+    name = _choose_metric(items, metric)
+    groups = group_runs(recipes_to_group(scored))
+    _check_seeds(groups)
+    base = None if baseline is None else _find_baseline(groups, str(baseline))
+    whole = _compare(groups, items, name, base)
+    minutes = [run.minutes for run in scored if run.minutes is not None]
+    minutes_per_run = float(np.mean(minutes)) if minutes else None
+    first = next(iter(items.values()))
+    return RecipeComparison(
+        task=first.task,
+        set_name=set_name,
+        metric_name=name,
+        signature=first.signatures.get(name),
+        unit=first.unit,
+        groups=groups,
+        whole=whole,
+        judgements=[
+            judge_pair(pair, whole.metric, margin=margin, minutes_per_run=minutes_per_run)
+            for pair in whole.pairs
+        ],
+        clean=_compare_clean(groups, items, name, base),
+        margin=margin,
+        minutes_per_run=minutes_per_run,
+        notes=_notes(groups, items, whole),
+    )
+
+
+# -------------------------------------------------------------------------- what can be compared
+
+
+def _choose_set(runs: Sequence[ScoredRun], name: str | None) -> str:
+    """The set to compare on: the one named, else test or dev, else the only one of all runs."""
+    for run in runs:
+        if not run.evaluations:
+            raise RunError(
+                "this run has not been evaluated, or by an earlier version of heed.",
+                where=run.name,
+                todo=f"Evaluate it: heed evaluate {run.name}",
+            )
+    common = [one for one in runs[0].evaluations if all(one in run.evaluations for run in runs[1:])]
+    if name is not None:
+        missing = [run for run in runs if name not in run.evaluations]
+        if missing:
+            known = sorted({one for run in runs for one in run.evaluations})
+            raise RunError(
+                f"this run was not scored on {name!r}.{nearest(name, known)}",
+                where=missing[0].name,
+                todo=f"It has {', '.join(missing[0].evaluations)}. "
+                f"Evaluate it: heed evaluate {missing[0].name} --split {name}",
+            )
+        return name
+    preferred = [one for one in PREFERRED_SETS if one in common]
+    if preferred or len(common) == 1:
+        return (preferred or common)[0]
+    if common:
+        names = ", ".join(common)
+        raise ConfigError([f"All runs were scored on {names}: choose one with --set."])
+    has = "; ".join(f"{run.name} on {', '.join(run.evaluations)}" for run in runs[:4])
+    raise RunError(
+        f"the runs were not scored on a common set: {has}.",
+        todo="Evaluate all on the same text: heed evaluate RUN --test FILE",
+    )
+
+
+def _check_same_text(items: dict[str, ItemCounts], set_name: str) -> None:
+    """Refuse runs of different tasks, or scored on different text."""
+    tasks = {one.task for one in items.values()}
+    if len(tasks) > 1:
+        raise RunError(f"the runs have different tasks: {', '.join(sorted(tasks))}.")
+    by_text: dict[str, list[str]] = {}
+    for run, one in items.items():
+        by_text.setdefault(one.text_hash, []).append(run)
+    if len(by_text) > 1:
+        first, second, *_ = by_text.values()
+        raise RunError(
+            f"{first[0]} and {second[0]} were scored on different text, both as {set_name!r}.",
+            todo="Evaluate all runs on the same files: heed evaluate RUN --test FILE",
+        )
+
+
+def _choose_metric(items: dict[str, ItemCounts], name: str | None) -> str:
+    """The metric to compare by: the task's primary one unless another is named."""
+    available = [item_metrics(one) for one in items.values()]
+    common = [one for one in available[0] if all(one in other for other in available)]
+    name = common[0] if name is None else name.lower().replace("-", "_").replace(" ", "_")
+    if name not in common:
+        raise ConfigError(
+            [f"There is no metric {name!r}: choose {', '.join(common)}.{nearest(name, common)}"]
+        )
+    signatures = {one.signatures.get(name) for one in items.values()}
+    if len(signatures) > 1:
+        listed = " and ".join(sorted(map(str, signatures)))
+        raise RunError(
+            f"{name} was computed in different ways: {listed}.",
+            todo="Evaluate all runs with one version of heed and sacreBLEU.",
+        )
+    tokenizers = {one.settings.get("tokenizer") for one in items.values()}
+    is_language_model = next(iter(items.values())).task == "generate"
+    if is_language_model and name in SAME_TOKENIZER and len(tokenizers) > 1:
+        raise RunError(
+            f"{name} counts tokens, and the runs have different tokenizers.",
+            todo="Compare by bits_per_byte.",
+        )
+    return name
+
+
+def _check_seeds(groups: Sequence[RunGroup]) -> None:
+    """Refuse two runs of one recipe and one seed: they are the same experiment twice."""
+    for group in groups:
+        by_seed: dict[int | None, str] = {}
+        for run, seed in zip(group.runs, group.seeds, strict=True):
+            if seed in by_seed:
+                raise RunError(
+                    f"{by_seed[seed]} and {run} have the same recipe and the same seed.",
+                    todo="Leave one out, or train it with another: --set seed=…",
+                )
+            by_seed[seed] = run
+
+
+def _find_baseline(groups: Sequence[RunGroup], name: str) -> str:
+    """The group that a run or a group's name stands for."""
+    for group in groups:
+        if name == group.name or any(Path(name) == Path(run) for run in group.runs):
+            return group.name
+    known = [group.name for group in groups]
+    raise ConfigError(
+        [
+            f"The baseline {name!r} is none of the runs. Name a run, or one of: "
+            f"{'; '.join(known)}.{nearest(name, known)}"
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------- the comparison
+
+
+def _compare(
+    groups: Sequence[RunGroup], items: dict[str, ItemCounts], name: str, baseline: str | None
+) -> Comparison:
+    systems, metric = [], None
+    for group in groups:
+        metrics = [item_metrics(items[run])[name] for run in group.runs]
+        metric = metrics[0].metric
+        systems.append(System(group.name, np.stack([one.counts_nc for one in metrics])))
+    assert metric is not None  # noqa: S101, there is at least one group
+    return compare_systems(systems, metric, baseline=baseline)
+
+
+def _compare_clean(
+    groups: Sequence[RunGroup], items: dict[str, ItemCounts], name: str, baseline: str | None
+) -> Comparison | None:
+    """The comparison on items that occur in no run's training text; None where all or none do."""
+    rows = [one.clean_rows for one in items.values()]
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
+        return None
+    clean = np.logical_and.reduce(known)
+    if clean.all() or clean.sum() < 2:
+        return None
+    return _compare(groups, {run: one.subset(clean) for run, one in items.items()}, name, baseline)
+
+
+def _notes(
+    groups: Sequence[RunGroup], items: dict[str, ItemCounts], whole: Comparison
+) -> list[str]:
+    """What a reader must know beside the figures."""
+    notes = []
+    first = next(iter(items.values()))
+    if first.unit == BLOCK:
+        notes.append("Items are blocks of the few texts, taken as independent.")
+    elif not whole.clustered:
+        notes.append("Items are taken as independent: no groups (talk, document) are known.")
+    if len(whole.pairs) > 1:
+        notes.append(
+            f"Intervals and p-values hold for all {len(whole.pairs)} comparisons together (max-t)."
+        )
+    if len(groups) > 1:
+        notes.append("Exploratory: this question was not declared before training.")
+    settings = {str(sorted(one.settings.items())) for one in items.values()}
+    if len(settings) > 1 and first.task != "generate":
+        notes.append("The runs were evaluated with different settings (decoding, calibration).")
+    return notes
+
+
+def _describe_one_recipe(comparison: RecipeComparison) -> str:
+    """What several runs of one recipe show: how much the seed matters."""
+    metric, [values] = comparison.metric, comparison.whole.systems.values()
+    number = f".{metric.digits}f"
+    spread = f"{values.std(ddof=1):{number}}"
+    return (
+        f"These {len(values)} runs have one recipe: {metric.name} {values.mean():{number}} on "
+        f"average, standard deviation {spread} over seeds ({values.min():{number}} to "
+        f"{values.max():{number}}). There is no other recipe to compare it with."
+    )
+
+
+def _pair_row(pair: Pair, judgement: Judgement) -> dict[str, Any]:
+    return {
+        "against": pair.b,
+        "difference": pair.difference,
+        "low": pair.interval.low,
+        "high": pair.interval.high,
+        "p": pair.corrected_p,
+        "win_share": pair.win_share,
+        "smallest_visible": pair.smallest_visible,
+        "seeds_needed": pair.seeds_needed,
+        "verdict": judgement.verdict.value,
+    }
+
+
+def _pair_json(pair: Pair, judgement: Judgement | None) -> dict[str, Any]:
+    values = {key: _plain(getattr(pair, key)) for key in pair.__dataclass_fields__}
+    if judgement is not None:
+        values |= {
+            "verdict": judgement.verdict.value,
+            "within_margin": judgement.within_margin,
+            "sentence": judgement.sentence,
+        }
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return {"low": value.low, "high": value.high}
+    if hasattr(value, "__dataclass_fields__"):
+        return {key: getattr(value, key) for key in value.__dataclass_fields__}
+    return list(value) if isinstance(value, tuple) else value

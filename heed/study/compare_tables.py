@@ -1,0 +1,169 @@
+"""The comparison of recipes as terminal tables, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from heed.stats.comparison import Pair
+from heed.stats.verdicts import format_p
+from heed.study.compare import RecipeComparison
+from heed.terminal import build_note, build_table
+
+LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def render_comparison(comparison: RecipeComparison) -> Group:
+    """Verdicts first, then the scores of the systems, then every difference, then notes."""
+    parts: list[RenderableType] = []
+    for sentence in comparison.sentences:
+        parts += [Text(sentence), Text("")]
+    columns, rows = _score_rows(comparison)
+    table = build_table(*columns, right=columns[1:], no_wrap=columns[1:], compact=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    parts += [Text(_caption(comparison)), table]
+    if comparison.whole.pairs:
+        columns, rows = _difference_rows(comparison)
+        table = build_table(*columns, right=columns[1:], no_wrap=columns[1:], compact=True)
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts += [Text(""), table]
+    notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
+    if comparison.signature:
+        notes.append(f"{comparison.metric.name}: {comparison.signature}")
+    parts += [Text(""), *(build_note(note) for note in notes)]
+    return Group(*parts)
+
+
+def to_markdown(comparison: RecipeComparison) -> str:
+    """The comparison for a paper or a README, in Markdown."""
+    lines = [*(f"{sentence}\n" for sentence in comparison.sentences), _caption(comparison), ""]
+    tables = [_score_rows(comparison)]
+    if comparison.whole.pairs:
+        tables.append(_difference_rows(comparison))
+    for columns, rows in tables:
+        lines.append("| " + " | ".join(columns) + " |")
+        lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
+        lines += [
+            "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows
+        ]
+        lines.append("")
+    notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
+    lines += [f"- {note}" for note in notes]
+    if comparison.signature:
+        lines.append(f"- {comparison.metric.name}: `{comparison.signature}`")
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(comparison: RecipeComparison) -> str:
+    """The comparison as a LaTeX table (booktabs), with verdicts and notes as its caption."""
+    columns, rows = _score_rows(comparison)
+    differences: dict[str, list[str]] = {}
+    if comparison.whole.pairs and _has_baseline(comparison):
+        difference_columns, difference_rows = _difference_rows(comparison)
+        columns += difference_columns[1:]
+        differences = {row[0]: row[1:] for row in difference_rows}
+    width = len(columns)
+    body = []
+    for row in rows:
+        cells = row + differences.get(row[0], [""] * (width - len(row)))
+        body.append(" & ".join(_escape_latex(cell) for cell in cells) + r" \\")
+    caption = " ".join([*comparison.sentences, _caption(comparison), *comparison.notes])
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \begin{{tabular}}{{l{'r' * (width - 1)}}}",
+            r"    \toprule",
+            "    " + " & ".join(_escape_latex(column) for column in columns) + r" \\",
+            r"    \midrule",
+            *(f"    {line}" for line in body),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            rf"  \caption{{{_escape_latex(caption)}}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _caption(comparison: RecipeComparison) -> str:
+    items = f"{comparison.whole.items:,} {comparison.unit}s"
+    return f"{comparison.metric.name} on {comparison.set_name} ({items})"
+
+
+def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
+    number = f".{comparison.metric.digits}f"
+    rows = []
+    for group, values in zip(comparison.groups, comparison.whole.systems.values(), strict=True):
+        spread = f"{values.std(ddof=1):{number}}" if len(values) > 1 else "–"
+        rows.append([group.name, str(len(values)), f"{values.mean():{number}}", spread])
+    return ["system", "seeds", "mean", "sd"], rows
+
+
+def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
+    """One row for each pair; against a baseline the first column names the system alone."""
+    number, baseline = f"+.{comparison.metric.digits}f", _has_baseline(comparison)
+    rows = []
+    for pair in comparison.whole.pairs:
+        interval = f"{pair.interval.low:{number}} to {pair.interval.high:{number}}"
+        name = pair.a if baseline else f"{pair.a} − {pair.b}"
+        p = format_p(_shown_p(pair)).removeprefix("= ")
+        rows.append([name, f"{pair.difference:{number}}", interval, p, f"{pair.win_share:.2f}"])
+    first = f"against {comparison.whole.pairs[0].b}" if baseline else "difference"
+    return [first, "D", "95% interval", "p", "P(A>B)"], rows
+
+
+def _shown_p(pair: Pair) -> float:
+    return pair.corrected_p if pair.item_exchange is None else pair.item_exchange.p
+
+
+def _has_baseline(comparison: RecipeComparison) -> bool:
+    return len({pair.b for pair in comparison.whole.pairs}) == 1
+
+
+def _power_notes(comparison: RecipeComparison) -> list[str]:
+    """The smallest visible difference of each pair, and the seeds that the one seen needs."""
+    number = f".{comparison.metric.digits}f"
+    visible = [p.smallest_visible for p in comparison.whole.pairs if p.smallest_visible is not None]
+    if not visible:
+        return []
+    low, high = f"{min(visible):{number}}", f"{max(visible):{number}}"
+    span = low if low == high else f"{low} to {high}"
+    note = f"Smallest difference that these runs would show in 80% of cases: {span}."
+    if len(comparison.whole.pairs) == 1:
+        note += _seeds_note(comparison.whole.pairs[0], comparison.minutes_per_run)
+    return [note]
+
+
+def _seeds_note(pair: Pair, minutes: float | None) -> str:
+    if pair.seeds_needed is None:
+        return " More seeds alone would not show the one seen."
+    time = "" if minutes is None else f", about {max(1, round(minutes))} minutes a run"
+    return f" The one seen needs about {pair.seeds_needed} seeds each{time}."
+
+
+def _clean_notes(comparison: RecipeComparison) -> list[str]:
+    """The differences on the texts that are not in train."""
+    if comparison.clean is None:
+        return []
+    number, seen = f"+.{comparison.metric.digits}f", comparison.whole.items - comparison.clean.items
+    return [
+        f"Without {seen:,} {comparison.unit}s that are also in train: "
+        + "; ".join(
+            f"{pair.a} − {pair.b} {pair.difference:{number}} "
+            f"({pair.interval.low:{number}} to {pair.interval.high:{number}})"
+            for pair in comparison.clean.pairs
+        )
+        + "."
+    ]
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(LATEX_ESCAPES.get(sign, sign) for sign in text).replace("−", "$-$")

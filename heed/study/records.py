@@ -1,0 +1,151 @@
+"""Scored runs to compare, from run folders or from records.
+
+A record is one small JSON file with what a comparison needs of a run: its recipe, how long it
+trained, and the item counts of its evaluations. It holds no text and no weights.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heed import checksums
+from heed.checksums import DamagedError
+from heed.errors import RunError
+from heed.runs.item_counts import (
+    ItemCounts,
+    decode_items,
+    encode_items,
+    read_items,
+    set_names,
+)
+from heed.runs.results_file import OTHER_WEIGHTS
+from heed.runs.run import Run
+
+FORMAT = 1
+SUFFIX = ".record.json"
+RESTORE = "Restore it from a copy, or write it again: heed compare RUN --records FOLDER"
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """One run and the item counts of its evaluations, by the name of the set."""
+
+    name: str
+    recipe: dict[str, Any]
+    data: dict[str, str]
+    """Hashes of the training and dev text."""
+    minutes: float | None
+    """How long it trained, as far as it is known."""
+    evaluations: dict[str, ItemCounts] = field(default_factory=dict)
+
+
+def open_scored_runs(names: Iterable[str | Path]) -> list[ScoredRun]:
+    """Open run folders, folders of runs or records, record files, and globs of all these."""
+    paths = list(dict.fromkeys(path for name in names for path in _find_runs(str(name))))
+    return [read_record(path) if path.is_file() else read_run(path) for path in paths]
+
+
+def read_run(folder: Path) -> ScoredRun:
+    """A run folder as a scored run."""
+    run = Run.open(folder)
+    recipe = run.recipe()
+    evaluations = {}
+    for name in set_names(folder):
+        items = read_items(folder, name)
+        if items is not None and OTHER_WEIGHTS not in name:
+            evaluations[name] = items
+    data = run.environment().get("data", {})
+    return ScoredRun(str(folder), recipe.tables(), data, _training_minutes(run), evaluations)
+
+
+def write_record(run: ScoredRun, folder: Path) -> Path:
+    """Write a run as a record into a folder; returns its path."""
+    path = folder / f"{_file_name(run.name)}{SUFFIX}"
+    document = {
+        "format": FORMAT,
+        "name": run.name,
+        "recipe": run.recipe,
+        "data": run.data,
+        "minutes": run.minutes,
+        "evaluations": {
+            name: base64.b64encode(encode_items(items)).decode()
+            for name, items in run.evaluations.items()
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    checksums.write_json(path, document)
+    return path
+
+
+def read_record(path: Path) -> ScoredRun:
+    """A record as a scored run."""
+    document = checksums.read_json(path, todo=RESTORE)
+    try:
+        if document["format"] != FORMAT:
+            raise ValueError("another format")
+        evaluations = {
+            name: decode_items(base64.b64decode(content, validate=True), str(path))
+            for name, content in document["evaluations"].items()
+        }
+        recipe, data = dict(document["recipe"]), dict(document["data"])
+        name, minutes = str(document["name"]), document["minutes"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError("this is no record of a run.", where=str(path), todo=RESTORE) from error
+    return ScoredRun(name, recipe, data, minutes, evaluations)
+
+
+def recipes_to_group(runs: Sequence[ScoredRun]) -> dict[str, Mapping[str, Any]]:
+    """The recipes by run, without what does not change the weights.
+
+    Files of the same content at different places are the same text: their paths are left out.
+    """
+    same_text = {
+        split
+        for split in ("train", "dev")
+        if len({run.data.get(split) for run in runs}) == 1 and runs[0].data.get(split)
+    }
+    return {run.name: _comparable_tables(run.recipe, same_text) for run in runs}
+
+
+def _comparable_tables(recipe: Mapping[str, Any], same_text: set[str]) -> dict[str, Any]:
+    left_out = {"test", "sets", *same_text}
+    data = {key: value for key, value in recipe.get("data", {}).items() if key not in left_out}
+    train = {k: v for k, v in recipe.get("train", {}).items() if k != "evaluate_test"}
+    return {**recipe, "data": data, "train": train}
+
+
+def _find_runs(name: str) -> list[Path]:
+    """The runs and records that a name stands for: itself, those below a folder, or a glob."""
+    path = Path(name)
+    if not path.exists() and any(sign in name for sign in "*?["):
+        pattern = path.relative_to(path.anchor) if path.is_absolute() else path
+        matches = sorted(Path(path.anchor or ".").glob(str(pattern)))
+        found = [one for match in matches for one in _find_runs(str(match))]
+    elif path.is_dir() and not (path / "recipe.toml").exists():
+        found = sorted({one.parent for one in path.glob("**/recipe.toml")})
+        found += sorted(path.glob(f"**/*{SUFFIX}"))
+    else:
+        return [path]
+    if not found:
+        raise RunError(
+            "there is no run and no record here.",
+            where=name,
+            todo="Name runs, their folder, or a pattern in quotes.",
+        )
+    return found
+
+
+def _training_minutes(run: Run) -> float | None:
+    """Minutes between the first and the last line of metrics.jsonl."""
+    times = [line["time"]["unix"] for line in run.metrics() if "unix" in line.get("time", {})]
+    return (times[-1] - times[0]) / 60 if len(times) > 1 else None
+
+
+def _file_name(name: str) -> str:
+    """A run's path as one file name: runs/ted/a as runs-ted-a."""
+    parts = [part for part in Path(name).parts if part not in ("/", ".", "..")]
+    return "-".join(parts) or "run"

@@ -1,0 +1,224 @@
+"""`heed compare` on records: verdicts, groups, refusals, formats; and on real runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluating import evaluate_small, train_small
+from rich.console import Console
+from test_cli import heed
+
+import heed as package
+from heed.config import Recipe
+from heed.errors import HeedError
+from heed.metrics.item_metrics import BLEU_COUNTS
+from heed.runs.item_counts import IN_TRAIN, ItemCounts
+from heed.stats.verdicts import Verdict
+from heed.study.compare import RecipeComparison, compare_runs
+from heed.study.compare_tables import render_comparison, to_latex, to_markdown
+from heed.study.records import ScoredRun, open_scored_runs, read_record, write_record
+
+ITEMS = 120
+
+
+def make_items(
+    random: np.random.Generator, quality: float, *, task: str = "translate"
+) -> ItemCounts:
+    """Item counts of a model that gets about this share of words, labels or bits right."""
+    correct = random.random(ITEMS) < quality
+    in_train = (np.arange(ITEMS) < 20).astype(float)
+    if task == "translate":
+        length = random.integers(8, 30, ITEMS)
+        share = np.clip(quality + random.normal(0, 0.1, ITEMS), 0.05, 0.95)
+        rows = [length, length]
+        rows += [random.binomial(length - i, share ** (i + 1)) for i in range(4)]
+        rows += [length - i for i in range(4)]
+        columns = {f"bleu.{n}": r.astype(float) for n, r in zip(BLEU_COUNTS, rows, strict=True)}
+    elif task == "classify":
+        label = random.integers(2, size=ITEMS)
+        columns = {
+            "label": label.astype(float),
+            "predicted": np.where(correct, label, 1 - label).astype(float),
+            "log_probability": np.log(np.where(correct, 0.8, 0.2)),
+        }
+    else:
+        tokens = random.integers(20, 60, ITEMS).astype(float)
+        columns = {
+            "loss": tokens * (4 - quality + random.normal(0, 0.2, ITEMS)),
+            "tokens": tokens,
+            "words": tokens,
+            "bytes": 5 * tokens,
+            "correct": np.floor(tokens * quality),
+        }
+    return ItemCounts(
+        task,
+        "test",
+        "text",
+        {**columns, IN_TRAIN: in_train},
+        {"bleu": "tok:13a"} if task == "translate" else {},
+        classes=("a", "b") if task == "classify" else (),
+        settings={"tokenizer": "t"} if task == "generate" else {},
+    )
+
+
+def make_runs(
+    qualities: dict[str, float], seeds: int, *, task: str = "translate", spread: float = 0.005
+) -> list[ScoredRun]:
+    """Runs of one recipe per position encoding, whose quality varies a little with the seed."""
+    random = np.random.default_rng(1)
+    runs = []
+    for position, quality in qualities.items():
+        for seed in range(1, seeds + 1):
+            tables = {"task": task, "seed": seed, "model": {"position": position}}
+            recipe = Recipe.of(tables).tables()
+            value = quality + random.normal(0, spread)
+            items = make_items(random, value, task)
+            data = {"train": "same", "dev": "same"}
+            runs.append(ScoredRun(f"runs/{position}-{seed}", recipe, data, 5.0, {"test": items}))
+    return runs
+
+
+def verdict(comparison: RecipeComparison) -> Verdict:
+    [judgement] = comparison.judgements
+    return judgement.verdict
+
+
+@pytest.mark.parametrize("task", ["translate", "classify", "generate"])
+def test_a_planted_change_is_found_with_three_seeds(task: str) -> None:
+    comparison = compare_runs(make_runs({"none": 0.5, "rope": 0.8}, 3, task=task), baseline=None)
+    assert [group.name for group in comparison.groups] == ["position=none", "position=rope"]
+    assert verdict(comparison) is Verdict.BETTER
+    assert comparison.sentences[0].startswith("position=rope is better than position=none")
+
+
+@pytest.mark.parametrize("task", ["translate", "classify", "generate"])
+def test_one_run_each_is_two_models_only(task: str) -> None:
+    comparison = compare_runs(make_runs({"none": 0.4, "rope": 0.9}, 1, task=task))
+    assert verdict(comparison) is Verdict.TWO_MODELS
+    assert "4 more runs (3 seeds each)" in comparison.sentences[0]
+    assert "about 20 minutes" in comparison.sentences[0]
+
+
+def test_runs_of_one_recipe_are_never_ranked() -> None:
+    comparison = compare_runs(make_runs({"rope": 0.5}, 2))
+    assert not comparison.judgements
+    assert "one recipe" in comparison.sentences[0]
+    assert "standard deviation" in comparison.sentences[0]
+
+
+def test_the_clean_part_is_beside_the_whole() -> None:
+    comparison = compare_runs(make_runs({"none": 0.5, "rope": 0.8}, 3))
+    assert comparison.clean is not None
+    assert comparison.clean.items == ITEMS - 20
+    assert "Without 20 texts that are also in train" in to_markdown(comparison)
+
+
+def test_records_give_the_same_answer_as_runs(tmp_path: Path) -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.55}, 3)
+    for run in runs:
+        again = read_record(write_record(run, tmp_path))
+        assert again.recipe == run.recipe
+    reread = open_scored_runs([tmp_path])
+    assert {run.name for run in reread} == {run.name for run in runs}
+    order = {run.name: i for i, run in enumerate(runs)}
+    reread.sort(key=lambda run: order[run.name])
+    assert compare_runs(reread).to_dict() == compare_runs(runs).to_dict()
+
+
+def test_the_order_of_systems_turns_the_sign_and_nothing_else() -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.52}, 3)
+    [pair] = compare_runs(runs).whole.pairs
+    [turned] = compare_runs(runs[::-1]).whole.pairs
+    assert turned.difference == pytest.approx(-pair.difference)
+    assert turned.p == pytest.approx(pair.p)
+    assert turned.interval.low == pytest.approx(-pair.interval.high)
+
+
+def changed(run: ScoredRun, **changes: Any) -> ScoredRun:
+    return replace(run, evaluations={"test": replace(run.evaluations["test"], **changes)})
+
+
+def test_what_does_not_compare_is_refused() -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.6}, 1)
+    for other, words in (
+        (changed(runs[1], text_hash="other"), "different text"),
+        (changed(runs[1], signatures={"bleu": "tok:intl"}), "different ways"),
+        (replace(runs[1], evaluations={}), "heed evaluate runs/rope-1"),
+        (replace(runs[0], name="copy"), "the same recipe and the same seed"),
+        (make_runs({"rope": 0.5}, 1, task="classify")[0], "different tasks"),
+    ):
+        with pytest.raises(HeedError, match=words):
+            compare_runs([runs[0], other])
+    with pytest.raises(HeedError, match=r"not scored on 'tset'\. Did you mean 'test'"):
+        compare_runs(runs, set_name="tset")
+    with pytest.raises(HeedError, match="no metric 'bleau'"):
+        compare_runs(runs, metric="bleau")
+    with pytest.raises(HeedError, match="none of the runs"):
+        compare_runs(runs, baseline="runs/t5-1")
+    with pytest.raises(HeedError, match="two runs or more"):
+        compare_runs(runs[:1])
+    with pytest.raises(HeedError, match="above 0"):
+        compare_runs(runs, margin=-1)
+
+
+def test_tokens_of_different_tokenizers_do_not_compare_but_bytes_do() -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.6}, 1, task="generate")
+    runs[1] = changed(runs[1], settings={"tokenizer": "other"})
+    assert compare_runs(runs).metric_name == "bits_per_byte"
+    with pytest.raises(HeedError, match="different tokenizers"):
+        compare_runs(runs, metric="perplexity")
+
+
+def test_many_systems_against_a_baseline_as_tables() -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.6, "t5": 0.61, "alibi": 0.7}, 3)
+    comparison = compare_runs(runs, baseline="runs/none-2", margin=1.0)
+    assert {pair.b for pair in comparison.whole.pairs} == {"position=none"}
+    assert len(comparison.rows()) == 4
+    assert "Best, or not distinguishable" in comparison.sentences[-1]
+    markdown, latex = to_markdown(comparison), to_latex(comparison)
+    assert markdown.count("| position=") == 4 + 3
+    assert latex.count("\\\\\n") == 1 + 4
+    assert "position=none" in latex
+    assert "1.00 BLEU" in markdown
+    json.dumps(comparison.to_dict())
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_every_line_fits_80_columns(seeds: int) -> None:
+    names = {"none": 0.5, "rope": 0.6, "sinusoidal": 0.61}
+    output = StringIO()
+    console = Console(file=output, width=80)
+    console.print(render_comparison(compare_runs(make_runs(names, seeds))))
+    assert max(map(len, output.getvalue().splitlines())) <= 80
+
+
+def test_the_real_command_on_real_runs(text: Path, tmp_path: Path) -> None:
+    """Two classifiers of different depth, one seed each; then from their records alone."""
+    test = [str(text / "test.tsv")]
+    folders = []
+    for name, lr in (("fast", 0.01), ("slow", 0.001)):
+        folder = train_small(text, "classify", f"compared-{name}", train={"lr": lr})
+        evaluate_small(folder, test=test)
+        folders.append(str(folder))
+    answer = heed("compare", *folders, "--json", "--records", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    result = json.loads(answer.stdout)
+    assert [system["name"] for system in result["systems"]] == ["lr=0.01", "lr=0.001"]
+    assert result["verdicts"][0].startswith("Two models only")
+    again = heed("compare", f"{tmp_path}/*.record.json", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["pairs"] == result["pairs"]
+    python = package.compare(folders, metric="macro_f1")
+    assert python.metric_name == "macro_f1"
+    shown = heed("compare", *folders)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("Two models only")
+    missing = heed("compare", *folders, str(tmp_path / "nothing"))
+    assert missing.returncode == 2
+    assert "Traceback" not in missing.stderr
