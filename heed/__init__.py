@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator, load
     from heed.config import register
-    from heed.study.compare import compare_runs as compare
+    from heed.study.recipe_comparison import compare_runs as compare
 
 __all__ = [
     "Classifier",
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
         return register
     if name == "compare":  # nor does this
-        from heed.study.compare import compare_runs
+        from heed.study.recipe_comparison import compare_runs
 
         return compare_runs
     if name in __all__:

@@ -9,6 +9,7 @@ checkpoints/        training states to resume from, and the best weights so far
 metrics.jsonl       one line per measurement; values that depend on the clock are under `time`
 environment.json    versions, hardware, data hashes, plug-ins, weights not from `init`
 evaluation.json     results of `heed evaluate`, by the name of the test set
+evaluations/        item counts of each evaluation, for `heed compare`
 figures/            training curves and attention maps
 
 Every file that is read again contains its checksum, and is verified then; that of the tokenizer is

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from heed.stats.comparison import Pair
 from heed.stats.verdicts import format_p
-from heed.study.compare import RecipeComparison
+from heed.study.recipe_comparison import RecipeComparison
 from heed.terminal import build_note, build_table
 
 LATEX_ESCAPES = {
