@@ -61,9 +61,9 @@ def compare(
 
     heed compare runs/a runs/b --metric chrf --table latex
     """
-    from heed.study.recipe_comparison import compare_runs
     from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
-    from heed.study.records import open_scored_runs, write_record
+    from heed.study.recipe_comparison import compare_runs
+    from heed.study.run_records import open_scored_runs, write_record
 
     scored = open_scored_runs(runs)
     result = compare_runs(

@@ -22,7 +22,7 @@ from heed.stats.comparison import Comparison, Pair, SumMetric, compare_systems
 from heed.stats.intervals import Interval
 from heed.stats.variance import System
 from heed.stats.verdicts import Judgement, judge_pair
-from heed.study.records import ScoredRun, open_scored_runs, recipes_to_group
+from heed.study.run_records import ScoredRun, open_scored_runs, recipes_to_group
 
 SAME_TOKENIZER = ("perplexity", "loss", "accuracy")
 """Metrics of a language model per token: other tokenizers cut other tokens."""

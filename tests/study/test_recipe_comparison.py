@@ -20,9 +20,9 @@ from heed.errors import HeedError
 from heed.metrics.item_metrics import BLEU_COUNTS
 from heed.runs.item_counts import IN_TRAIN, ItemCounts
 from heed.stats.verdicts import Verdict
-from heed.study.recipe_comparison import RecipeComparison, compare_runs
 from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
-from heed.study.records import ScoredRun, open_scored_runs, read_record, write_record
+from heed.study.recipe_comparison import RecipeComparison, compare_runs
+from heed.study.run_records import ScoredRun, open_scored_runs, read_record, write_record
 
 ITEMS = 120
 
