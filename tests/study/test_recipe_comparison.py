@@ -78,7 +78,7 @@ def make_runs(
             tables = {"task": task, "seed": seed, "model": {"position": position}}
             recipe = Recipe.of(tables).tables()
             value = quality + random.normal(0, spread)
-            items = make_items(random, value, task)
+            items = make_items(random, value, task=task)
             data = {"train": "same", "dev": "same"}
             runs.append(ScoredRun(f"runs/{position}-{seed}", recipe, data, 5.0, {"test": items}))
     return runs
