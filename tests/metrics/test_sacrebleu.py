@@ -150,7 +150,7 @@ def test_odd_lines_are_read_as_sacrebleu_reads_them(files: Path, tmp_path: Path)
         ({"hypotheses": ["latin"]}, "latin:2: byte 4 of this line is not UTF-8."),
         ({"metrics": "bleau"}, "Did you mean 'bleu'?"),
         ({"metrics": ","}, "There is no metric ''"),
-        ({"resamples": 2}, "bootstrap cannot be 2: it is 0 for none, or 100 and more"),
+        ({"resamples": 2}, "bootstrap cannot be 2: it is 0 for none, or 100 to 100,000"),
         ({"resamples": -1}, "bootstrap cannot be -1"),
         ({"seed": 0}, "seed cannot be 0"),
     ],
