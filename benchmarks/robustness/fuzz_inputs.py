@@ -411,12 +411,12 @@ def scored_files(draw: random.Random, models: Models) -> Input:
     spoiled = draw.choice(("a.en", "a.fr"))
     files[spoiled] = _mutate(draw, files[spoiled])
     if draw.random() < 0.5:
-        command = ["score", "a.en", "--ref", "a.fr", "--bootstrap", "10", "--metric", "bleu,chrf"]
+        command = ["score", "a.en", "--ref", "a.fr", "--bootstrap", "100", "--metric", "bleu,chrf"]
         return Input("score", command, files)
     task = draw.choice(COMMANDS)
     name, content = _data_file(draw)
     command = ["evaluate", str(models.runs[task]), "--test", name, "--device", "cpu"]
-    return Input("evaluate", [*command, "--bootstrap", "10"], {name: content})
+    return Input("evaluate", [*command, "--bootstrap", "100"], {name: content})
 
 
 # -------------------------------------------------------------------------- folders to import
