@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import erfc, sqrt
+from math import erfc, inf, sqrt
 
 import numpy as np
 
-from heed.stats.distributions import student_t_quantile
+from heed.stats.distributions import normal_quantile, student_t_quantile
 from heed.stats.variance import Floats, Variances
 
 POWER = 0.8
 """The share of experiments that find a difference as large as the smallest visible one."""
 SQRT2 = sqrt(2)
+DRAWS = 600
+"""Draws of the estimated variances: power is known to about one percent."""
+SEED = 20_150_402
+MIN_DF = 0.9
+"""Estimated degrees of freedom do not fall below those of one pair of runs."""
 MAX_SEEDS = 100
 """More seeds than anyone would train; beyond, more test items are the better advice."""
 
@@ -43,27 +48,43 @@ class Design:
         residual = sum(v / s for v, s in zip(self.residual_variances, self.seeds, strict=True))
         return seed + (self.interaction_variance + residual) / self.items
 
-    def degrees_of_freedom(self) -> float:
-        """ν as the comparison would estimate it."""
-        residual = [v / self.items for v in self.residual_variances]
-        seed = [
-            (v + r) / s for v, r, s in zip(self.seed_variances, residual, self.seeds, strict=True)
-        ]
-        item = self.variance() - sum(
-            v / s for v, s in zip(self.seed_variances, self.seeds, strict=True)
-        )
-        if self.pooled_freedom:
-            seed_part = sum(seed) ** 2 / self.pooled_freedom
-        else:
-            seed_part = sum(v**2 / max(s - 1, 1) for v, s in zip(seed, self.seeds, strict=True))
-        parts = seed_part + item**2 / max(self.items - 1, 1)
-        return self.variance() ** 2 / parts if parts > 0 else float(self.items - 1)
-
     def smallest_visible(self, alpha: float = 0.05, power: float = POWER) -> float:
-        """The smallest difference that is found at level alpha with this power."""
-        df = self.degrees_of_freedom()
-        critical = student_t_quantile(1 - alpha / 2, df)
-        return noncentrality(critical, df, power) * sqrt(self.variance())
+        """The smallest difference that is found at level alpha with this power.
+
+        The variance is estimated from few seeds, so it differs from experiment to experiment, and
+        with it the degrees of freedom and the critical value. Power is the mean over such draws.
+        """
+        truth = sqrt(self.variance())
+        if truth == 0:
+            return 0.0
+        threshold_r = self._draw_thresholds(alpha) / truth
+        high = float(np.median(threshold_r)) + normal_quantile(power)
+        low = 0.9 * high
+        low_gap, high_gap = (_found_share(x, threshold_r) - power for x in (low, high))
+        for _ in range(50):  # the secant method
+            if abs(high_gap) < 1e-6 or high_gap == low_gap:
+                break
+            step = high - high_gap * (high - low) / (high_gap - low_gap)
+            low, low_gap, high = high, high_gap, max(step, 0.0)
+            high_gap = _found_share(high, threshold_r) - power
+        return high * truth
+
+    def _draw_thresholds(self, alpha: float) -> Floats:
+        """Draws [r] of the difference from which on a comparison would claim something."""
+        chi2_2r = _chi2_draws(self.pooled_freedom or 0, self.seeds)
+        seed_2 = np.array(self.seed_variances) + np.array(self.residual_variances) / self.items
+        seed_2r = chi2_2r * (seed_2 / self.seeds)[:, None]
+        residual = sum(v / s for v, s in zip(self.residual_variances, self.seeds, strict=True))
+        item = (self.interaction_variance + residual) / self.items
+        variance_r = item + np.maximum(seed_2r.sum(axis=0) - residual / self.items, 0.0)
+        if self.pooled_freedom:
+            parts_r = seed_2r.sum(axis=0) ** 2 / self.pooled_freedom
+        else:
+            freedom = np.maximum(np.array(self.seeds) - 1, 1)
+            parts_r = (seed_2r**2 / freedom[:, None]).sum(axis=0)
+        parts_r = parts_r + item**2 / max(self.items - 1, 1)
+        df_r = variance_r**2 / np.maximum(parts_r, 1e-300)
+        return np.asarray(_critical_values(df_r, alpha) * np.sqrt(variance_r))
 
     def with_seeds(self, seeds: int) -> Design:
         """This design with so many seeds for both systems."""
@@ -116,37 +137,31 @@ def seeds_needed(
     return low
 
 
-def noncentrality(critical: float, df: float, power: float = POWER) -> float:
-    """The noncentrality δ with P(|T(δ)| > critical) = power, for noncentral t with ν = df."""
-    scale, weight = _chi_density(df)
-    # The usual approximation is the start; the secant method needs a few steps from there.
-    high = max(critical + student_t_quantile(power, df), 0.1)
-    low = 0.9 * high
-    low_gap, high_gap = (_found_share(x, critical, scale, weight) - power for x in (low, high))
-    for _ in range(50):
-        if abs(high_gap) < 1e-9 or high_gap == low_gap:
-            break
-        step = high - high_gap * (high - low) / (high_gap - low_gap)
-        low, low_gap, high = high, high_gap, max(step, 0.0)
-        high_gap = _found_share(high, critical, scale, weight) - power
-    return high
-
-
-def _found_share(delta: float, critical: float, scale: Floats, weight: Floats) -> float:
-    """P(|T(δ)| > critical): the mean over χ of two normal tails."""
-    tails = [
-        erfc((critical * x - delta) / SQRT2) + erfc((critical * x + delta) / SQRT2) for x in scale
-    ]
-    return float(weight @ np.array(tails)) / 2
+def _found_share(delta: float, threshold_r: Floats) -> float:
+    """The share of experiments that find an effect of `delta` standard errors."""
+    tails = [erfc((x - delta) / SQRT2) + erfc((x + delta) / SQRT2) for x in threshold_r.tolist()]
+    return float(np.mean(tails)) / 2
 
 
 @lru_cache(maxsize=256)
-def _chi_density(df: float) -> tuple[Floats, Floats]:
-    """Points of √(χ²/ν) and their probabilities, by the trapezoidal rule on the log scale."""
-    spread = 1 / sqrt(2 * df)
-    points = 1000 if df < 3 else 120  # with few degrees of freedom the curve is steep beside χ
-    logs = np.linspace(-8 * spread - 8 / df, 8 * spread, points)
-    # The logarithm of the density of log √(χ²/ν), without its constant: the sum is set to 1.
-    exponent = df * (logs - np.exp(2 * logs) / 2)
-    density = np.exp(exponent - exponent.max())
-    return np.exp(logs), density / density.sum()
+def _chi2_draws(pooled_freedom: int, seeds: tuple[int, int]) -> Floats:
+    """Draws [2, r] of χ²/ν for the seed variances of two systems; pooled, both are the same."""
+    random = np.random.Generator(np.random.PCG64(SEED))
+    if pooled_freedom:
+        return np.tile(random.chisquare(pooled_freedom, DRAWS) / pooled_freedom, (2, 1))
+    freedom = [max(count - 1, 1) for count in seeds]
+    return np.stack([random.chisquare(df, DRAWS) / df for df in freedom])
+
+
+def _critical_values(df_r: Floats, alpha: float) -> Floats:
+    """Two-sided critical values of Student's t, interpolated: they are smooth in 1 / ν."""
+    inverse, values = _critical_table(alpha)
+    return np.exp(np.interp(1 / np.maximum(df_r, MIN_DF), inverse, values))
+
+
+@lru_cache(maxsize=64)
+def _critical_table(alpha: float) -> tuple[Floats, Floats]:
+    """Points 1 / ν and the logarithms of their critical values."""
+    inverse = np.linspace(0, 1 / MIN_DF, 60)
+    values = [student_t_quantile(1 - alpha / 2, 1 / x if x > 0 else inf) for x in inverse]
+    return inverse, np.log(values)
