@@ -9,11 +9,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator, load
     from heed.config import register
+    from heed.runs.run import Run
     from heed.study.recipe_comparison import compare_runs as compare
 
 __all__ = [
     "Classifier",
     "LanguageModel",
+    "Run",
     "Translator",
     "__version__",
     "compare",
@@ -32,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from heed.study.recipe_comparison import compare_runs
 
         return compare_runs
+    if name == "Run":  # nor does this
+        from heed.runs.run import Run
+
+        return Run
     if name in __all__:
         from heed import api
 

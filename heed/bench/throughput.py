@@ -61,8 +61,7 @@ class Counts:
     def take(self, batches: list[Batch]) -> None:
         """Count the tokens of batches, on any device."""
         for batch in batches:
-            self.real += int(batch.mask.sum())
-            self.real += 0 if batch.source_mask is None else int(batch.source_mask.sum())
+            self.real += batch.count_real_tokens()
             self.targets += batch.count
 
     def pace(self, loop: Loop) -> Pace:

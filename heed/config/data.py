@@ -9,7 +9,10 @@ from pydantic import Field
 
 from heed.config.base import Check, Count, Section, Seed, Share, Size
 
-RESERVED = ("train", "dev", "test", "event", "step", "epoch", "time", "seen", "kept")
+RESERVED = (
+    *("train", "dev", "test", "train-set", "average"),
+    *("event", "step", "epoch", "tokens", "time", "seen", "kept"),
+)
 """Names of the recipe's own sets, and other keys of a line of metrics."""
 
 

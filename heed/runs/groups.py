@@ -141,9 +141,11 @@ def _format_values(values: Sequence[Any]) -> list[str]:
 
 
 def _format_short(value: Any) -> str:
-    """A value with only the last part of every path in it."""
+    """A value with only the last part of every path in it, and six digits of a number."""
     if isinstance(value, list) and value:
         return "+".join(_format_short(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return _format_plain(PurePath(value).name if isinstance(value, str) else value)
 
 

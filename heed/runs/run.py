@@ -106,16 +106,16 @@ class Run:
             raise RunError(what, where=str(self.folder), todo="Name a new folder.")
 
     @classmethod
-    def open(cls, folder: Path) -> Run:
+    def open(cls, folder: str | Path) -> Run:
         """Open an existing run."""
-        run = cls(folder)
+        run = cls(Path(folder))
         if not run.recipe_path.exists():
             raise RunError(
                 "there is no run here: recipe.toml is missing.",
                 where=str(folder),
                 todo="Name the folder that `heed train` made.",
             )
-        refuse_outside_links(folder)
+        refuse_outside_links(run.folder)
         return run
 
     def delete_if_unstarted(self) -> None:
@@ -247,8 +247,10 @@ class Run:
         An error if a line is damaged, or if there are fewer than the run has counted. A number that
         was not finite is None.
         """
-        path, lines = self.metrics_path, self._read_metrics_lines()
-        if len(lines) < (count := self._counted_lines()):
+        # Counted before they are read: while the run trains, lines and then checkpoints are added.
+        count, path = self._counted_lines(), self.metrics_path
+        lines = self._read_metrics_lines()
+        if len(lines) < count:
             what = f"this file is incomplete: it has {len(lines)} of {count} lines."
             raise DamagedError(what, where=str(path), todo=RESTORE)
         todo = f"{RESTORE[:-1]}, or correct this line and leave out its checksum."
@@ -256,6 +258,13 @@ class Run:
             checksums.parse_json(line, where=f"{path}:{number}", todo=todo)
             for number, line in enumerate(lines, 1)
         ]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every measurement while training as a flat row: `pandas.DataFrame(run.history)`."""
+        from heed.runs.history import read_history
+
+        return read_history(self)
 
     def metrics_lines(self) -> int:
         """The number of complete lines of `metrics.jsonl` before the first damaged one."""

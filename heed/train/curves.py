@@ -9,8 +9,8 @@ from heed import plot
 from heed.config import Recipe
 from heed.config.train import LAST
 from heed.runs.best_weights import chosen_evaluation
+from heed.runs.history import build_history, display_set_name
 from heed.runs.run import Run
-from heed.train.progress import name_of_set
 
 Series = dict[str, list[tuple[float, float]]]
 MAX_PERPLEXITY = 1e100
@@ -29,8 +29,9 @@ def draw_curves(run: Run) -> None:
     steps_per_epoch = run.environment().get("steps_per_epoch")
     axis = ("epoch", float(steps_per_epoch)) if steps_per_epoch else None
     kept = chosen_evaluation(lines, recipe.train.best_metric)
-    training = _training_losses(lines)
-    evaluated = _evaluations(lines, "loss")
+    rows = build_history(lines, steps_per_epoch)
+    training = _training_losses(rows)
+    evaluated = _evaluations(rows, "loss")
     figure = plot.curves(
         ({"training": training} if training else {}) | evaluated,
         title="Loss while training",
@@ -42,7 +43,7 @@ def draw_curves(run: Run) -> None:
         note=_describe_losses(recipe) + _describe_kept(recipe, kept),
     )
     plot.save(figure, run.figures / "loss")
-    if recipe.task == "generate" and (perplexities := _evaluations(lines, "perplexity")):
+    if recipe.task == "generate" and (perplexities := _evaluations(rows, "perplexity")):
         figure = plot.curves(
             perplexities,
             title="Perplexity at every evaluation",
@@ -59,25 +60,22 @@ def draw_curves(run: Run) -> None:
 
 def has_curves(run: Run) -> bool:
     """Whether every figure is there; False after a kill between the weights and the figures."""
-    has_perplexity = run.recipe().task == "generate" and _evaluations(run.metrics(), "perplexity")
+    has_perplexity = run.recipe().task == "generate" and _evaluations(run.history, "perplexity")
     names = ["loss", "perplexity"] if has_perplexity else ["loss"]
     return all(path.exists() for name in names for path in plot.figure_paths(run.figures / name))
 
 
-def _training_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float]]:
+def _training_losses(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """The training loss by step; each point is the mean since the point before.
 
     Evaluations have it too: they are drawn where they are more than the lines of metrics. A last
     point over few steps would be mostly noise, so its steps are counted with those before.
     """
-    logged = [(line["step"], line["loss"]) for line in lines if line["event"] == "train"]
-    evaluations = [line for line in lines if line["event"] == "evaluate"]
-    seen = [(line["step"], line["seen"]["loss"]) for line in evaluations]
-    points = [
-        (float(step), float(loss))
-        for step, loss in max(logged, seen, key=len)
-        if loss is not None  # every step was skipped
-    ]
+    logged, seen = (
+        [(float(row["step"]), float(row[metric])) for row in rows if metric in row]
+        for metric in ("train/loss", "seen/loss")
+    )
+    points = max(logged, seen, key=len)
     steps = [step for step, _ in points]
     counts = [step - before for before, step in zip([0.0, *steps], steps, strict=False)]
     if len(points) > 1 and counts[-1] < counts[-2] / 2:
@@ -87,15 +85,14 @@ def _training_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float]]:
     return points
 
 
-def _evaluations(lines: list[dict[str, Any]], metric: str) -> Series:
+def _evaluations(rows: list[dict[str, Any]], metric: str) -> Series:
     """Every set's values of a metric by step, without those too large to draw."""
     series: Series = {}
-    for line in lines:
-        if line["event"] == "evaluate":
-            for name in line.keys() - {"event", "step", "epoch", "time", "seen"}:
-                value = line[name][metric]
-                if value is not None and value < MAX_PERPLEXITY:
-                    series.setdefault(name_of_set(name), []).append((line["step"], value))
+    for row in rows:
+        for key, value in row.items() if row["event"] == "evaluate" else ():
+            name, _, last = key.partition("/")
+            if last == metric and name != "seen" and value < MAX_PERPLEXITY:
+                series.setdefault(display_set_name(name), []).append((row["step"], value))
     return dict(sorted(series.items()))
 
 

@@ -25,9 +25,10 @@ PREFETCH = 4
 
 @dataclass
 class _Prefetched:
-    """The batches of one step, and the event of their copy to the GPU."""
+    """The batches of one step, their tokens on all ranks, and the event of their copy to a GPU."""
 
     batches: list[Batch]
+    tokens: int
     copied: torch.cuda.Event | None = None
 
     def wait(self) -> list[Batch]:
@@ -57,6 +58,8 @@ class Loader:
     ) -> None:
         self.batches, self.accumulate, self.device = batches, accumulate, device
         self.world = world
+        self.tokens = 0
+        """Tokens of the last step that `iterate` gave, without padding, on all ranks."""
         self._plan: tuple[int, Plan] = (0, batches.plan(0))
         self.steps_per_epoch = max(1, math.ceil(len(self._plan[1]) / accumulate))
         self._batch_sizes = {(s.length, s.source_length): s.batch_size for s in batches.shapes()}
@@ -91,20 +94,24 @@ class Loader:
                 for step in range(start, stop):
                     while len(waiting) < min(PREFETCH, stop - step):
                         waiting.append(worker.submit(self._prefetch, step + len(waiting)))
-                    yield waiting.pop(0).result().wait()
+                    prefetched = waiting.pop(0).result()
+                    self.tokens = prefetched.tokens
+                    yield prefetched.wait()
             finally:
                 for future in waiting:
                     future.cancel()
 
     def _prefetch(self, step: int) -> _Prefetched:
         """Build the batches of a step and start their copy on a separate stream."""
-        batches = [shard_batch(batch, self.world) for batch in self.micro_batches(step)]
+        whole = self.micro_batches(step)
+        tokens = sum(batch.count_real_tokens() for batch in whole)
+        batches = [shard_batch(batch, self.world) for batch in whole]
         if self._copy_stream is None:
-            return _Prefetched([batch.to(self.device) for batch in batches])
+            return _Prefetched([batch.to(self.device) for batch in batches], tokens)
         full = [pad_rows(batch, self._full_size(batch)) for batch in batches]
         with torch.cuda.stream(self._copy_stream):
             sent = [_pin(batch).to(self.device) for batch in full]
-            return _Prefetched(sent, self._copy_stream.record_event())
+            return _Prefetched(sent, tokens, self._copy_stream.record_event())
 
     def _full_size(self, batch: Batch) -> int:
         """The rows that a rank has of a full batch of this shape."""

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from heed.runs.history import display_set_name
 from heed.train.counters import Means
 
 LINE_SECONDS = 30.0
@@ -43,11 +44,13 @@ class ProgressBar:
             disable=not self.live,
         )
         self._bar = self._progress.add_task("training", total=total, completed=start, details="")
-        self._line_seconds, self._last_line = line_seconds, time.monotonic()
+        self._started = time.monotonic()
+        self._line_seconds, self._last_line = line_seconds, self._started
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._print_regularly, daemon=True)
 
     def __enter__(self) -> ProgressBar:
+        self._started = time.monotonic()
         self._clock.start()
         self._progress.start()
         if not self.live:
@@ -72,6 +75,10 @@ class ProgressBar:
         if self.live:
             details = f"{self._losses}  {self._speed('left')}"
             self._progress.update(self._bar, completed=step, details=details)
+
+    def seconds_since_start(self) -> float:
+        """Seconds since training started or was resumed, with evaluations."""
+        return time.monotonic() - self._started
 
     def tokens_per_second(self) -> float:
         """Tokens a second while training, without evaluations."""
@@ -116,7 +123,7 @@ class ProgressBar:
         parts = [f"training {_format(train, ' ')}"]
         for name, values in sets.items():
             bleu = f" BLEU {values['bleu']:.1f}" if "bleu" in values else ""
-            parts.append(f"{name_of_set(name)} {_format(values, ' ')}{bleu}")
+            parts.append(f"{display_set_name(name)} {_format(values, ' ')}{bleu}")
         self.print(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
 
     def print(self, text: str) -> None:
@@ -169,11 +176,6 @@ class Stopwatch:
         finally:
             self._began += time.monotonic() - self._paused_at
             self._paused_at = None
-
-
-def name_of_set(name: str) -> str:
-    """The name of an evaluated set as people read it; `train` is not the training loss."""
-    return "train set" if name == "train" else name
 
 
 def format_duration(seconds: float) -> str:

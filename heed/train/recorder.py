@@ -19,6 +19,7 @@ from heed.files import flush_file, flush_folder, to_json
 from heed.models import Model, Translator
 from heed.models.weights import read_weights
 from heed.runs.best_weights import chosen_evaluation, score_key
+from heed.runs.history import flatten_metrics
 from heed.runs.run import BEST, Run
 from heed.runs.run import RECENT as RECENT_WEIGHTS
 from heed.train import checkpoint
@@ -27,7 +28,7 @@ from heed.train.loader import Loader
 from heed.train.prepare.setup import TrainingSetup
 from heed.train.progress import ProgressBar
 from heed.train.state import State
-from heed.train.trackers import Tracker, flatten_metrics, open_trackers
+from heed.train.trackers import Tracker, open_trackers
 from heed.train.validate import greedy_bleu, validate
 
 Scores = dict[str, dict[str, float]]
@@ -192,8 +193,11 @@ class Recorder:
         """Append a line of metrics; values that depend on the clock are under `time`."""
         state = self.state
         line = {"event": event, "step": state.step, "epoch": self.loader.epoch(state.step - 1) + 1}
-        rate = round(progress.tokens_per_second(), 1)
-        clock = {"unix": round(time.time(), 3), "tokens_per_second": rate, KEY: BLANK}
+        line["tokens"] = state.tokens
+        clock: dict[str, Any] = {"unix": round(time.time(), 3)}
+        clock["seconds"] = round(progress.seconds_since_start(), 3)
+        clock["tokens_per_second"] = round(progress.tokens_per_second(), 1)
+        clock[KEY] = BLANK
         state.lines += 1
         if not self.world.is_first:
             return

@@ -33,6 +33,9 @@ class State:
     step: int = 0
     lines: int = 0
     """Lines of metrics.jsonl written so far, which a resumed run keeps."""
+    tokens: int | None = 0
+    """Tokens that all ranks have read so far, without padding; of a translation, both sides. None
+    after a checkpoint that does not count them."""
     best: float | None = None
     best_step: int | None = None
     """The step of the best weights so far."""
@@ -59,6 +62,11 @@ class State:
         if self.ema:
             number = self.step + 1
             self.ema_rate.fill_(1.0 - min(self.ema_decay, (1 + number) / (10 + number)))
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count the tokens of a step."""
+        if self.tokens is not None:
+            self.tokens += tokens
 
     def pass_step(self) -> None:
         """Count a step that has no targets, and leave all else as it is."""
@@ -122,6 +130,7 @@ class State:
         counters = self.counters
         tensors |= {"counters.sums": counters.sum_over_ranks(), "counters.counts": counters.counts}
         numbers: dict[str, Any] = {"optimizer": optimizer_numbers}
+        numbers["tokens"] = self.tokens
         return tensors, numbers | {name: getattr(self, name) for name in NUMBERS}
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
@@ -139,6 +148,7 @@ class State:
         restore_optimizer(self.optimizer, tensors, numbers["optimizer"])
         self.world.restore_generators(tensors, self.device)
         self.counters.restore(tensors["counters.sums"], tensors["counters.counts"])
+        self.tokens = numbers.get("tokens")
         for name in (*NUMBERS, "step"):
             setattr(self, name, numbers[name])
 

@@ -88,17 +88,6 @@ def open_trackers(names: Sequence[str], run: Run) -> Iterator[list[Tracker]]:
         yield [stack.enter_context(closing(TRACKERS[name](run))) for name in names]
 
 
-def flatten_metrics(event: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Flatten nested metrics: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
-    named: dict[str, float | None] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            named |= {f"{key}/{name}": number for name, number in value.items()}
-        else:
-            named[f"{event}/{key}"] = value
-    return {name: number for name, number in named.items() if number is not None}
-
-
 def _module(package: str, name: str | None = None) -> Any:
     try:
         return import_module(name or package)

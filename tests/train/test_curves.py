@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from heed.config import Recipe
+from heed.runs.history import build_history
 from heed.runs.run import Run
 from heed.train.curves import _training_losses, draw_curves
 
@@ -38,16 +39,17 @@ def draw(folder: Path, lines: list[dict[str, Any]], **train: Any) -> str:
 def test_the_last_point_is_no_mean_of_a_few_steps() -> None:
     """Two steps after the last line of metrics are counted with the ten before."""
     lines = [train_line(10, 5.0), train_line(20, 4.0), train_line(22, 1.0)]
-    assert _training_losses(lines) == [(10.0, 5.0), (22.0, pytest.approx(42 / 12))]
-    assert _training_losses(lines[:2]) == [(10.0, 5.0), (20.0, 4.0)]
-    assert _training_losses(lines[-1:]) == [(22.0, 1.0)]
+    rows = build_history(lines)
+    assert _training_losses(rows) == [(10.0, 5.0), (22.0, pytest.approx(42 / 12))]
+    assert _training_losses(rows[:2]) == [(10.0, 5.0), (20.0, 4.0)]
+    assert _training_losses(rows[-1:]) == [(22.0, 1.0)]
 
 
 def test_a_short_run_has_a_curve_too() -> None:
     """Where it ends before the first line of metrics, evaluations say what was seen."""
     lines = [evaluate_line(step, dev={"loss": 2.0}) for step in (5, 10, 15)]
-    lines += [train_line(15, 3.0)]
-    assert _training_losses(lines) == [(5.0, 4.0), (10.0, 4.0), (15.0, 4.0)]
+    rows = build_history([*lines, train_line(15, 3.0)])
+    assert _training_losses(rows) == [(5.0, 4.0), (10.0, 4.0), (15.0, 4.0)]
 
 
 def test_the_mark_is_at_the_weights_that_are_kept(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from heed.runs.run import Run
 from heed.train import estimate
 from heed.train import run as train_run
 from heed.train.prepare import setup
-from heed.train.trackers import flatten_metrics
 
 
 def recipe(tracker: str) -> Recipe:
@@ -41,12 +40,7 @@ def trained(folder: Path, tracker: str) -> Run:
 
 def written(run: Run, event: str, path: str) -> list[tuple[int, float]]:
     """What metrics.jsonl says of one metric: steps and values."""
-    lines = [line for line in run.metrics() if line["event"] == event]
-    kept = ("event", "step", "epoch", "time")
-    flats = [
-        flatten_metrics(event, {k: v for k, v in line.items() if k not in kept}) for line in lines
-    ]
-    return [(line["step"], values[path]) for line, values in zip(lines, flats, strict=True)]
+    return [(row["step"], row[path]) for row in run.history if row["event"] == event]
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from heed.config import Recipe
 from heed.data.batching.batch import Batch
 from heed.errors import ConfigError, DataError, HeedError, StoppedError
 from heed.runs.best_weights import chosen_evaluation
+from heed.runs.history import flatten_metrics
 from heed.runs.run import Run
 from heed.train import checkpoint, estimate, validate
 from heed.train import run as train_run
@@ -27,7 +28,6 @@ from heed.train.curves import draw_curves
 from heed.train.objective import Objective
 from heed.train.prepare import setup
 from heed.train.prepare.setup import prepare
-from heed.train.trackers import flatten_metrics
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -462,7 +462,7 @@ def test_a_full_disk_says_what_to_do(text: Path, monkeypatch: pytest.MonkeyPatch
 def test_metrics_keep_the_clock_apart(text: Path) -> None:
     run = trained(make_recipe(text), text / "run")
     for line in run.metrics_path.read_text().splitlines():
-        assert set(json.loads(line)["time"]) == {"unix", "tokens_per_second", "checksum"}
+        assert set(json.loads(line)["time"]) == {"unix", "seconds", "tokens_per_second", "checksum"}
 
 
 @pytest.mark.parametrize("far", [1e294, float("inf"), float("nan")])

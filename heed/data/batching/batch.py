@@ -65,6 +65,11 @@ class Batch:
         """Cells of the batch, padding included."""
         return self.ids.numel() + (0 if self.source is None else self.source.numel())
 
+    def count_real_tokens(self) -> int:
+        """Tokens of the batch without padding; on a GPU this waits for it."""
+        source = 0 if self.source_mask is None else int(self.source_mask.sum())
+        return int(self.mask.sum()) + source
+
 
 def pad_rows(batch: Batch, rows: int) -> Batch:
     """Pad a batch with blank rows up to `rows`: all padding, without targets."""

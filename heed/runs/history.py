@@ -1,0 +1,93 @@
+"""The history of a run: every line of metrics.jsonl as a flat row, for figures and tables.
+
+A row has `event`, `step`, `epoch`, `tokens` and `seconds`, and then its metrics by name:
+
+    train/loss, train/lr …    while training, since the row of this kind before
+    seen/loss …               while training, since the evaluation before
+    dev/loss, dev/bleu …      an evaluated set; `train-set/loss` is the evaluated training text
+    average/dev/loss …        the averaged weights, evaluated at the end
+    time/tokens_per_second    speed of training, evaluations not counted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from heed.checksums import DamagedError
+from heed.runs.run import RESTORE, Run
+
+AXES = ("step", "epoch", "tokens", "seconds")
+"""Columns that tell how far training was."""
+PLACE = ("event", "step", "epoch", "tokens", "time")
+"""Keys of a line of metrics.jsonl that are no metrics."""
+CLOCK = ("unix", "tokens_per_second")
+"""Keys under `time` that a row has as they are."""
+TRAIN_SET = "train-set"
+"""The training text as an evaluated set. `train/loss` is the loss while training."""
+
+
+def read_history(run: Run) -> list[dict[str, Any]]:
+    """The rows of a run, also while it trains; empty before its first measurement.
+
+    `epoch` is a fraction: 1.5 is in the middle of the second. `tokens` are without padding.
+    `seconds` are of training and evaluations, without pauses before a `heed resume`.
+    """
+    lines, steps = run.metrics(), run.environment().get("steps_per_epoch")
+    for number, line in enumerate(lines, 1):
+        if not (isinstance(line.get("event"), str) and isinstance(line.get("step"), int)):
+            what = "this line has no event or no step."
+            raise DamagedError(what, where=f"{run.metrics_path}:{number}", todo=RESTORE)
+    return build_history(lines, steps)
+
+
+def build_history(
+    lines: Sequence[Mapping[str, Any]], steps_per_epoch: int | None = None
+) -> list[dict[str, Any]]:
+    """The rows for lines of metrics.jsonl."""
+    rows = []
+    for line, seconds in zip(lines, _running_seconds(lines), strict=True):
+        epoch = line["step"] / steps_per_epoch if steps_per_epoch else line.get("epoch")
+        row = {"event": line["event"], "step": line["step"], "epoch": epoch}
+        row |= {"tokens": line.get("tokens"), "seconds": seconds}
+        metrics = {key: value for key, value in line.items() if key not in PLACE}
+        clock = line.get("time", {})
+        clock = {f"time/{key}": clock[key] for key in CLOCK if key in clock}
+        rows.append(row | flatten_metrics(line["event"], metrics) | clock)
+    return rows
+
+
+def flatten_metrics(event: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics by name: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
+    above = "average/" if event == "average" else ""
+    named: dict[str, float | None] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            part = above + (TRAIN_SET if key == "train" else key)
+            named |= {f"{part}/{name}": number for name, number in value.items()}
+        else:
+            named[f"{event}/{key}"] = value
+    return {name: number for name, number in named.items() if number is not None}
+
+
+def display_set_name(name: str) -> str:
+    """The name of an evaluated set in a sentence: `train` is `train set`."""
+    return "train set" if name in ("train", TRAIN_SET) else name
+
+
+def _running_seconds(lines: Sequence[Mapping[str, Any]]) -> Iterator[float | None]:
+    """Seconds of training up to each line, over all sessions; None where they are not recorded.
+
+    `seconds` of a line count from the start of its session. One that started after the line before
+    was written is a new one.
+    """
+    before, total, last_unix = 0.0, 0.0, None
+    for line in lines:
+        clock = line.get("time", {})
+        if "seconds" not in clock or "unix" not in clock:
+            yield None
+            continue
+        if last_unix is not None and clock["unix"] - clock["seconds"] > last_unix:
+            before = total
+        total, last_unix = before + clock["seconds"], clock["unix"]
+        yield round(total, 3)
