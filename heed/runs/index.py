@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from heed.config import SECTIONS, ModelConfig, Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.runs.best_weights import chosen_evaluation
+from heed.runs.discovery import runs_below
 from heed.runs.results_file import read_results
 from heed.runs.run import Run
 from heed.terminal import build_note, build_table
@@ -62,10 +63,7 @@ def list_runs(folder: Path) -> list[Entry]:
         raise RunError(
             "there is no such folder.", where=str(folder), todo="Make a first run: heed demo"
         )
-    names = ("recipe.toml", "environment.json")  # a run that lacks one of them is listed as broken
-    paths = {path.parent.relative_to(folder) for name in names for path in folder.rglob(name)}
-    visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
-    return [_describe(Run(folder / path)) for path in sorted(visible)]
+    return [_describe(run) for run in runs_below(folder)]
 
 
 def _describe(run: Run) -> Entry:
