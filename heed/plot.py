@@ -1,4 +1,4 @@
-"""Figures: training curves, attention maps, grids of maps. Each call returns a new `Figure`.
+"""Figures: line plots, attention maps, grids of maps. Each call returns a new `Figure`.
 
 Figures are made without pyplot, so there is no global state and no display is needed. Their style
 does not depend on the user's matplotlib settings. Matplotlib is imported on the first call, so that
@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from numpy.typing import ArrayLike, NDArray
 
     Weights = NDArray[np.float64]
@@ -35,16 +37,24 @@ INK, FAINT, GOLD = "#262626", "#d9d9d9", "#d55e00"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 PNG_DPI = 160
-METADATA = ({"Software": None}, {"Date": None, "Creator": None})
-"""Metadata of a PNG and of an SVG: no versions and no dates."""
-TITLE_SIZE = 10.5
+METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""The formats of figures, and the metadata that is left out of each: versions and dates."""
+MANY_CURVES = 8
+"""More curves in a panel have a small legend."""
+FEW_POINTS = 16
+"""A curve of so few points has a dot for each."""
+TEXT_SIZE, TITLE_SIZE, NOTE_SIZE = 9.0, 10.5, 7.5
 CHARACTER_WIDTH = 0.6
 """The mean width of a character, as a share of the font size."""
 WIDE_CELLS = 5
 """Classes up to which the cells of a confusion matrix are wide enough for names."""
 _STYLE_LOCK = threading.RLock()  # matplotlib's settings and Python's warnings are global
 STYLE = {
-    "font.size": 9,
+    "font.size": TEXT_SIZE,
     "axes.titlesize": TITLE_SIZE,
     "axes.titlelocation": "left",
     "axes.edgecolor": INK,
@@ -95,36 +105,95 @@ def curves(
             lines.append(line)
         axes.margins(x=0.02, y=0.05)
         if log_y:
-            _set_log_axis(axes)
+            _set_log_axis(axes, "y")
         if second_x:
             _add_second_axis(axes, *second_x)
         axes.set_title(_replace_unprintable(title), pad=10)
         axes.set_xlabel(_replace_unprintable(x))
         axes.set_ylabel(_replace_unprintable(y))
-        if note:
-            axes.annotate(
-                _replace_unprintable(note),
-                (0, 0),
-                (0, -40),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                fontsize=7.5,
-                verticalalignment="top",
-            )
-        axes.grid(axis="y", color=FAINT, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        _add_note(axes, note)
+        _set_line_plot_style(axes)
         if len(series) > 1 or marked:
-            legend = axes.legend(  # explicit handles: matplotlib hides labels that begin with "_"
-                handles=lines,
-                loc="upper left",
-                bbox_to_anchor=(1.01, 1.02),
-                frameon=False,
-                labelspacing=0.8,
-            )
-            for text in legend.get_texts():
-                text.set_linespacing(1.35)
+            _add_legend(axes, lines)
     return figure
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float]] = ()
+    """The interval (low, high) around each point, shaded; none if empty."""
+    color: int = 0
+    dash: int = 0
+    """Numbers of the color and of the dash, counted from 0. Each repeats after the last."""
+
+
+def curve_panels(
+    panels: Mapping[str, Sequence[Curve]],
+    *,
+    title: str,
+    x: str,
+    log_x: bool = False,
+    log_y: bool = False,
+    note: str = "",
+) -> Figure:
+    """Line plots one below the other, over the same x; `panels` maps the label of y to its curves.
+
+    `note` is a text below.
+    """
+    if not panels:
+        raise HeedError("There is no panel to draw.", todo="Give one or more.")
+    for curves_of_panel in panels.values():
+        _check_series({curve.label: curve.points for curve in curves_of_panel}, {}, log_y)
+    with _style():
+        crowded = any(len(curves_of_panel) > MANY_CURVES for curves_of_panel in panels.values())
+        height, gap, below = (2.8 if len(panels) == 1 else 1.9), 0.3, 0.7
+        height *= 1.5 if crowded else 1.0
+        total = below + len(panels) * (height + gap) + 0.5
+        figure, above, labels = _new_figure(7.6, total), None, None
+        for number, (y, curves_of_panel) in enumerate(panels.items()):
+            bottom = below + (len(panels) - 1 - number) * (height + gap)
+            axes = _add_axes(figure, 0.8, bottom, 5.0, height, same_x=above)
+            handles = [_draw_curve(axes, curve) for curve in curves_of_panel]
+            axes.margins(x=0.02, y=0.05)
+            places = [at for curve in curves_of_panel for at, _ in curve.points]
+            _set_number_axes(axes, log_x=log_x, log_y=log_y, whole_x=all(map(_is_whole, places)))
+            axes.set_ylabel(_replace_unprintable(y))
+            _set_line_plot_style(axes)
+            if number == 0:
+                axes.set_title(_wrap(title, 7.0, TITLE_SIZE), pad=10)
+            if number == len(panels) - 1:
+                axes.set_xlabel(_replace_unprintable(x))
+                _add_note(axes, _wrap(note, 6.5, NOTE_SIZE))
+            else:
+                axes.tick_params(labelbottom=False)
+            names = [curve.label for curve in curves_of_panel]
+            if len(names) > 1 and names != labels:
+                _add_legend(axes, handles, crowded=crowded)
+            above, labels = above or axes, names
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Curve) -> Line2D:
+    """Draw a curve and its band; the line is returned for the legend.
+
+    One point has no line and its band no area: it has a dot, and a bar for the band.
+    """
+    xs, ys = zip(*curve.points, strict=True)
+    color, dash = COLORS[curve.color % len(COLORS)], DASHES[curve.dash % len(DASHES)]
+    (line,) = axes.plot(xs, ys, color=color, linestyle=dash, linewidth=1.6)
+    line.set_label(_replace_unprintable(curve.label))
+    if len(xs) <= FEW_POINTS:
+        line.set(marker="o", markersize=6 if len(xs) == 1 else 3.5)
+    if curve.band:
+        low, high = zip(*curve.band, strict=True)
+        axes.fill_between(xs, low, high, color=color, alpha=0.18, linewidth=0)
+        if len(xs) == 1:
+            axes.vlines(xs, low, high, color=color, alpha=0.5, linewidth=4)
+    return line
 
 
 def attention_map(
@@ -289,12 +358,18 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write stem.png and stem.svg. The same figure always gives the same bytes."""
     make_folder(stem.parent)
     paths = figure_paths(stem)
-    for path, metadata in zip(paths, METADATA, strict=True):
-        buffer, kind = io.BytesIO(), path.suffix[1:]
-        with _style():
-            figure.savefig(buffer, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=metadata)
-        write_atomic(path, buffer.getvalue())
+    for path in paths:
+        save_as(figure, path)
     return paths
+
+
+def save_as(figure: Figure, path: Path) -> None:
+    """Write one file; its name ends in `.png`, `.svg` or `.pdf`."""
+    buffer, kind = io.BytesIO(), path.suffix[1:].lower()
+    metadata = METADATA[kind]
+    with _style():
+        figure.savefig(buffer, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=metadata)
+    write_atomic(path, buffer.getvalue())
 
 
 def figure_paths(stem: Path) -> tuple[Path, Path]:
@@ -319,10 +394,18 @@ def _new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), facecolor="white")
 
 
-def _add_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+def _add_axes(
+    figure: Figure,
+    left: float,
+    bottom: float,
+    width: float,
+    height: float,
+    same_x: Axes | None = None,
+) -> Axes:
     """Add axes at a position in inches, so that cells have the same size in every figure."""
     across, up = figure.get_size_inches()
-    return figure.add_axes((left / across, bottom / up, width / across, height / up))
+    place = (left / across, bottom / up, width / across, height / up)
+    return figure.add_axes(place, sharex=same_x)
 
 
 def _replace_unprintable(text: str) -> str:
@@ -473,17 +556,81 @@ def _add_second_axis(axes: Axes, label: str, unit: float) -> None:
     above.spines["top"].set_color(FAINT)
 
 
-def _set_log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, with plain numbers: 0.5, 2, 30."""
+def _set_log_axis(axes: Axes, name: str) -> None:
+    """Make the axis `x` or `y` logarithmic, with plain numbers: 0.5, 2, 30."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
     few_decades = (1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)
-    axes.yaxis.set_major_locator(
+    axis.set_major_locator(
         MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
         if high < 10 * low
         else LogLocator(subs=few_decades)
     )
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+
+
+def _set_number_axes(axes: Axes, *, log_x: bool, log_y: bool, whole_x: bool) -> None:
+    """Set the scale of both axes, and short numbers at their ticks: whole ones if all x are."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=whole_x))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+    if log_x:
+        _set_log_axis(axes, "x")
+    if log_y:
+        _set_log_axis(axes, "y")
+
+
+def _is_whole(value: float) -> bool:
+    return float(value).is_integer()
+
+
+def format_tick(value: float) -> str:
+    """A short number at a tick: 0.5, 2,000, 20k, 1.5M."""
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= max(unit, 1e4):
+            return f"{value / unit:.6g}{letter}"
+    return f"{value:,.6g}"
+
+
+def _set_line_plot_style(axes: Axes) -> None:
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _add_note(axes: Axes, note: str) -> None:
+    """Add a text below the label of x."""
+    if note:
+        axes.annotate(
+            _replace_unprintable(note),
+            (0, 0),
+            (0, -40),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=NOTE_SIZE,
+            verticalalignment="top",
+        )
+
+
+def _add_legend(axes: Axes, lines: Sequence[Line2D], *, crowded: bool = False) -> None:
+    """Add a legend to the right of the axes, where it covers no line; a crowded one is small."""
+    size, width = (NOTE_SIZE, 3.6) if crowded else (TEXT_SIZE, 2.4)
+    legend = axes.legend(  # explicit handles: matplotlib hides labels that begin with "_"
+        handles=lines,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.02),
+        frameon=False,
+        labelspacing=0.4 if crowded else 0.8,
+        handlelength=2.8,
+        fontsize=size,
+    )
+    for text in legend.get_texts():
+        lines_of_label = text.get_text().split("\n")
+        text.set_text("\n".join(_wrap(line, width, size) for line in lines_of_label))
+        text.set_linespacing(1.2 if crowded else 1.35)

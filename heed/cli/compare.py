@@ -1,4 +1,4 @@
-"""The command that compares: which change of recipe was real."""
+"""Commands about several runs: compare says which change was real, plot draws their metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import AsJson, PluginFiles, app, console, print_json
+from heed.cli.common import (
+    AsJson,
+    PluginFiles,
+    app,
+    console,
+    print_json,
+    print_text,
+    print_warning,
+)
 
 
 class TableFormat(StrEnum):
@@ -80,3 +88,73 @@ def compare(
         )
     else:
         console().print(render_comparison(result))
+
+
+@app.command(rich_help_panel="Score")
+def plot(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Run folders, folders of runs, or patterns such as 'runs/rope-*'."),
+    ],
+    x: Annotated[
+        str, typer.Option("--x", help="step, epoch, tokens (without padding) or seconds.")
+    ] = "step",
+    y: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--y",
+            help="A metric, such as dev/loss, dev/bleu or train/lr; repeat for more. "
+            "Default: dev/loss, else train/loss.",
+        ),
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="Logarithmic axes: x, y or both.")] = None,
+    smooth: Annotated[
+        int,
+        typer.Option(help="Smooth: each point is the mean of so many, itself and those before."),
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The figure: a .png, .svg or .pdf file. Default: named after what is drawn, "
+            "as dev-loss-by-step.png, in the current folder; none with --csv."
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write the values to this file: every run and step, not averaged."),
+    ] = None,
+    list_metrics: Annotated[
+        bool, typer.Option("--list", help="List the metrics that the runs have, and draw nothing.")
+    ] = False,
+    plugin: PluginFiles = None,
+) -> None:
+    """Plot metrics of runs, also while they train: one line for each recipe.
+
+    Runs that differ only in their seeds are one line: their mean, shaded from
+    the lowest to the highest. The legend names the recipe keys that differ.
+    Metrics of one kind, such as losses, share a panel.
+
+    heed plot runs/mine
+
+    heed plot runs/mine --y train/loss --y dev/loss --x epoch --out mine.svg
+
+    heed plot 'runs/rope-*' 'runs/alibi-*' --y dev/bleu --csv bleu.csv
+    """
+    from heed.evaluate.score_files import check_writable
+    from heed.runs import metric_plot
+    from heed.runs.discovery import find_runs
+
+    options = metric_plot.PlotOptions(y or (), x, log, smooth)
+    if out is not None:
+        metric_plot.check_format(out)
+    recorded = metric_plot.read_runs(find_runs(runs), print_warning)
+    if list_metrics:
+        console().print(metric_plot.build_metrics_table(recorded))
+        return
+    metrics = metric_plot.choose_metrics(recorded, options.metrics)
+    if out is None and csv is None:
+        out = metric_plot.default_path(metrics, x)
+    check_writable(out)
+    check_writable(csv)
+    for line in metric_plot.write_plot(recorded, metrics, options, out, csv, print_warning):
+        print_text(line)
