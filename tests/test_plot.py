@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -290,3 +291,45 @@ def test_importing_and_drawing_never_touch_pyplot() -> None:
     )
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=60)
+
+
+def test_panels_share_x_and_their_legend_covers_no_line() -> None:
+    many = [
+        plot.Curve(f"layers={n}, position=rope, label_smoothing=0.1", [(1, n), (9, 2 * n)], color=n)
+        for n in range(1, 12)
+    ]
+    figure = plot.curve_panels(
+        {"loss": many, "bleu": many[:2]}, title="", x="step", log_x=True, log_y=True, note="Why."
+    )
+    upper, lower = figure.axes
+    assert upper.get_xlim() == lower.get_xlim()
+    figure.draw_without_rendering()
+    for axes in (upper, lower):
+        legend = axes.get_legend()
+        assert legend is not None
+        assert legend.get_window_extent().x0 > axes.get_window_extent().x1
+
+
+def test_one_point_of_several_seeds_has_a_dot_and_a_bar() -> None:
+    curve = plot.Curve("rope", [(3.0, 2.0)], [(1.0, 4.0)])
+    (axes,) = plot.curve_panels({"loss": [curve]}, title="", x="step").axes
+    assert axes.lines[0].get_marker() == "o"
+    low, high = axes.get_ylim()
+    assert low < 1.0
+    assert high > 4.0
+    assert any(isinstance(part, LineCollection) for part in axes.collections)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (2000, "2,000"),
+        (20_000, "20k"),
+        (1.5e6, "1.5M"),
+        (3e9, "3G"),
+        (-0.25, "-0.25"),
+    ],
+)
+def test_ticks_are_short_numbers(value: float, text: str) -> None:
+    assert plot.format_tick(value) == text
