@@ -16,6 +16,7 @@ from heed.config.checks import find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
 from heed.device import choose_device, is_out_of_memory
 from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
+from heed.files import flush_folder
 from heed.models.weights import require_matching_weights
 from heed.nn.lora import merge_adapters
 from heed.plugins import used_plugins
@@ -189,6 +190,7 @@ def _train(
     if world.is_first:
         recorder.flush()
         run.write_environment(environment | {"lines": loop.state.lines})
+        flush_folder(run.checkpoints)  # or a power cut brings back what was deleted there
         checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
         draw_curves(run)
 

@@ -98,6 +98,14 @@ def test_the_beam_of_a_generation_config_is_bounded(folders: Path, tmp_path: Pat
     refuse(folder, r"model: \[decode\] beam cannot be 1000000000: it is at most 1,000")
 
 
+@pytest.mark.parametrize("depth", [200, 900, 100_000])
+def test_nested_json_is_refused_whether_or_not_python_reads_it(generate: Path, depth: int) -> None:
+    """Python reads 900 levels, and newer versions far more, but cannot write them again."""
+    text = (generate / "config.json").read_text().rstrip().removesuffix("}")
+    (generate / "config.json").write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
+    refuse(generate, "nested too deeply")
+
+
 def test_a_file_of_holes_is_not_read(generate: Path) -> None:
     side = 2**19
     tensor = {"dtype": "F32", "shape": [side, side], "data_offsets": [0, 4 * side**2]}

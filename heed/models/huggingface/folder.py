@@ -40,6 +40,8 @@ HUB_NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
 """owner/name, or a name alone as old models have: roberta-base."""
 RESAVE = "Save it again with `save_pretrained(folder)` of transformers, which writes safetensors."
 
+MAX_DEPTH = 100
+"""Lists and objects inside each other in a JSON file."""
 MAX_JSON = 1 << 26
 """Largest JSON file beside the weights, in bytes: an index of a million weights is smaller."""
 BYTES_PER_PARAMETER = 8
@@ -138,6 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         require_regular_file(path, MAX_JSON)
         content = json.loads(path.read_text(encoding="utf-8"))
+        require_shallow(content)
     except RecursionError as problem:
         raise HeedError("this JSON is nested too deeply.", where=str(path)) from problem
     except OSError as problem:
@@ -149,6 +152,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HeedError("this file is JSON, but not an object.", where=str(path))
     return content
+
+
+def require_shallow(content: object) -> None:
+    """Raise a RecursionError for JSON that Python may read but not write again."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise RecursionError
 
 
 def require_regular_file(path: Path, most_bytes: int) -> None:
