@@ -266,6 +266,20 @@ class Run:
 
         return read_history(self)
 
+    def items(self, set_name: str = "test") -> dict[str, Any]:
+        """The item counts of an evaluation by column: `pandas.DataFrame(run.items("test"))`."""
+        from heed.runs.item_counts import read_items, set_names
+
+        items = read_items(self.folder, set_name)
+        if items is None:
+            known = ", ".join(set_names(self.folder)) or "none"
+            raise RunError(
+                f"there are no item counts of {set_name!r}; there are those of: {known}.",
+                where=str(self.folder),
+                todo=f"Evaluate it: heed evaluate {self.folder} --split {set_name}",
+            )
+        return dict(items.columns)
+
     def metrics_lines(self) -> int:
         """The number of complete lines of `metrics.jsonl` before the first damaged one."""
         lines = self._read_metrics_lines()

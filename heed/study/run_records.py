@@ -15,6 +15,7 @@ from typing import Any
 from heed import checksums
 from heed.checksums import DamagedError
 from heed.errors import RunError
+from heed.runs.discovery import find_runs
 from heed.runs.item_counts import (
     ItemCounts,
     decode_items,
@@ -119,30 +120,28 @@ def _comparable_tables(recipe: Mapping[str, Any], same_text: set[str]) -> dict[s
 
 
 def _find_runs(name: str) -> list[Path]:
-    """The runs and records that a name stands for: itself, those below a folder, or a glob."""
+    """The run folders and records that a name stands for: itself, those below it, or a glob."""
     path = Path(name)
-    if not path.exists() and any(sign in name for sign in "*?["):
-        pattern = path.relative_to(path.anchor) if path.is_absolute() else path
-        matches = sorted(Path(path.anchor or ".").glob(str(pattern)))
-        found = [one for match in matches for one in _find_runs(str(match))]
-    elif path.is_dir() and not (path / "recipe.toml").exists():
-        found = sorted({one.parent for one in path.glob("**/recipe.toml")})
-        found += sorted(path.glob(f"**/*{SUFFIX}"))
-    else:
-        return [path]
-    if not found:
-        raise RunError(
-            "there is no run and no record here.",
-            where=name,
-            todo="Name runs, their folder, or a pattern in quotes.",
-        )
-    return found
+    root = Path(path.anchor)
+    is_pattern = any(sign in name for sign in "*?[") and not path.exists()
+    matches = sorted(root.glob(str(path.relative_to(root)))) if is_pattern else [path]
+    records = [
+        record
+        for match in matches
+        for record in ([match] if match.is_file() else sorted(match.rglob(f"*{SUFFIX}")))
+    ]
+    try:
+        return [*(run.folder for run in find_runs([name])), *records]
+    except RunError:
+        if not records:
+            raise
+        return records
 
 
 def _training_minutes(run: Run) -> float | None:
-    """Minutes between the first and the last line of metrics.jsonl."""
-    times = [line["time"]["unix"] for line in run.metrics() if "unix" in line.get("time", {})]
-    return (times[-1] - times[0]) / 60 if len(times) > 1 else None
+    """Minutes that the run trained, without pauses before a resume."""
+    seconds = [row["seconds"] for row in run.history if row.get("seconds") is not None]
+    return seconds[-1] / 60 if seconds else None
 
 
 def _file_name(name: str) -> str:

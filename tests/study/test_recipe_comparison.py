@@ -214,6 +214,9 @@ def test_the_real_command_on_real_runs(text: Path, tmp_path: Path) -> None:
     again = heed("compare", f"{tmp_path}/*.record.json", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["pairs"] == result["pairs"]
+    assert set(package.Run.open(Path(folders[0])).items("test")) >= {"label", "predicted"}
+    with pytest.raises(HeedError, match="there are those of: test"):
+        package.Run.open(Path(folders[0])).items("tset")
     python = package.compare(folders, metric="macro_f1")
     assert python.metric_name == "macro_f1"
     shown = heed("compare", *folders)
