@@ -9,8 +9,12 @@ import torch
 
 from heed.errors import ConfigError
 
-CPU_MEMORY_ERRORS = ("DefaultCPUAllocator", "could not create a primitive")
-"""What torch's allocator and oneDNN say where a CPU's memory ran out."""
+CPU_MEMORY_ERRORS = (
+    "DefaultCPUAllocator",
+    "could not create a primitive",
+    "can't start new thread",
+)
+"""What torch's allocator, oneDNN and Python say where a CPU's memory ran out."""
 
 
 def choose_device(name: str) -> torch.device:

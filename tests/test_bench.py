@@ -276,7 +276,7 @@ def test_the_command_speaks_to_programs() -> None:
     [
         ({"against": "fairseq"}, "use transformers"),
         ({"updates": 0}, "use 1 or more"),
-        ({"threads": 0}, "use 1 or more"),
+        ({"threads": 0}, "use 1 to"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(options: dict[str, Any], said: str) -> None:

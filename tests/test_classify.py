@@ -401,6 +401,7 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
         assert "temperature" in shown(quick)
     finally:
         Run(run).calibration_path.unlink(missing_ok=True)
+        replace(Classes.require(Run(run)), calibrated=False).save(Run(run))
     assert Calibration.read(Run(run)) is None
 
 

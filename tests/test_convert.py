@@ -451,7 +451,7 @@ def test_what_is_no_folder(tmp_path: Path, heed: Heed) -> None:
         (tmp_path / "nowhere", "there is no such folder"),
         (tmp_path / "file.txt", "this is a file"),
         (tmp_path / "pytorch_model.bin", "this is a pickle"),
-        ("nobody-at-all/nothing-here", "the download from the hub failed"),
+        ("nobody-at-all/nothing-here", "the download failed: the hub cannot be reached"),
     ):
         answer = heed("import", name, "--run", tmp_path / "run")
         assert (answer.code, said in answer.err) == (2, True), answer.err

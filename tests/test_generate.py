@@ -182,7 +182,8 @@ def test_without_its_files_a_run_judges_all_the_same(run: Path, place: Path) -> 
     """Moved away from its text, it says what it cannot know."""
     alone, text = place / "alone", place / "own.txt"
     shutil.copytree(run, alone)
-    recipe = (alone / "recipe.toml").read_text()
+    lines = (alone / "recipe.toml").read_text().splitlines(keepends=True)
+    recipe = "".join(line for line in lines if "checksum" not in line)
     (alone / "recipe.toml").write_text(recipe.replace(str(place), str(place / "gone")))
     assert json.loads(run_command("evaluate", str(alone), "--text", "Le chat", "--json"))[
         "scored_texts"

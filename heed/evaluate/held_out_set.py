@@ -167,7 +167,9 @@ def seen_in_train(
         return None
     if held_out.is_train:
         return [True] * len(records)
-    train_records = train.records()
+    # A set of its own may not share text with dev either: the best weights were chosen on it.
+    is_part_of_train = held_out.rows is not None
+    train_records = train.records() if is_part_of_train else iter(train.corpus.usable_records())
     if train.corpus.line_range is not None:  # a text is a whole file, and train a part of it
         whole_files = replace(train.corpus, line_range=None)
         train_records = chain(train_records, whole_files.usable_records())

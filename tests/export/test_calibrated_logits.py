@@ -11,14 +11,16 @@ from support import new_classifier, new_language_model
 
 from heed.config import Recipe
 from heed.export.calibrated_logits import apply_calibration
-from heed.runs.labels import Calibration
+from heed.runs.labels import Calibration, Classes
 from heed.runs.run import Run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     recipe = Recipe.of({"task": "classify", "data": {"train": ["a.tsv"]}})
-    return Run.create(tmp_path / "run", recipe)
+    run = Run.create(tmp_path / "run", recipe)
+    Classes(("no", "yes")).save(run)
+    return run
 
 
 @pytest.mark.parametrize("hidden", [None, 12])

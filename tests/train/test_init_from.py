@@ -381,6 +381,7 @@ def test_keys_that_make_no_sense_are_refused(init: dict[str, Any], said: str) ->
 def test_a_run_that_is_not_finished_is_refused(text: Path, tmp_path: Path, best: bool) -> None:
     """One that has weights to translate by is not said to have none."""
     run = Run.create(tmp_path / "half", make_recipe(text, "generate", model=MODEL))
+    run.write_environment({})
     if best:
         run.checkpoints.mkdir()
         (run.checkpoints / "best-000000001.safetensors").touch()
