@@ -22,6 +22,8 @@ from typing import Any, BinaryIO
 
 from heed.errors import HeedError
 
+MAX_DEPTH = 100
+"""Lists and objects inside each other in a JSON file of a stranger."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 OS_ERRORS = {
     errno.EACCES: "you have no permission to open or write this.",
@@ -304,3 +306,18 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def require_shallow(content: object) -> None:
+    """Raise a RecursionError for JSON that Python may read but not write again."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise RecursionError

@@ -106,6 +106,13 @@ def test_nested_json_is_refused_whether_or_not_python_reads_it(generate: Path, d
     refuse(generate, "nested too deeply")
 
 
+@pytest.mark.parametrize("depth", [200, 900, 100_000])
+def test_nested_json_beside_a_tokenizer_is_ignored(generate: Path, depth: int) -> None:
+    text = f'{{"deep": {"[" * depth}{"]" * depth}}}'
+    (generate / "tokenizer_config.json").write_text(text)
+    assert "a model to generate" in import_model(str(generate), generate.parent / "run")
+
+
 def test_a_file_of_holes_is_not_read(generate: Path) -> None:
     side = 2**19
     tensor = {"dtype": "F32", "shape": [side, side], "data_offsets": [0, 4 * side**2]}

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from heed.device import total_memory
 from heed.errors import HeedError, describe_hub_error, nearest
+from heed.files import require_shallow
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -40,8 +41,6 @@ HUB_NAME = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
 """owner/name, or a name alone as old models have: roberta-base."""
 RESAVE = "Save it again with `save_pretrained(folder)` of transformers, which writes safetensors."
 
-MAX_DEPTH = 100
-"""Lists and objects inside each other in a JSON file."""
 MAX_JSON = 1 << 26
 """Largest JSON file beside the weights, in bytes: an index of a million weights is smaller."""
 BYTES_PER_PARAMETER = 8
@@ -152,21 +151,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise HeedError("this file is JSON, but not an object.", where=str(path))
     return content
-
-
-def require_shallow(content: object) -> None:
-    """Raise a RecursionError for JSON that Python may read but not write again."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, (dict, list))
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise RecursionError
 
 
 def require_regular_file(path: Path, most_bytes: int) -> None:
