@@ -13,8 +13,9 @@ CPU_MEMORY_ERRORS = (
     "DefaultCPUAllocator",
     "could not create a primitive",
     "can't start new thread",
+    "Cannot allocate memory",
 )
-"""What torch's allocator, oneDNN and Python say where a CPU's memory ran out."""
+"""What torch's allocator, oneDNN, Python and safetensors say where a CPU's memory ran out."""
 
 
 def choose_device(name: str) -> torch.device:
