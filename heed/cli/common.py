@@ -26,6 +26,7 @@ METAVARS = {
     "--prompt": "TEXT",
     "--stop": "TEXT",
     "--with": "RUN",
+    "--y": "METRIC",
 }
 """What help calls the value of a repeatable option; that of others is a FILE."""
 

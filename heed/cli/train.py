@@ -120,7 +120,7 @@ def resume(
     run: RunFolder,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="section.key=value, changes the run's recipe: see below."),
+        typer.Option("--set", help="section.key=value, changes the run, such as train.steps=4000."),
     ] = None,
     device: Device = "auto",
     plugin: PluginFiles = None,

@@ -7,7 +7,7 @@ where it stands out from what another seed and another test sample would have do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import isnan, sqrt
 
@@ -72,7 +72,9 @@ class Pair:
     smallest_visible: float | None
     """The smallest difference that this design shows in 80% of experiments."""
     seeds_needed: int | None
-    """Seeds per system that would show the difference seen; None if more seeds alone would not."""
+    """Seeds per system that would show the difference seen; None if 100 would not."""
+    needs_items: bool
+    """Whether more test items would show it, where more seeds alone would not."""
 
     @property
     def compares_recipes(self) -> bool:
@@ -161,6 +163,7 @@ def _describe_pair(
     seeds = (systems[a].seeds, systems[b].seeds)
     difference, error = judged.difference, judged.standard_error
     exchange = permutation = visible = needed = deviations = None
+    needs_items = False
     if min(seeds) > 1:
         permutation = permute_seeds(values_a, values_b)
         design = design_of(variances, a, b)
@@ -168,6 +171,9 @@ def _describe_pair(
         level = 2 * student_t_tail(judged.critical, judged.df)
         visible = design.smallest_visible(level)
         needed = seeds_needed(design, difference, alpha=level)
+        if needed is None and difference != 0:
+            endless = replace(design, items=1000 * design.items)
+            needs_items = seeds_needed(endless, difference, alpha=level) is not None
         spread = sqrt(float(np.mean([values_a.var(ddof=1), values_b.var(ddof=1)])))
         deviations = difference / spread if spread > 0 else None
     elif max(seeds) == 1:
@@ -200,4 +206,5 @@ def _describe_pair(
         item_exchange=exchange,
         smallest_visible=visible,
         seeds_needed=needed,
+        needs_items=needs_items,
     )

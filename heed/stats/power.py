@@ -18,7 +18,7 @@ from heed.stats.variance import Floats, Variances
 POWER = 0.8
 """The share of experiments that find a difference as large as the smallest visible one."""
 SQRT2 = sqrt(2)
-DRAWS = 600
+DRAWS = 400
 """Draws of the estimated variances: power is known to about one percent."""
 SEED = 20_150_402
 MIN_DF = 0.9
@@ -155,13 +155,13 @@ def _chi2_draws(pooled_freedom: int, seeds: tuple[int, int]) -> Floats:
 
 def _critical_values(df_r: Floats, alpha: float) -> Floats:
     """Two-sided critical values of Student's t, interpolated: they are smooth in 1 / ν."""
-    inverse, values = _critical_table(alpha)
+    inverse, values = _critical_table(float(f"{alpha:.2g}"))  # so that pairs share tables
     return np.exp(np.interp(1 / np.maximum(df_r, MIN_DF), inverse, values))
 
 
 @lru_cache(maxsize=64)
 def _critical_table(alpha: float) -> tuple[Floats, Floats]:
     """Points 1 / ν and the logarithms of their critical values."""
-    inverse = np.linspace(0, 1 / MIN_DF, 60)
+    inverse = np.linspace(0, 1 / MIN_DF, 30)
     values = [student_t_quantile(1 - alpha / 2, 1 / x if x > 0 else inf) for x in inverse]
     return inverse, np.log(values)

@@ -10,6 +10,7 @@ from enum import Enum
 from math import ceil
 
 from heed.stats.comparison import MIN_SEEDS, Pair, SumMetric
+from heed.stats.power import MAX_SEEDS
 
 
 class Verdict(Enum):
@@ -99,9 +100,11 @@ def _sentence(
                 f"(90% interval {ends}; {interval})."
             )
         case Verdict.UNDECIDED:
-            return f"Can't tell yet: {pair.a} and {pair.b} differ by {support}. " + _advice(
-                pair, metric, minutes
-            )
+            ends = f"{pair.interval_90.low:+{number}} to {pair.interval_90.high:+{number}}"
+            equal = f"Equivalence within {delta} is not shown either (90% interval {ends}). "
+            words = f"Can't tell yet: {pair.a} and {pair.b} differ by {support}. "
+            words += equal if delta else ""
+            return words + _advice(pair, metric, minutes)
         case Verdict.TWO_MODELS:
             return _two_models(pair, metric, minutes)
 
@@ -112,7 +115,9 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
         return ""
     visible = f"These runs would have shown a difference of {pair.smallest_visible:{number}}. "
     if pair.seeds_needed is None:
-        return visible + "More seeds alone would not show the one seen: use more test items."
+        if pair.needs_items:
+            return visible + "More seeds alone would not show the one seen: use more test items."
+        return visible + f"More than {MAX_SEEDS} seeds each would be needed to show the one seen."
     more = sum(max(pair.seeds_needed - seeds, 0) for seeds in pair.seeds)
     if more == 0:
         return visible

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -13,6 +15,9 @@ from heed.terminal import build_note, build_table
 LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{sign: f"${sign}$" for sign in "<>"},
+    "−": "$-$",
+    "–": "--",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
@@ -74,7 +79,9 @@ def to_latex(comparison: RecipeComparison) -> str:
     for row in rows:
         cells = row + differences.get(row[0], [""] * (width - len(row)))
         body.append(" & ".join(_escape_latex(cell) for cell in cells) + r" \\")
-    caption = " ".join([*comparison.sentences, _caption(comparison), *comparison.notes])
+    caption = " ".join([*comparison.sentences, f"{_caption(comparison)}.", *comparison.notes])
+    if comparison.signature:
+        caption += f" {comparison.metric.name}: {comparison.signature}."
     return "\n".join(
         [
             r"\begin{table}",
@@ -95,7 +102,8 @@ def to_latex(comparison: RecipeComparison) -> str:
 
 def _caption(comparison: RecipeComparison) -> str:
     items = f"{comparison.whole.items:,} {comparison.unit}s"
-    return f"{comparison.metric.name} on {comparison.set_name} ({items})"
+    order = "" if comparison.metric.higher_is_better else "; lower is better"
+    return f"{comparison.metric.name} on {comparison.set_name} ({items}{order})"
 
 
 def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
@@ -144,7 +152,7 @@ def _power_notes(comparison: RecipeComparison) -> list[str]:
 
 def _seeds_note(pair: Pair, minutes: float | None) -> str:
     if pair.seeds_needed is None:
-        return " More seeds alone would not show the one seen."
+        return ""
     time = "" if minutes is None else f", about {max(1, round(minutes))} minutes a run"
     return f" The one seen needs about {pair.seeds_needed} seeds each{time}."
 
@@ -166,4 +174,5 @@ def _clean_notes(comparison: RecipeComparison) -> list[str]:
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(LATEX_ESCAPES.get(sign, sign) for sign in text).replace("−", "$-$")
+    escaped = "".join(LATEX_ESCAPES.get(sign, sign) for sign in text)
+    return re.sub(r"(?<![\w])-(?=\d)", "$-$", escaped)

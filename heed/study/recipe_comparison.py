@@ -142,6 +142,7 @@ def compare_runs(
         raise ConfigError(["A comparison needs two runs or more: name their folders."])
     if margin is not None and not 0 < margin < np.inf:
         raise ConfigError([f"--margin is a difference above 0, not {margin}."])
+    _check_one_task(scored)
     set_name = _choose_set(scored, set_name)
     items = {run.name: run.evaluations[set_name] for run in scored}
     _check_same_text(items, set_name)
@@ -175,12 +176,21 @@ def compare_runs(
 # -------------------------------------------------------------------------- what can be compared
 
 
+def _check_one_task(runs: Sequence[ScoredRun]) -> None:
+    """Refuse runs of different tasks: no metric is common to them."""
+    tasks = sorted({str(run.recipe.get("task")) for run in runs})
+    if len(tasks) > 1:
+        raise RunError(
+            f"the runs have different tasks: {', '.join(tasks)}.", todo="Name runs of one task."
+        )
+
+
 def _choose_set(runs: Sequence[ScoredRun], name: str | None) -> str:
     """The set to compare on: the one named, else test or dev, else the only one of all runs."""
     for run in runs:
         if not run.evaluations:
             raise RunError(
-                "this run has not been evaluated, or by an earlier version of heed.",
+                "this run has not been evaluated with the weights that it has now.",
                 where=run.name,
                 todo=f"Evaluate it: heed evaluate {run.name}",
             )
@@ -210,10 +220,7 @@ def _choose_set(runs: Sequence[ScoredRun], name: str | None) -> str:
 
 
 def _check_same_text(items: dict[str, ItemCounts], set_name: str) -> None:
-    """Refuse runs of different tasks, or scored on different text."""
-    tasks = {one.task for one in items.values()}
-    if len(tasks) > 1:
-        raise RunError(f"the runs have different tasks: {', '.join(sorted(tasks))}.")
+    """Refuse runs that were scored on different text."""
     by_text: dict[str, list[str]] = {}
     for run, one in items.items():
         by_text.setdefault(one.text_hash, []).append(run)

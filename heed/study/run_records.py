@@ -15,6 +15,7 @@ from typing import Any
 from heed import checksums
 from heed.checksums import DamagedError
 from heed.errors import RunError
+from heed.runs.best_weights import describe_weights
 from heed.runs.discovery import find_runs
 from heed.runs.item_counts import (
     ItemCounts,
@@ -54,10 +55,13 @@ def read_run(folder: Path) -> ScoredRun:
     """A run folder as a scored run."""
     run = Run.open(folder)
     recipe = run.recipe()
-    evaluations = {}
+    evaluations, step = {}, (describe_weights(run, recipe) or {}).get("step")
     for name in set_names(folder):
         items = read_items(folder, name)
-        if items is not None and OTHER_WEIGHTS not in name:
+        if items is None or OTHER_WEIGHTS in name:
+            continue
+        # A run that trained on after it was evaluated has other weights now.
+        if items.checkpoint is None or items.checkpoint.get("step") == step:
             evaluations[name] = items
     data = run.environment().get("data", {})
     return ScoredRun(str(folder), recipe.tables(), data, _training_minutes(run), evaluations)

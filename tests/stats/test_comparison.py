@@ -107,6 +107,7 @@ def test_no_sentence_contradicts_its_interval(
     if judgement.verdict is Verdict.UNDECIDED:
         assert "Can't tell yet" in words
         assert "would have shown" in words
+        assert ("Equivalence within" in words) == (margin is not None)
 
 
 def test_a_difference_is_that_of_the_metric_itself() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from heed.stats.comparison import SumMetric, compare_systems
 from heed.stats.families import judge_family
 from heed.stats.power import Design, design_of, seeds_needed
 from heed.stats.variance import estimate_variances
@@ -87,3 +88,16 @@ def test_more_seeds_alone_never_show_less_than_the_items_allow() -> None:
     plan = Design((0.01, 0.01), 4.0, (0.1, 0.1), (3, 3), 50)
     assert seeds_needed(plan, 0.01) is None
     assert seeds_needed(plan, 0.0) is None
+
+
+def test_the_advice_depends_on_what_is_in_the_way() -> None:
+    """More items where items differ between systems, more seeds where seeds do."""
+    random = np.random.default_rng(1)
+    noisy_items = Experiment(3, 20, (0.0, 9.0, 0.01)).draw(random, (0.0, 0.3))
+    noisy_seeds = Experiment(3, 20, (900.0, 0.0, 0.01)).draw(random, (0.0, 0.3))
+    score = SumMetric("points", mean_value)
+    [items_pair] = compare_systems(noisy_items, score).pairs
+    [seeds_pair] = compare_systems(noisy_seeds, score).pairs
+    assert items_pair.seeds_needed is None
+    assert items_pair.needs_items
+    assert not seeds_pair.needs_items

@@ -18,7 +18,7 @@ import heed as package
 from heed.config import Recipe
 from heed.errors import HeedError
 from heed.metrics.item_metrics import BLEU_COUNTS
-from heed.runs.item_counts import IN_TRAIN, ItemCounts
+from heed.runs.item_counts import IN_TRAIN, ItemCounts, read_items, write_items
 from heed.stats.verdicts import Verdict
 from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
 from heed.study.recipe_comparison import RecipeComparison, compare_runs
@@ -225,3 +225,10 @@ def test_the_real_command_on_real_runs(text: Path, tmp_path: Path) -> None:
     missing = heed("compare", *folders, str(tmp_path / "nothing"))
     assert missing.returncode == 2
     assert "Traceback" not in missing.stderr
+    # After training on, the scores are those of other weights.
+    items = read_items(Path(folders[0]), "test")
+    assert items is not None
+    write_items(Path(folders[0]), replace(items, checkpoint={"step": 999}))
+    stale = heed("compare", *folders)
+    assert stale.returncode == 2
+    assert "not been evaluated with the weights that it has now" in stale.stderr
