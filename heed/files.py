@@ -2,7 +2,7 @@
 
 What is written here is under a draft name first (`.draft-…`), is flushed to the disk, and then gets
 its final name. A crash or a power cut leaves it whole or absent, and at worst a draft beside it. A
-draft is locked while its process lives, so `delete_drafts` knows which ones nobody will complete.
+draft is locked while its process lives, so `delete_drafts` knows which ones are abandoned.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def is_draft(path: Path) -> bool:
 def delete_drafts(folder: Path) -> None:
     """Delete the drafts in a folder whose processes were killed; those of others stay."""
     for draft in folder.glob(f"{DRAFT}*"):
-        with suppress(OSError):  # whoever may write here will delete it
+        with suppress(OSError):  # a process that may write here deletes it
             if draft.is_symlink():
                 draft.unlink()
             elif draft.is_dir():

@@ -106,7 +106,7 @@ def _run_in_child(
         from heed import plot
         from heed.cli.main import main
 
-        plot.PNG_DPI = 16  # nobody looks at these figures, and they would take half of the time
+        plot.PNG_DPI = 16  # full figures would take half of the time
         if prepare is not None:
             prepare()
         sys.argv = ["heed", *arguments]

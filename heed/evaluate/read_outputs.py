@@ -76,8 +76,7 @@ def _refuse_other_task(folder: Path) -> None:
             f"`heed score` compares translations, and this run is a {kind}.",
             where=str(folder),
             todo=f"`heed evaluate {folder}` gives its {metric} with an interval, and writes the "
-            f"result of every text to {tables}/NAME.tsv there. heed does not yet test two such "
-            "runs against each other.",
+            f"result of every text to {tables}/NAME.tsv there; `heed compare` compares runs.",
         )
 
 

@@ -16,6 +16,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.stats.paired_tests import smallest_p
 from heed.stats.variance import Floats, Metric
 
 TRIALS = 10_000
@@ -80,8 +81,8 @@ def exchange_items(
         differences = np.abs(metric(a_rc) - metric(total_c - a_rc))
         at_least += int((differences >= observed - rounding).sum())
     differing = int((a_nc != b_nc).any(axis=1).sum())
-    exact = min(1.0, 2.0 ** (1 - differing))
-    return RandomizationResult((at_least + 1) / (trials + 1), max(exact, 1 / (trials + 1)))
+    resolution = max(smallest_p(differing), 1 / (trials + 1))
+    return RandomizationResult((at_least + 1) / (trials + 1), resolution)
 
 
 def _exchanges(random: np.random.Generator, trials: int, items: int) -> Iterator[NDArray[np.bool_]]:

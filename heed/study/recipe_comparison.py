@@ -291,12 +291,12 @@ def _find_baseline(groups: Sequence[RunGroup], name: str) -> str:
 def _compare(
     groups: Sequence[RunGroup], items: dict[str, ItemCounts], name: str, baseline: str | None
 ) -> Comparison:
-    systems, metric = [], None
-    for group in groups:
-        metrics = [item_metrics(items[run])[name] for run in group.runs]
-        metric = metrics[0].metric
-        systems.append(System(group.name, np.stack([one.counts_nc for one in metrics])))
-    assert metric is not None  # noqa: S101, there is at least one group
+    metrics = {run: item_metrics(one)[name] for run, one in items.items()}
+    systems = [
+        System(group.name, np.stack([metrics[run].counts_nc for run in group.runs]))
+        for group in groups
+    ]
+    metric = metrics[groups[0].runs[0]].metric
     return compare_systems(systems, metric, baseline=baseline)
 
 

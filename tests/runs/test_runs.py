@@ -228,7 +228,7 @@ def test_a_run_that_is_not_complete_yet_is_not_listed(tmp_path: Path) -> None:
 
 
 def test_of_two_that_create_a_run_at_one_instant_one_is_refused(tmp_path: Path) -> None:
-    """Whoever is first has the folder until the end, and the recipe there is its own."""
+    """The first process has the folder until the end, and the recipe there is its own."""
     recipes = [Recipe.of({"seed": seed}) for seed in range(4)]
 
     def create(number: int, folder: Path, start: Barrier) -> int | str:
