@@ -1,0 +1,1 @@
+"""Attention by position: systems, measurements and the page."""
