@@ -114,7 +114,9 @@ def measure(
         torch_device = choose_device(device)
         torch.zeros(1, device=torch_device)
     with tempfile.TemporaryDirectory() as folder, oom_guard(recipe, Run(Path(folder))):
-        recipe, pretrained = resolve_init(recipe)
+        pretrained = None
+        if recipe.init.from_model is not None:
+            recipe, pretrained = resolve_init(recipe)
         with startup.part("read and check"):
             validate_recipe(recipe, pretrained)
         run = Run.create(Path(folder) / "bench", recipe)

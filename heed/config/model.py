@@ -268,6 +268,11 @@ class ModelConfig(Section):
         """The size of one head: `head_width`, or width / heads."""
         return self.head_width or self.width // self.heads
 
+    @property
+    def has_registered_part(self) -> bool:
+        """Whether its position or its merge is a user's own, not a built-in one."""
+        return self.position not in POSITIONS.declared or self.merge not in MERGES.declared
+
     def find_leak(self, task: str) -> str | None:
         """Why this model, if causal, needs `leaky = true`; None where it does not leak."""
         if task == "classify" or self.reweight_over == "token" or self.leaky:

@@ -23,6 +23,11 @@ refused before it is complete in memory."""
 COMPRESSED = (".gz", ".zst")
 TABLES = {".tsv": "tsv", ".tab": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 """Formats of tables by suffix."""
+HUB_PREFIX = "hf:"
+SAVED_SPLITS = "dataset_dict.json"
+"""The file of a saved Hugging Face dataset with named splits."""
+SAVED_DATASET = (SAVED_SPLITS, "state.json")
+"""Files that mark a folder as a saved dataset; each split has the second."""
 # Neither magic number is valid UTF-8, so no text file is taken for a compressed one.
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -119,6 +124,16 @@ def split_blocks(blocks: Iterable[bytes], path: str) -> Iterator[list[bytes]]:
         partial, length, number = others[-1:], len(others[-1]), number + len(others)
     if rest := b"".join(partial):
         yield [rest]
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether this is the name of a dataset on the Hugging Face hub."""
+    return path.startswith(HUB_PREFIX)
+
+
+def is_dataset(path: str) -> bool:
+    """Whether this names a Hugging Face dataset rather than a file."""
+    return is_hub_name(path) or any((Path(path) / name).is_file() for name in SAVED_DATASET)
 
 
 def table_format(path: str) -> str | None:

@@ -204,7 +204,8 @@ class Run:
                 where=str(self.folder),
                 todo="Use the version of heed in its environment.json, or train it again.",
             )
-        check_plugins(self.environment().get("plugins", ()), where=str(self.folder))
+        if plugins := self.environment().get("plugins"):
+            check_plugins(plugins, where=str(self.folder))
         text = self.recipe_path.read_bytes()
         if not text.strip() or not checksums.is_intact(text):
             todo = (

@@ -40,7 +40,9 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     torch_device = choose_device(device)
-    recipe, pretrained = resolve_init(recipe)
+    pretrained = None
+    if recipe.init.from_model is not None:
+        recipe, pretrained = resolve_init(recipe)
     validate_recipe(recipe, pretrained)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "dry", recipe)

@@ -81,7 +81,7 @@ class Loader:
 
     def example_batch(self) -> Batch:
         """The first batch as a step gets it, on the device."""
-        batch = shard_batch(self.micro_batches(0)[0], self.world)
+        batch = self._own_rows(self.micro_batches(0)[0])
         if self._copy_stream is not None:
             batch = pad_rows(batch, self._full_size(batch))
         return batch.to(self.device)
@@ -105,13 +105,17 @@ class Loader:
         """Build the batches of a step and start their copy on a separate stream."""
         whole = self.micro_batches(step)
         tokens = sum(batch.count_real_tokens() for batch in whole)
-        batches = [shard_batch(batch, self.world) for batch in whole]
+        batches = [self._own_rows(batch) for batch in whole]
         if self._copy_stream is None:
             return _Prefetched([batch.to(self.device) for batch in batches], tokens)
         full = [pad_rows(batch, self._full_size(batch)) for batch in batches]
         with torch.cuda.stream(self._copy_stream):
             sent = [_pin(batch).to(self.device) for batch in full]
             return _Prefetched(sent, tokens, self._copy_stream.record_event())
+
+    def _own_rows(self, batch: Batch) -> Batch:
+        """This rank's rows of a batch."""
+        return shard_batch(batch, self.world) if self.world.is_distributed else batch
 
     def _full_size(self, batch: Batch) -> int:
         """The rows that a rank has of a full batch of this shape."""

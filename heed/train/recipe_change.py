@@ -9,7 +9,7 @@ from typing import Any
 from heed.config import Recipe, apply_overrides, error_location
 from heed.errors import ConfigError, RunError, nearest
 from heed.runs.run import Run
-from heed.train.step_count import build_schedule, count_steps, count_warmup
+from heed.train.optimizers.schedules import build_schedule, count_steps, count_warmup
 
 CHANGEABLE = (
     "train.steps",

@@ -52,7 +52,10 @@ class Recorder:
 
         Only training enters it: a dry run or a benchmark sends nothing.
         """
-        with open_trackers(self.settings.track if self.world.is_first else (), self.run) as opened:
+        if not (self.settings.track and self.world.is_first):
+            yield
+            return
+        with open_trackers(self.settings.track, self.run) as opened:
             self.trackers = opened
             yield
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 from torch.optim import Optimizer
 
 from heed.config import Recipe
@@ -31,6 +32,7 @@ from heed.train.loader import Loader
 from heed.train.loop import Loop
 from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, build_optimizer, optimizer_settings
+from heed.train.optimizers.schedules import build_schedule, count_steps
 from heed.train.prepare.init_from import PretrainedModel, resolve_init
 from heed.train.prepare.setup import (
     Say,
@@ -44,7 +46,6 @@ from heed.train.prepare.setup import (
 from heed.train.progress import ProgressBar
 from heed.train.recipe_change import RecipeChange, change_recipe
 from heed.train.state import State, select_prefix
-from heed.train.step_count import build_schedule, count_steps
 
 
 class TrainingMemoryError(HeedError):
@@ -55,8 +56,10 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
     """Create a run folder and train in it to the end."""
     with process_group() as world:
         torch_device = world.init_process_group(choose_device(device))
-        with world.rank0_first():
-            recipe, pretrained = resolve_init(recipe)
+        pretrained = None
+        if recipe.init.from_model is not None:
+            with world.rank0_first():
+                recipe, pretrained = resolve_init(recipe)
         validate_recipe(recipe, pretrained)
         refuse_rank_conflicts(recipe, world, resumed=False)
         with _creating(folder, recipe, world) as run:
@@ -191,7 +194,9 @@ def _train(
         recorder.flush()
         run.write_environment(environment | {"lines": loop.state.lines})
         flush_folder(run.checkpoints)  # or a power cut brings back what was deleted there
-        checkpoint.write_tensors(run.weights_path, merge_adapters(setup.model, weights))
+        if recipe.init.lora is not None:
+            weights = merge_adapters(setup.model, weights)
+        checkpoint.write_tensors(run.weights_path, weights)
         draw_curves(run)
 
 
@@ -208,7 +213,8 @@ def _environment(
         info["new_parts"] = setup.new_parts
     if changes:
         info["recipe_changes"] = changes
-    if plugins := used_plugins(setup.recipe.model):
+    model = setup.recipe.model
+    if model.has_registered_part and (plugins := used_plugins(model)):
         info["plugins"] = [plugin.record() for plugin in plugins]
     return info
 
@@ -231,7 +237,9 @@ def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmea
         class_weights=setup.class_weights,
         rdrop=settings.rdrop,
     )
-    distributed = distribute(objective, settings.parallel, world, setup.device)
+    step_objective: nn.Module = objective
+    if world.is_distributed:
+        step_objective = distribute(objective, settings.parallel, world, setup.device)
     # Sharding replaces the parameters, so the optimizer is built after it. torch imports its
     # compiler, of which optimizers use a part, when the first one is built.
     with stage("optimizer"):
@@ -248,7 +256,7 @@ def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmea
     setup.model.train()
     work = PlannedWork(steps - state.step, setup.train.shapes(), loader.example_batch())
     with stage("capture"):
-        step = build_step(recipe, distributed, state, work, bf16=setup.bf16, say=say)
+        step = build_step(recipe, step_objective, state, work, bf16=setup.bf16, say=say)
     return Loop(setup, step, run, loader, build_schedule(settings, steps), steps)
 
 

@@ -118,14 +118,17 @@ class State:
 
         Sharded weights are gathered on rank 0; a collective call.
         """
-        return gather_full({**self.model.state_dict(), **self.ema}, self.world)
+        return self._gather({**self.model.state_dict(), **self.ema})
+
+    def _gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors if self.unsharded is None else gather_full(tensors, self.world)
 
     def state_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state as named tensors and plain numbers; a collective call."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"ema.{name}": value for name, value in self.ema.items()}
         optimizer_tensors, optimizer_numbers = optimizer_state(self.optimizer)
-        tensors = gather_full(tensors | optimizer_tensors, self.world)
+        tensors = self._gather(tensors | optimizer_tensors)
         tensors |= self.world.generators(self.device)
         counters = self.counters
         tensors |= {"counters.sums": counters.sum_over_ranks(), "counters.counts": counters.counts}

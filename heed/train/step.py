@@ -85,7 +85,8 @@ class Step:
 
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of the whole gradient."""
-        return full_tensor(nn.utils.get_total_norm(self.gradients()))
+        norm = nn.utils.get_total_norm(self.gradients())
+        return norm if self.state.unsharded is None else full_tensor(norm)
 
     def zero_grad(self) -> None:
         """Clear the gradient for the next step."""

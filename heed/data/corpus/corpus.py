@@ -29,7 +29,7 @@ from heed.data.corpus.columns import (
 from heed.data.corpus.lines import Fault, Place
 from heed.data.corpus.records import LineRange, Record, read_parallel, read_plain, read_table
 from heed.data.corpus.rows import FORMAT_NAMES, detect_format, read_rows
-from heed.data.raw_files import hash_files
+from heed.data.raw_files import hash_files, is_dataset
 from heed.errors import DataError, make_printable, nearest
 
 Files = str | Path | Sequence[str | Path]
@@ -287,7 +287,7 @@ def _check_plain(names: Sequence[str], task: str) -> None:
 
 def _check_path(name: str) -> None:
     path = Path(name)
-    if hf_datasets.is_dataset(name) or path.is_file():
+    if is_dataset(name) or path.is_file():
         return
     if path.is_dir():
         raise DataError(

@@ -15,12 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from heed.data.raw_files import hash_files
+from heed.data.raw_files import HUB_PREFIX, SAVED_SPLITS, hash_files, is_hub_name
 from heed.errors import DataError, describe_hub_error, make_printable
-
-PREFIX = "hf:"
-SAVED_SPLITS = "dataset_dict.json"  # written for a dataset with named splits
-SAVED_ONE = "state.json"  # written for each split
 
 
 class HubName(NamedTuple):
@@ -29,20 +25,8 @@ class HubName(NamedTuple):
     split: str | None
 
 
-def is_hub_name(path: str) -> bool:
-    return path.startswith(PREFIX)
-
-
-def is_dataset(path: str) -> bool:
-    """Whether this names a dataset rather than a file."""
-    if is_hub_name(path):
-        return True
-    folder = Path(path)
-    return any((folder / name).is_file() for name in (SAVED_SPLITS, SAVED_ONE))
-
-
 def parse_hub_name(path: str) -> HubName:
-    whole, _, split = path.removeprefix(PREFIX).partition("@")
+    whole, _, split = path.removeprefix(HUB_PREFIX).partition("@")
     name, _, config = whole.partition(":")
     if not name:
         raise DataError(

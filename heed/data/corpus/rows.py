@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from heed.data.corpus import hf_datasets
 from heed.data.corpus.lines import Fault, encoding_fault, read_lines, replace_invalid_bytes
-from heed.data.raw_files import table_format
+from heed.data.raw_files import is_dataset, table_format
 
 Cells = list[str] | Mapping[str, object]
 FORMAT_NAMES = ("text", "tsv", "csv", "jsonl", "hf")
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 def detect_format(path: str) -> str:
     """File format by name: a dataset, a kind of table, or plain text."""
-    if hf_datasets.is_dataset(path):
+    if is_dataset(path):
         return "hf"
     return table_format(path) or "text"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from heed.data.corpus import hf_datasets
 from heed.data.corpus.columns import LANGUAGE
 from heed.data.corpus.rows import detect_format
-from heed.data.raw_files import COMPRESSED
+from heed.data.raw_files import COMPRESSED, is_dataset
 from heed.errors import DataError, make_printable
 
 NAMES = {
@@ -60,7 +60,7 @@ def infer_splits(
         groups = [(pair[0], pair) for pair in sides] or [(path, [path]) for path in plain]
     else:
         for path in files:
-            parts = hf_datasets.split_paths(path) if hf_datasets.is_dataset(path) else {path: path}
+            parts = hf_datasets.split_paths(path) if is_dataset(path) else {path: path}
             groups.extend((name, [part]) for name, part in parts.items())
     return _name_splits(groups)
 

@@ -34,8 +34,6 @@ def shard_batch(batch: Batch, world: World) -> Batch:
 
     All ranks get equally many rows; empty ones, without targets, fill up.
     """
-    if not world.is_distributed:
-        return batch
     every = slice(world.rank, None, world.size)
     shared = {"source_positions"} | ({"positions"} if batch.segments is None else set())
     tensors = {name: t if name in shared else t[every] for name, t in batch.tensors().items()}
@@ -48,8 +46,6 @@ def distribute(objective: nn.Module, how: str, world: World, device: torch.devic
 
     Sharding replaces the parameters: an optimizer must be built after this.
     """
-    if not world.is_distributed:
-        return objective
     if how == "ddp":
         replica = DistributedDataParallel(objective)
         replica.broadcast_buffers = False  # they never change

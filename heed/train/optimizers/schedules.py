@@ -1,5 +1,7 @@
 """Learning-rate schedules: pure functions from the step to a factor on the base rate.
 
+The number of steps that a recipe's schedule spans is counted here as well.
+
 Steps are counted from 0, so the first step of a run is step 0 and the last `steps - 1`. Every
 schedule rises linearly to 1 over `warmup` steps, then follows its own curve. Decaying ones reach
 `floor` after the last step: neither the first nor the last step has a rate of zero.
@@ -11,10 +13,12 @@ import math
 from collections.abc import Callable
 
 from heed.config.base import unknown_name
-from heed.config.train import SCHEDULES
+from heed.config.train import SCHEDULES, TrainConfig
 from heed.errors import ConfigError
 
 Schedule = Callable[[int], float]
+DEFAULT_EPOCHS = 20
+MAX_DEFAULT_WARMUP = 400
 
 
 def _constant(progress: float) -> float:
@@ -101,3 +105,30 @@ def _check(name: str, *, warmup: int, steps: int, floor: float, decay_share: flo
         complaints.append(f"decay_share must be above 0 and at most 1, not {decay_share}.")
     if complaints:
         raise ConfigError(complaints)
+
+
+# ------------------------------------------------------------------------------ of a run's recipe
+
+
+def count_steps(settings: TrainConfig, steps_per_epoch: int) -> int:
+    """The number of steps: `steps` or `epochs`, whichever ends first."""
+    epochs = settings.epochs or (DEFAULT_EPOCHS if settings.steps is None else None)
+    ends = [settings.steps, epochs and epochs * steps_per_epoch]
+    return min(end for end in ends if end)
+
+
+def count_warmup(settings: TrainConfig, steps: int) -> int:
+    """The number of warm-up steps; unset, a tenth of all, at most 400."""
+    if settings.warmup is None:
+        return min(MAX_DEFAULT_WARMUP, steps // 10)
+    return min(settings.warmup, steps)
+
+
+def build_schedule(settings: TrainConfig, steps: int) -> Schedule:
+    """The learning-rate schedule of a run of so many steps."""
+    return schedule(
+        settings.schedule,
+        warmup=count_warmup(settings, steps),
+        steps=steps,
+        floor=settings.lr_floor,
+    )

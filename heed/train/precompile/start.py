@@ -170,11 +170,12 @@ def compiling_ahead(recipe: Recipe, device: torch.device) -> Iterator[None]:
             warm_up = pool.submit(_warm_up_torch, device)
             yield
             warm_up.exception()
-        stamp = stamp_path(recipe)
         if _process is not None and _process.stamp is None:  # This recipe needs no kernels.
             stop_compiling()
-        elif _process is not None and _process.stamp == stamp and not stamp.exists():
-            _process.wait()
+        elif _process is not None:
+            stamp = stamp_path(recipe)
+            if _process.stamp == stamp and not stamp.exists():
+                _process.wait()
     except BaseException:
         stop_compiling()
         raise

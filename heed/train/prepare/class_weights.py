@@ -26,26 +26,18 @@ def compute_class_weights(
     `balanced` is n / (k · n_c) for n examples, k classes and n_c examples of class c. The mean over
     examples is 1, so that the learning rate keeps its meaning.
     """
-    if recipe.task != "classify":
-        return None
     weights, counts = recipe.train.class_weights, _count_classes(classes, train)
     _refuse_empty_class(recipe, classes, counts)
     if weights is None:
         return None
     if weights == "balanced":
         return tuple((counts.sum() / (len(counts) * counts)).tolist())
-    _refuse_unknown_class(weights, classes)
+    refuse_unknown_class(weights, classes)
     return tuple(weights.get(name, 1.0) for name in classes.names)
 
 
-def check_class_names(recipe: Recipe, train: Corpus) -> None:
-    """Refuse weights for classes that do not occur in train. Without weights it is not read."""
-    weights = recipe.train.class_weights
-    if isinstance(weights, dict):
-        _refuse_unknown_class(weights, read_classes(train))
-
-
-def _refuse_unknown_class(weights: dict[str, float], classes: Classes) -> None:
+def refuse_unknown_class(weights: dict[str, float], classes: Classes) -> None:
+    """Refuse weights for classes that do not occur in train."""
     unknown = [name for name in weights if name not in classes.names]
     if unknown:
         known = list(classes.names)

@@ -96,10 +96,10 @@ def _load_huggingface(name: str) -> PretrainedModel:
     return PretrainedModel(name, task, model.config, tokenizer, weights, TokenizerConfig(), classes)
 
 
-def resolve_init(recipe: Recipe) -> tuple[Recipe, PretrainedModel | None]:
-    """Fill in the keys that the pretrained model decides, and refuse those that contradict it."""
+def resolve_init(recipe: Recipe) -> tuple[Recipe, PretrainedModel]:
+    """Load the model of `init.from`; fill in the keys that it decides, refuse contradictions."""
     if recipe.init.from_model is None:
-        return recipe, None
+        raise ValueError("The recipe has no init.from.")
     from heed.models.huggingface.reparameterize import CLASSIFIER_KEYS, effective_config
 
     pretrained = load_pretrained(recipe.init.from_model)
@@ -227,8 +227,6 @@ def freeze_and_adapt(model: Model, init: InitConfig, new: Sequence[str], say: Sa
 
     Parts that are `new`, as `copy_weights` names them, are trained whole.
     """
-    if init.freeze is None and init.lora is None:
-        return
     layers = layer_indices(model)
     fresh = {name: p for name, p in model.named_parameters() if _part(name) in new}
     for name, parameter in model.named_parameters():

@@ -29,7 +29,11 @@ from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.precompile import compiling_ahead
-from heed.train.prepare.class_weights import check_class_names, compute_class_weights, read_classes
+from heed.train.prepare.class_weights import (
+    compute_class_weights,
+    read_classes,
+    refuse_unknown_class,
+)
 from heed.train.prepare.init_from import (
     PretrainedModel,
     copy_weights,
@@ -111,11 +115,14 @@ def prepare(
                 tokenizer = get_tokenizer(
                     recipe, run, corpora["train"], pretrained, say, dev_in_train=dev_in_train
                 )
-            classes = read_classes(corpora["train"]) if recipe.task == "classify" else Classes(())
+            classes, class_weights = Classes(()), None
+            if recipe.task == "classify":
+                classes = read_classes(corpora["train"])
+                classes.save(run)
             with stage("store"):
                 train, sets = _open_batches(recipe, corpora, tokenizer, classes.names)
-            class_weights = compute_class_weights(recipe, classes, sets["train"])
-            classes.save(run)
+            if recipe.task == "classify":
+                class_weights = compute_class_weights(recipe, classes, sets["train"])
         if recipe.data.splits_off_dev:
             say(_describe_dev(recipe.data, corpora, sets["dev"].store))
         elif not recipe.data.has_dev:
@@ -132,7 +139,8 @@ def prepare(
             new_parts = copy_weights(model, recipe.task, pretrained, say, classes.names)
         else:  # a resumed run has recorded them: the pretrained model may be gone
             new_parts = tuple(run.environment().get("new_parts", ()))
-        freeze_and_adapt(model, recipe.init, new_parts, say)
+        if recipe.init.freeze is not None or recipe.init.lora is not None:
+            freeze_and_adapt(model, recipe.init, new_parts, say)
         model.to(device)
     if not recipe.train.evaluate_train:
         sets.pop("train")
@@ -166,7 +174,8 @@ def validate_recipe(recipe: Recipe, pretrained: PretrainedModel | None = None) -
     open_tokenizer_text(recipe)
     if recipe.data.synthetic is None:
         train = open_splits(recipe)["train"]
-        check_class_names(recipe, train)
+        if isinstance(recipe.train.class_weights, dict):
+            refuse_unknown_class(recipe.train.class_weights, read_classes(train))
         if recipe.train.evaluate_test:  # it is read after training: too late for a wrong name
             data = recipe.data
             open_corpus(data.test, task=recipe.task, unit=data.unit, like=train)
