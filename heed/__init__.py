@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator, load
     from heed.config import register
+    from heed.probe.patch import edit_attention
     from heed.runs.run import Run
     from heed.study.recipe_comparison import compare_runs as compare
 
@@ -19,6 +20,7 @@ __all__ = [
     "Translator",
     "__version__",
     "compare",
+    "edit_attention",
     "load",
     "register",
 ]
@@ -38,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from heed.runs.run import Run
 
         return Run
+    if name == "edit_attention":
+        from heed.probe.patch import edit_attention
+
+        return edit_attention
     if name in __all__:
         from heed import api
 

@@ -29,6 +29,7 @@ from heed.errors import ConfigError, HeedWarning
 from heed.files import delete_folder, publish, temporary_folder
 from heed.models import Translator, ctranslate2_support
 from heed.models import ctranslate2_layout as layout
+from heed.nn.attention import has_head_edits
 
 COMPUTE_TYPES = {"float32": "float32", "bf16": "bfloat16", "float16": "float16", "int8": "int8"}
 """heed's names of precisions, and CTranslate2's."""
@@ -88,6 +89,7 @@ class CTranslate2Engine:
         precision: str = "float32",
     ) -> None:
         """`max_source` is how many tokens a source may have."""
+        self.model = model
         check_supported(model)
         device = _choose_device(device)
         compute_type = _compute_type(precision, device)
@@ -131,6 +133,11 @@ class CTranslate2Search:
         numbers: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """The hypotheses for each source (ids without an end token), the best first."""
+        if has_head_edits(self.engine.model):
+            what = (
+                "CTranslate2 decodes with its own copy of the model, whose attention has no edits"
+            )
+            raise ConfigError([f"{what}: use heed's own engine."])
         limits = batch_plan.length_limits(
             [*map(len, sources)],
             max_ratio=max_ratio,

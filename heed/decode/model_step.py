@@ -183,12 +183,14 @@ class LSTMStep(ModelStep):
         ids_bk = state["ids"]
         cache = Cache(states={layer: self._recurrent(state, layer) for layer in self._layers()})
         ids_r1 = ids_bk.flatten()[:, None]
-        tokens = Tokens(torch.zeros_like(ids_r1[:1]))
+        here = state["offset"] + state.generated - 1
+        positions = here.expand_as(ids_bk).reshape(-1, 1)
+        tokens = Tokens(positions)
         attention = None
         if isinstance(self.model, Translator):
             memory = state[f"{self.name}.memory"].flatten(0, 1)
             real = _expand_beams(state["source_real"], ids_bk.shape[1]).flatten(0, 1)
-            source = Tokens(tokens.positions_bn, real)
+            source = Tokens(state["source_positions"], real)
             out = self.model.decode(
                 ids_r1, tokens, memory, source, cache=cache, weights=with_attention
             )

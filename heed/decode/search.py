@@ -36,6 +36,7 @@ from heed.decode.state import DecodeState, GrowAxis, ShapeKey, StateTensors, con
 from heed.decode.strategy import Hypothesis, Strategy
 from heed.errors import HeedWarning
 from heed.models.inference import evaluating, nan_error, position_limit
+from heed.nn.attention import has_head_edits
 from heed.nn.kernels.prepacked_weights import prepack_weights
 
 CHECK_EVERY = 4
@@ -279,14 +280,16 @@ class Search:
         self, state: DecodeState, rows: list[int], capacity: int
     ) -> tuple[DecodeState, Step]:
         """Move these inputs to a state of the size they need, and return it with its step."""
-        if not self.capture and capacity == state.capacity:
+        # A captured graph replays the attention it was captured with: no edit made since.
+        captures = self.capture and not any(map(has_head_edits, self.models))
+        if not captures and capacity == state.capacity:
             compacted = state.compact(rows)
             return compacted, partial(self._step, compacted)
         slots = self.sizes.slots(len(rows))
         key = state.shape_key(slots, capacity)
-        if key in self._captured:
+        if captures and key in self._captured:
             resized, step = self._captured[key]
-        elif self.capture:
+        elif captures:
             self._evict_captured()
             resized = state.new_empty(slots, capacity)
             self._captured[key] = resized, (step := self._capture_step(resized))

@@ -7,7 +7,7 @@ head width, w model width.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -94,11 +94,28 @@ class AttentionInputs(NamedTuple):
     cache: LayerCache | None = None
 
 
+class HeadEdit(Protocol):
+    """A change of what some heads attend to, or of their outputs, while a model is studied."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it edits attention weights, which only `attend` returns."""
+
+    def edit_weights(self, weights_bhnm: Tensor, context: AttentionContext) -> Tensor:
+        """The weights that multiply the values, in place of the model's own."""
+
+    def edit_outputs(self, out_bhnd: Tensor, context: AttentionContext) -> Tensor:
+        """The outputs that the heads merge, in place of the model's own."""
+
+
 class MultiHeadAttention(nn.Module):
     """Project to heads, apply the position encoding, attend, merge the heads, project back.
 
     With `source_width` the keys and values come from another sequence (cross-attention).
     """
+
+    head_edit: HeadEdit | None = None
+    """Set by `heed.probe.patch.edit_attention` for as long as its context lasts."""
 
     def __init__(
         self,
@@ -142,11 +159,13 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The attended vectors and, with `weights`, the attention weights (else None)."""
         heads = self.project(x_bnw, context, position, cache)
-        bias = context.shared.bias(position, heads.q_bhnd, self.scale)
-        if weights or position.needs_weights:
+        bias, edit = context.shared.bias(position, heads.q_bhnd, self.scale), self.head_edit
+        if weights or position.needs_weights or (edit is not None and edit.needs_weights):
             out_bhnd, weights_bhnm = self._attend(heads, bias, context, position)
         else:
             out_bhnd, weights_bhnm = self._attend_fast(heads, bias, context), None
+        if edit is not None:
+            out_bhnd = edit.edit_outputs(out_bhnd, context)
         return self.out(self.merge(out_bhnd, context.real_bn)), weights_bhnm if weights else None
 
     def _attend(
@@ -163,6 +182,10 @@ class MultiHeadAttention(nn.Module):
             scale=self.scale,
             dropout=self._dropout(),
         )
+        if self.head_edit is not None and self.head_edit.needs_weights:
+            weights_bhnm = self.head_edit.edit_weights(weights_bhnm, context)
+            v_bhmd = repeat_heads(v, self.heads)
+            out_bhnd = F.dropout(weights_bhnm, self._dropout(), self.training) @ v_bhmd
         extra_bhnd = position.values(weights_bhnm, context.q_positions, context.k_positions)
         return out_bhnd if extra_bhnd is None else out_bhnd + extra_bhnd, weights_bhnm
 
@@ -215,3 +238,8 @@ class MultiHeadAttention(nn.Module):
         counts = (self.kv_heads, self.kv_heads)
         k, v = dispatch.split_heads(self.kv(source_bmw), counts, self.head_width)
         return self.k_norm(k), v
+
+
+def has_head_edits(model: nn.Module) -> bool:
+    """Whether some attention of a model is edited now, so that no copy of it may stand in."""
+    return any(getattr(module, "head_edit", None) is not None for module in model.modules())

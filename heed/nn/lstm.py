@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from heed.config import ModelConfig
-from heed.nn.attention import attend
+from heed.nn.attention import AttentionContext, HeadEdit, attend
 from heed.nn.cache import Cache
 from heed.nn.kernels import dispatch
 from heed.nn.kernels.linear import match_matmul_precision
@@ -28,6 +28,9 @@ State = tuple[Tensor, Tensor]
 
 class LSTMStack(nn.Module):
     """LSTM layers in a row, with dropout between them, and attention to a source after the last."""
+
+    head_edit: HeadEdit | None = None
+    """Set by `heed.probe.patch.edit_attention` for as long as its context lasts."""
 
     def __init__(self, config: ModelConfig, *, layers: int, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -101,12 +104,17 @@ class LSTMStack(nn.Module):
         segments = tokens.segments_bn, source.segments_bn
         mask = Mask(n, m, memory.device, False, source.real_bn, *segments)
         q, kv = self.query(out.x_bnw)[:, None], memory[:, None]
-        if weights:
-            context, attended = attend(q, kv, kv, mask=mask.dense())
-            out.cross_weights.append(attended)
+        if weights or self.head_edit is not None:
+            attended, weights_b1nm = attend(q, kv, kv, mask=mask.dense())
+            if self.head_edit is not None:
+                places = tokens.positions_bn, source.positions_bn
+                context = AttentionContext(*places, mask, tokens.real_bn)
+                weights_b1nm = self.head_edit.edit_weights(weights_b1nm, context)
+                attended = self.head_edit.edit_outputs(weights_b1nm @ kv, context)
+            out.cross_weights += [weights_b1nm] if weights else []
         else:
-            context = dispatch.attention(q, kv, kv, mask=mask)
-        out.x_bnw = torch.tanh(self.combine(torch.cat([context[:, 0], out.x_bnw], dim=-1)))
+            attended = dispatch.attention(q, kv, kv, mask=mask)
+        out.x_bnw = torch.tanh(self.combine(torch.cat([attended[:, 0], out.x_bnw], dim=-1)))
 
 
 class _Rows:

@@ -16,6 +16,7 @@ from heed.decode.sampling import Sample
 from heed.decode.search import Search
 from heed.decode.strategy import Hypothesis, Strategy
 from heed.models.translator import Translator
+from heed.probe.patch import edit_attention, list_heads
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,3 +108,18 @@ def test_bfloat16_decodes(variant: str) -> None:
     model = on_gpu(variant).to(torch.bfloat16)
     results = Search([model], Beam(4), batch_size=8).translate(SOURCES)
     assert all(len(hypotheses) == 1 and hypotheses[0].score <= 0 for hypotheses in results)
+
+
+@pytest.mark.parametrize("edit", ["zero", "previous"])
+@pytest.mark.parametrize("variant", ["rope-concat", "t5-concat", "shaw-values"])
+def test_an_edit_is_not_bypassed_by_a_captured_step(variant: str, edit: str) -> None:
+    """Graphs captured before an edit are not replayed during it, and are used again after it."""
+    model, plain = on_gpu(variant), ending_models.ending_translator(variant)
+    search = Search([model], Beam(3), batch_size=8)
+    before = search.translate(SOURCES)
+    edits = dict.fromkeys(list_heads(model)[::2], edit)
+    with edit_attention(model, edits), edit_attention(plain, edits):
+        edited = search.translate(SOURCES)
+        same(edited, Search([plain], Beam(3), batch_size=8).translate(SOURCES), 1e-3)
+    assert [r[0].score for r in edited] != [r[0].score for r in before]
+    same(search.translate(SOURCES), before)

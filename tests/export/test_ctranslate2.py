@@ -27,6 +27,7 @@ from heed.decode.strategy import Hypothesis
 from heed.errors import ConfigError, HeedError
 from heed.export import export
 from heed.models import Translator, build, huggingface
+from heed.probe.patch import edit_attention
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `serve` is not installed")
 
@@ -416,3 +417,17 @@ def test_suppressed_ids_are_not_generated(tmp_path: Path) -> None:
     served = ctranslate2.Translator(str(tmp_path), intra_threads=1)
     (written,) = served.translate_batch([["p7", "p8"]], beam_size=4, num_hypotheses=4)
     assert not any("<pad>" in one for one in written.hypotheses)
+
+
+def test_an_edit_of_attention_is_refused_not_ignored() -> None:
+    """CTranslate2 has a copy of the weights: it would translate as if there were no edit."""
+    tokenizer = Tokenizer.train(["a b c"], kind="word")
+    model = build("translate", tiny(), vocab=tokenizer.vocab_size)
+    assert isinstance(model, Translator)
+    search = CTranslate2Engine(model, tokenizer).search(DecodeConfig())
+    with (
+        pytest.raises(ConfigError, match="use heed's own engine"),
+        edit_attention(model, {("cross", 0, 0): "zero"}),
+    ):
+        search.translate([[5, 6]])
+    assert search.translate([[5, 6]])
