@@ -17,6 +17,7 @@ ROOT = Path(heed.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 
 ORDER = (
+    "arrays",
     "errors",
     "files",
     "checksums",
@@ -52,7 +53,7 @@ RESTRICTED = {
     "terminal": {"errors"},
     "data": {"errors", "files", "checksums", "config", "plot", "terminal"},
     "recipes": {"errors", "config", "plot", "terminal"},
-    "stats": {"errors"},
+    "stats": {"arrays", "errors"},
 }
 """Parts with a short list of imports, and that list."""
 BESIDE_THE_ORDER = RESTRICTED.keys() - {"stats"}

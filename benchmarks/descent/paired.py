@@ -20,7 +20,8 @@ from ted.joined import welch
 
 from descent.systems import Task
 from descent.training import TABLES
-from heed.stats.bootstrap import RESAMPLES, Floats, Ints, bootstrap, percentile_interval
+from heed.arrays import Floats, Ints
+from heed.stats.bootstrap import BLOCK, RESAMPLES, SEED, percentile_interval
 
 Table = Floats
 """Two numbers for every text, [n, 2]."""
@@ -64,7 +65,10 @@ def _drawn(seeds: Seeds) -> Floats:
         sums = (table[drawn].sum(axis=1) for table in tables)
         return np.mean([both[:, 0] / both[:, 1] for both in sums], axis=0)
 
-    return bootstrap(mean, len(tables[0]), RESAMPLES)
+    random, texts = np.random.Generator(np.random.PCG64(SEED)), len(tables[0])
+    rows = max(1, BLOCK // texts)
+    sizes = [(min(rows, RESAMPLES - first), texts) for first in range(0, RESAMPLES, rows)]
+    return np.concatenate([mean(random.integers(texts, size=size)) for size in sizes])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from heed import plot
+from heed.arrays import Floats, Ints
 from heed.data.corpus import Record
 from heed.data.corpus.lines import escape_tsv
 from heed.data.token_store import class_index
@@ -30,14 +31,13 @@ from heed.metrics.baselines import (
     require_sklearn,
 )
 from heed.metrics.calibration import apply_temperature, calibration_metrics, fit_temperature
-from heed.metrics.classification import Predictions, classification_metrics, compare_accuracy
+from heed.metrics.classification import Predictions, classification_metrics
 from heed.metrics.item_columns import classification_columns
+from heed.metrics.paired_accuracy import compare_accuracy
 from heed.models import Classifier
 from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.runs.labels import Calibration, Classes
 from heed.runs.results_file import PREDICTIONS, Result, save_table
-from heed.stats.bootstrap import Floats, Ints
-from heed.stats.correction import holm
 
 UNCALIBRATED = (
     "log_loss",
@@ -158,16 +158,17 @@ def _compare_with_baselines(
     """The metrics of baselines on some of the texts, and the run compared with each."""
     ours, resamples = predictions.subset(rows), job.options.resamples
     theirs = [one.predictions.subset(rows) for one in baselines]
-    paired = [compare_accuracy(ours, other) for other in theirs]
-    corrected, results = holm([one.p for one in paired]), []
-    for baseline, other, test, p in zip(baselines, theirs, paired, corrected, strict=True):
+    results = []
+    for baseline, other, test in zip(
+        baselines, theirs, compare_accuracy(ours, theirs), strict=True
+    ):
         names = [str(i) for i in range(other.classes)]
         metrics = classification_metrics(other, names, resamples=resamples)
         results.append(
             {
                 "name": baseline.name,
                 "hyperparameters": baseline.hyperparameters,
-                "paired": asdict(test) | {"p_corrected": p},
+                "paired": asdict(test),
             }
             | {key: metrics[key] for key in ("accuracy", "macro_f1", "interval")}
         )

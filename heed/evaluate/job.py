@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from heed.arrays import Floats
 from heed.config import Recipe
 from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import Record
@@ -18,7 +19,6 @@ from heed.runs.item_counts import (
     BLOCK,
     IN_TRAIN,
     TEXT,
-    Floats,
     ItemCounts,
     hash_texts,
     in_train_column,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from heed.stats.verdicts import format_p
+
 Result = Mapping[str, Any]
-DIGITS = 4
-"""Decimal places of a p-value."""
 
 
 def format_interval(interval: Result, form: str = "{:.2f}", metric: str | None = "bleu") -> str:
@@ -29,19 +28,14 @@ def format_percent(result: Result, key: str) -> str:
     return f"{text}  [{100 * interval['low']:.1f}, {100 * interval['high']:.1f}]"
 
 
-def format_p(p: float, *, is_bound: bool = False) -> str:
-    """A p-value of four decimal places.
-
-    It is printed as `<0.0010` where it is an upper bound, because no random draw was as extreme, or
-    where it has more places.
-    """
-    unit = 10.0**-DIGITS
-    if is_bound or p < unit:
-        # Rounded up, with room for the rounding of p itself: 1 / 1001 is below 0.0010.
-        return f"<{max(unit, math.ceil(p / unit - 1e-6) * unit):.{DIGITS}f}"
-    return f"{p:.{DIGITS}f}"
-
-
 def format_paired_p(paired: Result) -> str:
-    """The corrected p-value of a paired randomization test."""
-    return format_p(paired["p_corrected"], is_bound=paired["p"] <= paired["p_resolution"])
+    """The corrected p-value of a comparison of two systems over items."""
+    p = format_p(paired["p_corrected"], below_resolution=paired["p_is_bound"])
+    return p.removeprefix("= ")
+
+
+def format_difference(paired: Result, form: str = "{:+.2f}", factor: float = 1.0) -> str:
+    """A difference with its interval: `-1.20  [-2.10, -0.30]`."""
+    bounds = [paired["interval"]["low"], paired["interval"]["high"]]
+    low, high = (form.format(factor * bound) for bound in bounds)
+    return f"{form.format(factor * paired['difference'])}  [{low}, {high}]"

@@ -9,13 +9,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heed.evaluate.table_cells import format_interval, format_paired_p
+from heed.evaluate.table_cells import format_difference, format_interval, format_paired_p
 from heed.terminal import build_grid, build_note, build_table
 
 Result = Mapping[str, Any]
 SACREBLEU_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 NLTK = "nltk_mean_sentence_bleu"
 LENGTH_TITLE = "BLEU by source length"
+ITEMS_ONLY = (
+    "These tests are over test items alone: they compare these outputs, not the recipes behind "
+    "them. Another seed can change the result; heed compare takes several seeds of each recipe."
+)
 SHOWN_CHARS = 240
 """Characters of an example sentence that are shown; `--sentences` writes all of them."""
 
@@ -36,18 +40,15 @@ def render_comparison(
 ) -> Iterator[RenderableType]:
     """Systems compared with the first; `untested` is the table of metrics without a test."""
     baseline = systems[result["baseline"]]
-    numbers = ("score", "95% interval", "Δ", "p")
-    table = build_table("", "system", *numbers, no_wrap=("", *numbers))
+    numbers = ("score", "difference", "p")
+    table = build_table("", "system", *numbers, no_wrap=("", *numbers), compact=True)
     for key, label in SACREBLEU_NAMES.items():
         for name, system in systems.items():
             if key in system:
                 interval, paired = (system.get(k, {}).get(key) for k in ("interval", "paired"))
-                if paired is None and system is not baseline:  # no samples, so no tests
-                    paired = {"difference": system[key] - baseline[key]}
-                bounds = format_interval(interval, metric=key) if interval else ""
-                table.add_row(
-                    label, Text(name), f"{system[key]:.2f}", bounds, *_format_tests(paired)
-                )
+                bounds = f"  {format_interval(interval, metric=key)}" if interval else ""
+                tests = (format_difference(paired), format_paired_p(paired)) if paired else ()
+                table.add_row(label, Text(name), f"{system[key]:.2f}{bounds}", *tests)
         if key in baseline:
             table.add_section()
     yield build_note(
@@ -58,17 +59,21 @@ def render_comparison(
     if "by_source_length" in baseline:
         yield _build_length_table(systems)
     yield _build_signatures(baseline["signature"])
-    if result["tests"]:
-        yield build_note(_describe_test(len(systems) - 1, "by_source_length" in baseline))
-        yield _build_signatures(result["tests"]["randomization"])
+    yield build_note(_describe_test(result, "by_source_length" in baseline))
+    yield build_note(ITEMS_ONLY)
 
 
-def _describe_test(comparisons: int, by_length: bool) -> str:
+def _describe_test(result: Result, by_length: bool) -> str:
     """What p is, and which comparisons it is corrected for."""
-    families = [f"the {comparisons} comparisons of a metric"] if comparisons > 1 else []
-    families += ["all tests by length"] if by_length else []
-    corrected = f", corrected for {' and for '.join(families)} (Holm)" if families else ""
-    return f"p: two-sided paired approximate randomization{corrected}"
+    comparisons, test = len(result["systems"]) - 1, result["test"]
+    families = [f"the {comparisons} comparisons of a metric (max-t)"] if comparisons > 1 else []
+    families += ["all ranges of length (Bonferroni)"] if by_length else []
+    corrected = f", corrected for {' and for '.join(families)}" if families else ""
+    seed = "a new seed each time" if test["seed"] is None else f"seed {test['seed']}"
+    return (
+        f"p: two-sided paired {test['name']}, {test['trials']:,} trials, {seed}{corrected}; "
+        "differences with 95% intervals by jackknife"
+    )
 
 
 def _build_length_table(systems: Mapping[str, Result]) -> Table:
@@ -119,14 +124,6 @@ def _shorten(text: str) -> str:
     if len(text) <= SHOWN_CHARS:
         return text
     return f"{text[:SHOWN_CHARS].rstrip()} … ({len(text):,} characters)"
-
-
-def _format_tests(paired: Result | None) -> Iterator[str]:
-    """The difference and the p-value of a paired comparison; nothing for the baseline."""
-    if paired is not None:
-        yield f"{paired['difference']:+.2f}"
-        if "p" in paired:
-            yield format_paired_p(paired)
 
 
 def _build_signatures(signatures: Mapping[str, str]) -> Table:

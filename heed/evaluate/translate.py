@@ -9,8 +9,8 @@ from typing import cast
 from heed.decode.settings import merge_decode_config
 from heed.evaluate.job import Job
 from heed.metrics.corpus_bleu import METRICS
-from heed.metrics.item_columns import translation_columns
 from heed.metrics.systems import SystemScores, score_systems
+from heed.metrics.translation_counts import translation_columns
 from heed.models import Translator
 from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.runs.results_file import TRANSLATIONS, Result, save_table

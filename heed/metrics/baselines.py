@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from heed.arrays import Floats, Ints
 from heed.errors import RunError
 from heed.metrics.classification import Predictions
-from heed.stats.bootstrap import Floats, Ints
 
 PENALTIES = {"linear SVM": (0.05, 0.2, 0.5, 1.0), "logistic": (1.0, 4.0, 10.0, 20.0)}
 """Values of C to try; smaller regularizes more."""

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from heed.arrays import Floats, Ints
 from heed.metrics.classification import Predictions
-from heed.stats.bootstrap import SEED, Floats, Ints
+from heed.stats.bootstrap import SEED
 from heed.stats.intervals import (
     LEVEL,
     Interval,

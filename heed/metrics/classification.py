@@ -12,14 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.stats.bootstrap import BLOCK, RESAMPLES, SEED, Floats, Ints, percentile_interval
-from heed.stats.intervals import (
-    Interval,
-    intervals_as_json,
-    paired_share_interval,
-    wilson_interval,
-)
-from heed.stats.paired_tests import mcnemar_p
+from heed.arrays import Floats, Ints
+from heed.stats.bootstrap import BLOCK, RESAMPLES, SEED, percentile_interval
+from heed.stats.intervals import Interval, intervals_as_json, wilson_interval
 
 MAX_CLASSES = 50
 """Number of classes up to which every cell of the confusion matrix gets an interval."""
@@ -55,9 +50,6 @@ class Predictions:
     def correct(self) -> NDArray[np.bool_]:
         """[n] whether each prediction is correct."""
         return self.labels == self.predicted
-
-
-# ---------------------------------------------------------------------------------- one classifier
 
 
 def confusion_matrix(predictions: Predictions) -> Ints:
@@ -185,36 +177,3 @@ def _macro_f1_of_cells(draws_rc: Ints, actual: Ints, predicted: Ints, k: int) ->
     np.add.at(sizes, predicted, draws_rc.T)
     f1, occurs = _ratio(2 * correct, sizes), sizes > 0
     return _ratio((f1 * occurs).sum(axis=0), occurs.sum(axis=0))
-
-
-# --------------------------------------------------------------------------------- two classifiers
-
-
-@dataclass(frozen=True)
-class PairedAccuracy:
-    """The accuracies of two classifiers on the same texts, compared."""
-
-    difference: float
-    """Our accuracy minus theirs."""
-    interval: Interval
-    only_ours: int
-    """Texts that only our classifier predicts correctly."""
-    only_theirs: int
-    """Texts that only the other classifier predicts correctly."""
-    p: float
-    """P-value of the exact McNemar test."""
-
-
-def compare_accuracy(ours: Predictions, theirs: Predictions) -> PairedAccuracy:
-    """Test whether two classifiers differ in accuracy on the same texts."""
-    if len(ours) != len(theirs) or not np.array_equal(ours.labels, theirs.labels):
-        raise ValueError("A paired test needs the predictions of two systems for the same texts.")
-    wins = int((ours.correct & ~theirs.correct).sum())
-    losses = int((theirs.correct & ~ours.correct).sum())
-    return PairedAccuracy(
-        difference=(wins - losses) / len(ours),
-        interval=paired_share_interval(wins, losses, len(ours)),
-        only_ours=wins,
-        only_theirs=losses,
-        p=mcnemar_p(wins, losses),
-    )

@@ -7,7 +7,7 @@ References are one list of texts per reference file, as in sacreBLEU.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +19,7 @@ from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest, estimate_ci
-from sacrebleu.significance import Result as SacrebleuResult
+from sacrebleu.significance import estimate_ci
 
 from heed.stats.intervals import Interval
 
@@ -30,7 +29,7 @@ Texts = Sequence[str]
 class CachedStatistics:
     """Mixin for a sacreBLEU metric: caches the statistics of each sentence and its references.
 
-    The clean part of a set, groups of lengths and paired tests all score the same sentences again,
+    The clean part of a set, groups of lengths and item counts all score the same sentences again,
     and TER takes seconds for a long one.
     """
 
@@ -119,8 +118,8 @@ def _corpus_score(
         return Score(score, str(metric.get_signature()))
     metric._check_corpus_score_args(hypotheses, references)
     statistics = metric._extract_corpus_statistics(hypotheses, references)
-    seed = os.environ.get(SEED_VARIABLE, DEFAULT_SEED).lower()
-    metric.n_bootstrap, metric.seed = resamples, seed
+    seed = current_seed()
+    metric.n_bootstrap, metric.seed = resamples, "none" if seed is None else str(seed)
     score = metric._aggregate_and_compute(statistics)
     samples = _bootstrap_scores(metric, statistics, resamples, seed)
     try:
@@ -132,63 +131,20 @@ def _corpus_score(
 
 
 def _bootstrap_scores(
-    metric: Metric, statistics: Sequence[Any], resamples: int, seed: str
+    metric: Metric, statistics: Sequence[Any], resamples: int, seed: int | None
 ) -> list[SacrebleuScore]:
     """The scores of sacreBLEU's bootstrap samples, one sample in memory at a time.
 
     sacreBLEU draws all at once, which takes tens of kilobytes for each sentence. Its generator
     gives the same numbers in rows, and sums of rows are the same.
     """
-    random = np.random.default_rng(None if seed == "none" else int(seed))
+    random = np.random.default_rng(seed)
     rows = np.array(statistics, dtype="float32")
     scores = []
     for _ in range(resamples):
         sample = rows[random.choice(len(rows), size=len(rows), replace=True)]
         scores.append(metric._compute_score_from_stats(sample.sum(0)))
     return scores
-
-
-@dataclass(frozen=True)
-class PairedTestResult:
-    """The result of one paired test for one system and metric; the baseline has no p-value."""
-
-    score: Score
-    p: float | None
-
-
-def paired_test(
-    kind: str,
-    systems: Mapping[str, Texts],
-    references: Sequence[Texts],
-    *,
-    metrics: Sequence[str],
-    trials: int,
-) -> dict[str, list[PairedTestResult]]:
-    """Compare each system with the first by sacreBLEU's paired test; results by metric.
-
-    `kind` is "bs" (paired bootstrap) or "ar" (paired approximate randomization).
-    """
-    test = PairedTest(
-        [(name, list(texts)) for name, texts in systems.items()],
-        {name: METRICS[name]() for name in metrics},
-        [list(texts) for texts in references],
-        test_type=kind,
-        n_samples=trials,
-    )
-    signatures, results = test()
-    by_metric = {}
-    # sacreBLEU uses its own names (chrF2 for chrf), in the order of the metrics.
-    for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
-        system_results = [one for one in results[key] if isinstance(one, SacrebleuResult)]
-        by_metric[name] = [_test_result(one, str(signature)) for one in system_results]
-    return by_metric
-
-
-def _test_result(result: SacrebleuResult, signature: str) -> PairedTestResult:
-    interval = None
-    if result.mean is not None and result.ci is not None:
-        interval = Interval.around(result.mean, result.ci)
-    return PairedTestResult(Score(float(result.score), signature, interval), result.p_value)
 
 
 def bleu(hypotheses: Texts, references: Texts) -> Score:
@@ -200,6 +156,12 @@ def length_ratio(hypotheses: Texts, references: Sequence[Texts]) -> float:
     """Hypothesis length over (closest) reference length, in BLEU's tokens."""
     score = CachedBLEU().corpus_score(list(hypotheses), [list(texts) for texts in references])
     return float(score.ratio)
+
+
+def current_seed() -> int | None:
+    """sacreBLEU's seed; None where its environment variable asks for another at each call."""
+    seed = os.environ.get(SEED_VARIABLE, DEFAULT_SEED).lower()
+    return None if seed == "none" else int(seed)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Item counts of each task, from the answers that an evaluation made."""
+"""Item counts of classifiers and language models, from the answers that an evaluation made."""
 
 from __future__ import annotations
 
@@ -6,36 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from heed.arrays import Floats
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.metrics.classification import Predictions
-from heed.metrics.corpus_bleu import METRICS, Texts
-from heed.metrics.item_metrics import COUNTS
 from heed.metrics.perplexity import LossCounts, TokenLosses
 from heed.runs.item_counts import to_columns
-from heed.stats.variance import Floats
 
 MIN_TEXTS = 10
 """With fewer texts, the items of a language model are blocks of them."""
 BLOCKS = 40
 LOSS_COLUMNS = ("loss", "tokens", "words", "bytes", "correct")
-
-
-def translation_columns(
-    hypotheses: Texts, references: Sequence[Texts], metrics: Sequence[str]
-) -> tuple[dict[str, Floats], dict[str, str]]:
-    """The counts of every sentence, and the signature of each metric."""
-    columns: dict[str, Floats] = {}
-    signatures = {}
-    reference_lists = [list(texts) for texts in references]
-    for name in metrics:
-        metric = METRICS[name]()
-        counts = np.array(metric._extract_corpus_statistics(list(hypotheses), reference_lists))
-        columns |= {
-            f"{name}.{count}": counts[:, i].astype(np.float64)
-            for i, count in enumerate(COUNTS[name])
-        }
-        signatures[name] = str(metric.get_signature())
-    return columns, signatures
 
 
 def classification_columns(predictions: Predictions) -> dict[str, Floats]:

@@ -8,13 +8,16 @@ Shapes: n items, c counts.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from heed.arrays import Floats
 from heed.runs.item_counts import ItemCounts
 from heed.stats.comparison import SumMetric
-from heed.stats.variance import Floats
+from heed.stats.variance import Metric
 
 BLEU_COUNTS = ("hyp_len", "ref_len", *(f"match{i}" for i in range(1, 5)))
 BLEU_COUNTS += tuple(f"total{i}" for i in range(1, 5))
@@ -26,10 +29,15 @@ COUNTS = {"bleu": BLEU_COUNTS, "chrf": CHRF_COUNTS, "ter": TER_COUNTS}
 
 @dataclass(frozen=True)
 class ItemMetric:
-    """A metric and the counts [n, c] that it is a function of."""
+    """A metric and the counts that it is a function of."""
 
     metric: SumMetric
-    counts_nc: Floats
+    build_counts: Callable[[], Floats]
+
+    @cached_property
+    def counts_nc(self) -> Floats:
+        """The counts [n, c] of every item."""
+        return self.build_counts()
 
     @property
     def value(self) -> float:
@@ -43,55 +51,60 @@ def item_metrics(items: ItemCounts) -> dict[str, ItemMetric]:
     match items.task:
         case "translate":
             present = [name for name in COUNTS if f"{name}.{COUNTS[name][0]}" in columns]
-            return {name: _translation_metric(name, columns) for name in present}
+            return {name: translation_metric(name, columns) for name in present}
         case "classify":
             return _classification_metrics(columns, len(items.classes))
         case _:
             return _loss_metrics(columns)
 
 
-def _translation_metric(name: str, columns: dict[str, Floats]) -> ItemMetric:
+def translation_metric(name: str, columns: Mapping[str, Floats]) -> ItemMetric:
+    """BLEU, chrF or TER of the counts of every sentence."""
     function = {"bleu": bleu_score, "chrf": chrf_score, "ter": ter_score}[name]
     label = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}[name]
-    counts = np.stack([columns[f"{name}.{count}"] for count in COUNTS[name]], axis=-1)
-    return ItemMetric(SumMetric(label, function, higher_is_better=name != "ter"), counts)
+    metric = SumMetric(label, function, higher_is_better=name != "ter")
+    return ItemMetric(metric, lambda: _stack(columns[f"{name}.{c}"] for c in COUNTS[name]))
 
 
-def _classification_metrics(columns: dict[str, Floats], classes: int) -> dict[str, ItemMetric]:
-    label, predicted = columns["label"].astype(int), columns["predicted"].astype(int)
-    ones = np.ones(len(label))
-    correct = np.stack([(label == predicted).astype(np.float64), ones], axis=-1)
-    confusion = np.zeros((len(label), classes * classes))
-    confusion[np.arange(len(label)), label * classes + predicted] = 1
+def _classification_metrics(columns: Mapping[str, Floats], classes: int) -> dict[str, ItemMetric]:
+    label, predicted = columns["label"], columns["predicted"]
+    macro_f1 = SumMetric("macro F1", _macro_f1, unit="points of macro F1")
+    log_loss = SumMetric("log loss", _ratio, higher_is_better=False, digits=4)
+
+    def confusion() -> Floats:
+        counts = np.zeros((len(label), classes * classes))
+        counts[np.arange(len(label)), (label * classes + predicted).astype(int)] = 1
+        return counts
+
+    def per_text(values: Floats) -> Floats:
+        return _stack([values.astype(np.float64), np.ones(len(values))])
+
     metrics = {
-        "accuracy": ItemMetric(SumMetric("accuracy", _percent, unit="points of accuracy"), correct),
-        "macro_f1": ItemMetric(
-            SumMetric("macro F1", _macro_f1, unit="points of macro F1"), confusion
-        ),
+        "accuracy": ItemMetric(ACCURACY, lambda: per_text(label == predicted)),
+        "macro_f1": ItemMetric(macro_f1, confusion),
     }
     if "log_probability" in columns:
-        losses = np.stack([-columns["log_probability"], ones], axis=-1)
-        metrics["log_loss"] = ItemMetric(
-            SumMetric("log loss", _ratio, higher_is_better=False, digits=4), losses
-        )
+        losses = columns["log_probability"]
+        metrics["log_loss"] = ItemMetric(log_loss, lambda: per_text(-losses))
     return metrics
 
 
-def _loss_metrics(columns: dict[str, Floats]) -> dict[str, ItemMetric]:
-    def ratio(name: str, function: str, divisor: str, digits: int) -> ItemMetric:
-        functions = {"bits": _bits, "exp": _perplexity, "ratio": _ratio}
-        counts = np.stack([columns["loss"], columns[divisor]], axis=-1)
-        metric = SumMetric(name, functions[function], higher_is_better=False, digits=digits)
-        return ItemMetric(metric, counts)
+def _loss_metrics(columns: Mapping[str, Floats]) -> dict[str, ItemMetric]:
+    def ratio(name: str, function: Metric, divisor: str, digits: int) -> ItemMetric:
+        metric = SumMetric(name, function, higher_is_better=False, digits=digits)
+        return ItemMetric(metric, lambda: _stack([columns["loss"], columns[divisor]]))
 
-    correct = np.stack([columns["correct"], columns["tokens"]], axis=-1)
     return {
-        "bits_per_byte": ratio("bits per byte", "bits", "bytes", 4),
-        "perplexity": ratio("perplexity", "exp", "tokens", 2),
-        "word_perplexity": ratio("word perplexity", "exp", "words", 1),
-        "loss": ratio("loss", "ratio", "tokens", 4),
-        "accuracy": ItemMetric(SumMetric("accuracy", _percent, unit="points of accuracy"), correct),
+        "bits_per_byte": ratio("bits per byte", _bits, "bytes", 4),
+        "perplexity": ratio("perplexity", _perplexity, "tokens", 2),
+        "word_perplexity": ratio("word perplexity", _perplexity, "words", 1),
+        "loss": ratio("loss", _ratio, "tokens", 4),
+        "accuracy": ItemMetric(ACCURACY, lambda: _stack([columns["correct"], columns["tokens"]])),
     }
+
+
+def _stack(columns: Iterable[Floats]) -> Floats:
+    return np.stack(list(columns), axis=-1)
 
 
 def _ratio(counts: Floats) -> Floats:
@@ -100,6 +113,10 @@ def _ratio(counts: Floats) -> Floats:
 
 def _percent(counts: Floats) -> Floats:
     return 100 * _ratio(counts)
+
+
+ACCURACY = SumMetric("accuracy", _percent, unit="points of accuracy")
+"""Of counts (correct, all), in percent."""
 
 
 def _bits(counts: Floats) -> Floats:
@@ -111,13 +128,13 @@ def _perplexity(counts: Floats) -> Floats:
 
 
 def _macro_f1(counts: Floats) -> Floats:
-    """The mean over classes of 2 true positives / (labels + predictions), in percent."""
+    """The mean over classes that occur of 2 true positives / (labels + predictions), in percent."""
     classes = math.isqrt(counts.shape[-1])
     confusion = counts.reshape(*counts.shape[:-1], classes, classes)
     hits = np.diagonal(confusion, axis1=-2, axis2=-1)
     sizes = confusion.sum(axis=-1) + confusion.sum(axis=-2)
     scores = np.divide(2 * hits, sizes, out=np.zeros_like(hits), where=sizes > 0)
-    return np.asarray(100 * scores.mean(axis=-1))
+    return np.asarray(100 * scores.sum(axis=-1) / np.maximum((sizes > 0).sum(axis=-1), 1))
 
 
 def bleu_score(counts: Floats) -> Floats:

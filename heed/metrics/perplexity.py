@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from heed.arrays import Floats, Ints
 from heed.data.batching.batch import IGNORE_INDEX
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError
 from heed.models import LanguageModel
 from heed.models.inference import evaluating, position_limit
-from heed.stats.bootstrap import Floats, Ints
 from heed.stats.intervals import ratio_interval
 
 BATCH_TOKENS = 1 << 13

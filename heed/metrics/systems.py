@@ -1,4 +1,8 @@
-"""All scores of one translation system, or of several compared with the first."""
+"""All scores of one translation system, or of several compared with the first.
+
+Each system is one list of outputs, so a comparison is over test items alone: it says whether these
+outputs differ by more than other sentences would make, and nothing of another seed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from heed.arrays import Floats
 from heed.metrics import sentence_bleu as sentence_level
-from heed.metrics.corpus_bleu import METRICS, Texts, corpus_scores, length_ratio
+from heed.metrics.corpus_bleu import (
+    METRICS,
+    Score,
+    Texts,
+    corpus_scores,
+    current_seed,
+    length_ratio,
+    sacrebleu_seed,
+)
+from heed.metrics.item_metrics import translation_metric
 from heed.metrics.sentence_bleu import (
     LengthGroup,
     length_groups,
@@ -15,17 +29,27 @@ from heed.metrics.sentence_bleu import (
     sentence_bleu,
     word_counts,
 )
-from heed.metrics.significance import (
-    ComparedSystem,
-    Comparison,
-    compare_systems,
-    correct_family,
-)
+from heed.metrics.translation_counts import translation_columns
 from heed.stats.bootstrap import RESAMPLES
+from heed.stats.comparison import ALPHA, Comparison, Pair, compare_systems
+from heed.stats.permutation import TRIALS
+from heed.stats.variance import System
 
 SHOWN = 3
 """Number of best, and of worst, sentences to show."""
 NLTK_SIGNATURE = f"mean:sentences|tok:whitespace|order:{sentence_level.ORDER}|smooth:none|scale:0-1"
+
+ItemColumns = Mapping[str, Mapping[str, Floats]]
+"""The counts of every sentence by column, by system."""
+
+
+@dataclass(frozen=True)
+class LengthScores:
+    """Scores of all systems on the sentences of one range of source lengths."""
+
+    group: LengthGroup
+    scores: dict[str, Score]
+    comparison: Comparison | None
 
 
 @dataclass(frozen=True)
@@ -35,10 +59,15 @@ class SystemScores:
     systems: dict[str, Texts]
     references: Sequence[Texts]
     sources: Texts | None
-    corpus: Comparison
-    by_length: list[tuple[LengthGroup, Comparison]]
+    scores: dict[str, dict[str, Score]]
+    """By system, then by metric."""
+    comparisons: dict[str, Comparison]
+    """Every system compared with the first, by metric; none of a single system."""
+    by_length: list[LengthScores]
     sentences: dict[str, list[float]]
     """Sentence BLEU of every sentence, by system."""
+    seed: int | None
+    """Of the bootstrap and of the randomization test."""
 
     def sentence_tsv(self) -> str:
         """Every sentence with its score, as TSV."""
@@ -54,28 +83,33 @@ class SystemScores:
             "texts": len(self.references[0]),
             "baseline": next(iter(results)),
             "systems": list(results.values()),
-            "tests": self.corpus.signatures,
+            "test": {"name": "approximate randomization", "trials": TRIALS, "seed": self.seed},
         }
 
     def _system_result(self, name: str) -> dict[str, Any]:
-        system, texts = self.corpus.systems[name], self.systems[name]
-        scores = {metric: score.score for metric, score in system.scores.items()}
+        scores, texts = self.scores[name], self.systems[name]
         result: dict[str, Any] = {
             "system": name,
             "texts": len(texts),
-            **scores,
-            "signature": {metric: score.signature for metric, score in system.scores.items()}
+            **{metric: score.score for metric, score in scores.items()},
+            "signature": {metric: score.signature for metric, score in scores.items()}
             | {"nltk_mean_sentence_bleu": NLTK_SIGNATURE},
-            "interval": {m: asdict(s.interval) for m, s in system.scores.items() if s.interval},
+            "interval": {m: asdict(s.interval) for m, s in scores.items() if s.interval},
             "length_ratio": length_ratio(texts, self.references),
             "nltk_mean_sentence_bleu": mean_nltk_bleu(texts, self.references),
         }
-        if system.paired:
-            result["paired"] = {metric: asdict(p) for metric, p in system.paired.items()}
+        paired = {
+            metric: _paired_result(pair)
+            for metric, comparison in self.comparisons.items()
+            for pair in comparison.pairs
+            if pair.a == name
+        }
+        if paired:
+            result["paired"] = paired
         if self.by_length:
+            tests = len(self.by_length)
             result["by_source_length"] = [
-                _group_result(group, comparison.systems[name])
-                for group, comparison in self.by_length
+                _length_result(one, name, tests) for one in self.by_length
             ]
         best, worst = sentence_level.best_and_worst(self.sentences[name], SHOWN)
         result["best"] = [self._sentence(name, i) for i in best]
@@ -93,18 +127,30 @@ class SystemScores:
         }
 
 
-def _group_result(group: LengthGroup, system: ComparedSystem) -> dict[str, Any]:
-    score = system.scores["bleu"]
+def _length_result(part: LengthScores, name: str, tests: int) -> dict[str, Any]:
+    score = part.scores[name]
     result: dict[str, Any] = {
-        "words": [group.shortest, group.longest],
-        "texts": len(group.rows),
+        "words": [part.group.shortest, part.group.longest],
+        "texts": len(part.group.rows),
         "bleu": score.score,
     }
     if score.interval:
         result["interval"] = asdict(score.interval)
-    if system.paired:
-        result["paired"] = asdict(system.paired["bleu"])
+    for pair in part.comparison.pairs if part.comparison else ():
+        if pair.a == name:
+            result["paired"] = _paired_result(pair, tests)
     return result
+
+
+def _paired_result(pair: Pair, tests: int = 1) -> dict[str, Any]:
+    """A pair as JSON values; `tests` families share the level (Bonferroni)."""
+    return {
+        "difference": pair.difference,
+        "interval": asdict(pair.interval),
+        "p": pair.p,
+        "p_corrected": min(1.0, tests * pair.corrected_p),
+        "p_is_bound": pair.item_exchange is not None and pair.item_exchange.is_bound,
+    }
 
 
 def score_systems(
@@ -117,29 +163,70 @@ def score_systems(
     seed: int | None = None,
 ) -> SystemScores:
     """Score systems on the same sentences; with sources, also by source length."""
-
-    def score_rows(rows: Sequence[int] | None, metrics: Sequence[str]) -> Comparison:
-        hypotheses = {name: _select(texts, rows) for name, texts in systems.items()}
-        selected = [_select(texts, rows) for texts in references]
-        options: dict[str, Any] = {"metrics": metrics, "resamples": resamples, "seed": seed}
-        if len(systems) > 1 and resamples > 1:
-            return compare_systems(hypotheses, selected, **options)
-        scores = {
-            name: corpus_scores(texts, selected, **options) for name, texts in hypotheses.items()
-        }
-        return Comparison({name: ComparedSystem(one, {}) for name, one in scores.items()}, {})
-
     groups = [] if sources is None else length_groups(word_counts(sources))
-    by_length = correct_family([score_rows(group.rows, ("bleu",)) for group in groups])
-    return SystemScores(
-        systems=dict(systems),
-        references=references,
-        sources=sources,
-        corpus=score_rows(None, metrics),
-        by_length=list(zip(groups, by_length, strict=True)),
-        sentences={name: sentence_bleu(texts, references) for name, texts in systems.items()},
+    with sacrebleu_seed(seed):
+        items = {}
+        if len(systems) > 1:
+            names = tuple(dict.fromkeys([*metrics, "bleu"] if groups else metrics))
+            items = {
+                name: translation_columns(texts, references, names)[0]
+                for name, texts in systems.items()
+            }
+        return SystemScores(
+            systems=dict(systems),
+            references=references,
+            sources=sources,
+            scores=_corpus_scores(systems, references, metrics, resamples),
+            comparisons={metric: _compare(items, metric) for metric in metrics if items},
+            by_length=[
+                _score_length(systems, references, items, group, len(groups), resamples)
+                for group in groups
+            ],
+            sentences={name: sentence_bleu(texts, references) for name, texts in systems.items()},
+            seed=current_seed(),
+        )
+
+
+def _score_length(
+    systems: Mapping[str, Texts],
+    references: Sequence[Texts],
+    items: ItemColumns,
+    group: LengthGroup,
+    groups: int,
+    resamples: int,
+) -> LengthScores:
+    """BLEU on the sentences of one range of lengths; intervals hold for all ranges together."""
+    chosen = {name: [texts[i] for i in group.rows] for name, texts in systems.items()}
+    chosen_references = [[texts[i] for i in group.rows] for texts in references]
+    scores = _corpus_scores(chosen, chosen_references, ("bleu",), resamples)
+    rows = {
+        name: {key: values[list(group.rows)] for key, values in columns.items()}
+        for name, columns in items.items()
+    }
+    comparison = _compare(rows, "bleu", alpha=ALPHA / groups) if items else None
+    return LengthScores(group, {name: one["bleu"] for name, one in scores.items()}, comparison)
+
+
+def _corpus_scores(
+    systems: Mapping[str, Texts],
+    references: Sequence[Texts],
+    metrics: Sequence[str],
+    resamples: int,
+) -> dict[str, dict[str, Score]]:
+    return {
+        name: corpus_scores(texts, references, metrics=metrics, resamples=resamples)
+        for name, texts in systems.items()
+    }
+
+
+def _compare(items: ItemColumns, name: str, alpha: float = ALPHA) -> Comparison:
+    """Every system compared with the first, on the same items."""
+    metrics = {system: translation_metric(name, columns) for system, columns in items.items()}
+    first = next(iter(metrics))
+    return compare_systems(
+        [System(system, one.counts_nc[None]) for system, one in metrics.items()],
+        metrics[first].metric,
+        baseline=first,
+        alpha=alpha,
+        seed=current_seed(),
     )
-
-
-def _select(texts: Texts, rows: Sequence[int] | None) -> Texts:
-    return texts if rows is None else [texts[i] for i in rows]

@@ -16,22 +16,36 @@ def find_runs(names: Sequence[str | Path]) -> list[Run]:
     """
     runs: dict[Path, Run] = {}
     for name in map(str, names):
-        path = Path(name)
-        is_pattern = any(sign in name for sign in "*?[") and not path.exists()
-        root = Path(path.anchor)
-        folders = sorted(root.glob(str(path.relative_to(root)))) if is_pattern else [path]
-        matches = [run for folder in folders if folder.is_dir() for run in runs_below(folder)]
+        matches = [run for path in expand_pattern(name) for run in runs_below(path)]
         if not matches:
-            what = "there is no such folder."
-            if is_pattern:
-                what = "no run matches this pattern."
-            elif path.exists():
-                what = "there is no run here."
-            todo = "Name run folders or folders of runs; `heed runs` lists those in runs/."
-            raise RunError(what, where=name, todo=todo)
+            raise no_run_error(name)
         for run in matches:
             runs.setdefault(run.folder.resolve(), run)
     return list(runs.values())
+
+
+def expand_pattern(name: str) -> list[Path]:
+    """The paths that match a glob pattern, sorted; a name that is no pattern is its own path."""
+    path = Path(name)
+    if not _is_pattern(name):
+        return [path]
+    root = Path(path.anchor)
+    return sorted(root.glob(str(path.relative_to(root))))
+
+
+def no_run_error(name: str) -> RunError:
+    """The error for a name that means no run."""
+    what = "there is no such folder."
+    if _is_pattern(name):
+        what = "no run matches this pattern."
+    elif Path(name).exists():
+        what = "there is no run here."
+    todo = "Name run folders or folders of runs; `heed runs` lists those in runs/."
+    return RunError(what, where=name, todo=todo)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[") and not Path(name).exists()
 
 
 def runs_below(folder: Path) -> list[Run]:

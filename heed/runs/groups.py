@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from heed.config import Recipe
 
@@ -19,6 +19,7 @@ UNSET = "unset"
 """Stands for the value of a key that a recipe does not have."""
 _PLAIN = re.compile(r"(?!(?:true|false|unset)$)[A-Za-z_][\w./-]*")
 _Key = tuple[str, ...]
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def group_runs(recipes: Mapping[str, Recipe | Mapping[str, Any]]) -> list[RunGro
         groups.setdefault(_to_text(sorted(values.items())), []).append(run)
     members = list(groups.values())
     settings = [flat[runs[0]] for runs in members]
-    differing = _differing_keys(settings)
+    differing = differing_keys(settings)
     names = _name_by_keys(differing, settings) or _name_by_runs(members)
     return [
         RunGroup(
@@ -96,10 +97,19 @@ def _to_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _differing_keys(settings: Sequence[Mapping[_Key, Any]]) -> list[_Key]:
-    """The keys whose values are not the same in all recipes, in the order of the recipes."""
+def differing_keys(
+    settings: Sequence[Mapping[_K, Any]], *, ignored: Collection[Any] = ()
+) -> list[_K]:
+    """The keys whose values are not the same in all recipes, in the order of the recipes.
+
+    Values in `ignored` differ from nothing.
+    """
     keys = dict.fromkeys(chain.from_iterable(settings))
-    return [key for key in keys if len({_to_text(one.get(key)) for one in settings}) > 1]
+    values = {
+        key: {_to_text(one.get(key)) for one in settings if one.get(key) not in ignored}
+        for key in keys
+    }
+    return [key for key in keys if len(values[key]) > 1]
 
 
 def _name_by_keys(

@@ -20,6 +20,7 @@ from heed.config import SECTIONS, ModelConfig, Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.discovery import runs_below
+from heed.runs.groups import differing_keys
 from heed.runs.results_file import read_results
 from heed.runs.run import Run
 from heed.terminal import build_note, build_table
@@ -180,9 +181,8 @@ def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list
 def _differing_keys(runs: Sequence[Entry]) -> list[str]:
     """Recipe keys with more than one value among the runs, usual ones first."""
     settings = [run["settings"] for run in runs if run["settings"] is not None]
-    keys = dict.fromkeys([*USUAL_KEYS, *(key for one in settings for key in one)])
-    values = {key: {repr(one.get(key)) for one in settings} - {repr(NONE)} for key in keys}
-    return [key for key in keys if len(values[key]) > 1]
+    differing = differing_keys(settings, ignored=(NONE,))
+    return sorted(differing, key=lambda key: (*USUAL_KEYS, key).index(key))
 
 
 def _find_column(name: str) -> str:

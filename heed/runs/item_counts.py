@@ -18,7 +18,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.arrays import Floats
 from heed.errors import RunError
 from heed.files import write_atomic
-
-Floats = NDArray[np.float64]
 
 FORMAT = 1
 MAX_BYTES = 1 << 28
@@ -61,11 +60,6 @@ class ItemCounts:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
-
-    def subset(self, rows: NDArray[np.bool_]) -> ItemCounts:
-        """The items of these rows."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        return replace(self, columns=columns)
 
     @property
     def clean_rows(self) -> NDArray[np.bool_] | None:

@@ -1,1 +1,1 @@
-"""Statistics: intervals, bootstrap, paired tests, correction. Knows nothing of text."""
+"""Statistics: intervals, variance, comparisons, power and verdicts. Knows nothing of text."""

@@ -13,12 +13,13 @@ from math import isnan, sqrt
 
 import numpy as np
 
+from heed.arrays import Floats, Ints
 from heed.stats.distributions import student_t_quantile, student_t_tail
 from heed.stats.families import JudgedContrast, best_set, judge_family
 from heed.stats.intervals import Interval
-from heed.stats.permutation import RandomizationResult, exchange_items, permute_seeds
+from heed.stats.permutation import SEED, RandomizationResult, exchange_items, permute_seeds
 from heed.stats.power import design_of, seeds_needed
-from heed.stats.variance import Floats, Ints, Metric, System, Variances, estimate_variances
+from heed.stats.variance import Metric, System, Variances, estimate_variances, merge_clusters
 
 ALPHA = 0.05
 MIN_SEEDS = 3
@@ -59,7 +60,9 @@ class Pair:
     """Of this pair alone, for the two one-sided tests of equivalence."""
     df: float
     p: float
+    """Of this pair alone. Of two single runs it is that of randomization over items."""
     corrected_p: float
+    """Corrected for the family: no smaller than p."""
     percent: float | None
     """The difference in percent of mean_b."""
     seed_deviations: float | None
@@ -108,10 +111,13 @@ def compare_systems(
     clusters: Sequence[int] | Ints | None = None,
     paired_seeds: bool = False,
     alpha: float = ALPHA,
+    seed: int | None = SEED,
 ) -> Comparison:
     """Compare every system with the baseline, or all pairs where none is named.
 
     All pairs of one call are one family: intervals and corrected p-values hold for all together.
+    `seed` draws the exchanges of items, where two single runs are compared; None draws others
+    at each call.
     """
     if len({system.name for system in systems}) < len(systems):
         raise ValueError("systems need different names")
@@ -119,9 +125,11 @@ def compare_systems(
     chosen = _pairs(variances.names, baseline)
     contrasts = [variances.contrast(a, b) for a, b in chosen]
     judged = judge_family(variances, contrasts, alpha=alpha)
+    units = merge_clusters(systems, clusters)
+    exchanges = [_exchange_items(units[a], units[b], metric, seed) for a, b in chosen]
     pairs = [
-        _describe_pair(systems, variances, metric, a, b, result)
-        for (a, b), result in zip(chosen, judged, strict=True)
+        _describe_pair(variances, metric, a, b, result, exchange, is_alone=len(chosen) == 1)
+        for (a, b), result, exchange in zip(chosen, judged, exchanges, strict=True)
     ]
     best = None
     if int(variances.seeds_k.min()) >= MIN_SEEDS and len(systems) > 1:
@@ -150,19 +158,30 @@ def _pairs(names: Sequence[str], baseline: str | None) -> list[tuple[int, int]]:
     return [(i, base) for i in range(len(names)) if i != base]
 
 
+def _exchange_items(
+    a: System, b: System, metric: SumMetric, seed: int | None
+) -> RandomizationResult | None:
+    """The randomization test of two single runs; None where either system has more."""
+    if max(a.seeds, b.seeds) > 1:
+        return None
+    return exchange_items(a.counts_snc[0], b.counts_snc[0], metric.function, seed=seed)
+
+
 def _describe_pair(
-    systems: Sequence[System],
     variances: Variances,
     metric: SumMetric,
     a: int,
     b: int,
     judged: JudgedContrast,
+    exchange: RandomizationResult | None,
+    *,
+    is_alone: bool,
 ) -> Pair:
     values_a, values_b = variances.values_ks[a], variances.values_ks[b]
     mean_a, mean_b = float(variances.means_k[a]), float(variances.means_k[b])
-    seeds = (systems[a].seeds, systems[b].seeds)
+    seeds = (int(variances.seeds_k[a]), int(variances.seeds_k[b]))
     difference, error = judged.difference, judged.standard_error
-    exchange = permutation = visible = needed = deviations = None
+    permutation = visible = needed = deviations = None
     needs_items = False
     if min(seeds) > 1:
         permutation = permute_seeds(values_a, values_b)
@@ -176,17 +195,14 @@ def _describe_pair(
             needs_items = seeds_needed(endless, difference, alpha=level) is not None
         spread = sqrt(float(np.mean([values_a.var(ddof=1), values_b.var(ddof=1)])))
         deviations = difference / spread if spread > 0 else None
-    elif max(seeds) == 1:
-        exchange = exchange_items(
-            np.asarray(systems[a].counts_snc[0]),
-            np.asarray(systems[b].counts_snc[0]),
-            metric.function,
-        )
     sign = 1 if metric.higher_is_better else -1
     wins = np.sign(sign * (values_a[:, None] - values_b[None, :]))
     if variances.paired:
         wins = np.diag(wins)
     half = student_t_quantile(0.95, judged.df) * error
+    corrected_p = judged.corrected_p
+    if exchange is not None:  # it assumes no distribution, but knows of no other comparison
+        corrected_p = exchange.p if is_alone else max(exchange.p, corrected_p)
     return Pair(
         a=variances.names[a],
         b=variances.names[b],
@@ -197,8 +213,8 @@ def _describe_pair(
         interval=Interval.around(difference, judged.critical * error),
         interval_90=Interval.around(difference, half),
         df=judged.df,
-        p=judged.p,
-        corrected_p=judged.corrected_p,
+        p=judged.p if exchange is None else exchange.p,
+        corrected_p=corrected_p,
         percent=None if mean_b == 0 or isnan(mean_b) else 100 * difference / abs(mean_b),
         seed_deviations=deviations,
         win_share=float((wins + 1).mean() / 2),

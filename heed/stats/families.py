@@ -18,8 +18,9 @@ from math import inf, sqrt
 
 import numpy as np
 
+from heed.arrays import Floats
 from heed.stats.distributions import student_t_p, student_t_quantile
-from heed.stats.variance import Floats, Variances
+from heed.stats.variance import Variances
 
 DRAWS = 100_000
 """Draws of the largest |t|: a corrected p of 0.05 is known to ± 0.0014."""

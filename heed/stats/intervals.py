@@ -12,11 +12,10 @@ from functools import lru_cache
 from math import sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
+from heed.arrays import Floats
 from heed.stats.distributions import normal_quantile, student_t_quantile
-
-Floats = NDArray[np.float64]
+from heed.stats.variance import jackknife
 
 LEVEL = 0.95
 Z = normal_quantile((1 + LEVEL) / 2)
@@ -70,29 +69,15 @@ def mean_interval(values: Floats) -> Interval | None:
 def ratio_interval(numerators: Floats, denominators: Floats) -> Interval | None:
     """The interval of Σ numerators / Σ denominators over items, by jackknife and Student's t.
 
-    Each item is left out in turn; the variance of the ratios without it gives the standard error
-    (Quenouille 1956, Tukey 1958). None for fewer than `MIN_ITEMS` items, or where one item has all
-    of the denominator.
+    None for fewer than `MIN_ITEMS` items, or where one item has all of the denominator.
     """
-    items, total = len(numerators), float(denominators.sum())
-    rest = total - denominators
-    if items < MIN_ITEMS or not (rest > 0).all():
+    items = len(numerators)
+    if items < MIN_ITEMS or not (denominators.sum() - denominators > 0).all():
         return None
-    without_n = (numerators.sum() - numerators) / rest
-    variance = (items - 1) / items * float(((without_n - without_n.mean()) ** 2).sum())
-    ratio = float(numerators.sum()) / total
-    return Interval.around(ratio, _student_quantile(items) * sqrt(variance))
-
-
-def paired_share_interval(wins: int, losses: int, items: int) -> Interval:
-    """The interval of the difference (wins - losses) / items of two shares of the same items.
-
-    Bonett and Price (2012): the normal interval after adding one win and one loss, so that it has
-    a width where no item was won or lost.
-    """
-    won, lost = (wins + 1) / (items + 2), (losses + 1) / (items + 2)
-    half_width = Z * sqrt((won + lost - (won - lost) ** 2) / (items + 2))
-    return Interval(max(-1.0, won - lost - half_width), min(1.0, won - lost + half_width))
+    counts_nc = np.stack([numerators, denominators], axis=-1)
+    [ratio], [pseudo_n] = jackknife(counts_nc[None], lambda sums: sums[..., 0] / sums[..., 1])
+    error = float(pseudo_n.std(ddof=1)) / sqrt(items)
+    return Interval.around(ratio, _student_quantile(items) * error)
 
 
 def intervals_as_json(intervals: Mapping[str, Interval | None]) -> dict[str, dict[str, float]]:

@@ -16,8 +16,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.stats.paired_tests import smallest_p
-from heed.stats.variance import Floats, Metric
+from heed.arrays import Floats
+from heed.stats.variance import Metric
 
 TRIALS = 10_000
 """sacreBLEU's default number of trials."""
@@ -27,8 +27,8 @@ MAX_RELABELLINGS = 200_000
 """With more, a random sample of the relabellings serves."""
 BLOCK = 2**22
 """Numbers in memory at once while exchanging items."""
-ONE_DRAW = 2**29
-"""Up to this many exchanges are drawn at once, as sacreBLEU does; more are drawn in blocks."""
+WORD = 32
+"""Bits that numpy draws at once: a block of a multiple of it continues one random stream."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class RandomizationResult:
 
     p: float
     smallest_p: float
+    is_bound: bool = False
+    """Whether no random trial was as extreme, so that p is only an upper bound."""
 
 
 def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
@@ -63,37 +65,42 @@ def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
 
 
 def exchange_items(
-    a_nc: Floats, b_nc: Floats, metric: Metric, *, trials: int = TRIALS, seed: int = SEED
+    a_nc: Floats, b_nc: Floats, metric: Metric, *, trials: int = TRIALS, seed: int | None = SEED
 ) -> RandomizationResult:
     """Approximate randomization of two models' answers over items.
 
     Trials whose difference equals the observed one count as at least as large. sacreBLEU counts
     only larger ones, which gives too small a p where most items have equal counts.
     """
-    random = np.random.default_rng(seed)
     observed = abs(float(metric(a_nc.sum(axis=0)) - metric(b_nc.sum(axis=0))))
     b_c, total_c = b_nc.sum(axis=0), a_nc.sum(axis=0) + b_nc.sum(axis=0)
     difference_nc = np.asarray(a_nc - b_nc, dtype=np.float64)
-    items, at_least = len(a_nc), 0
-    rounding = 1e-12 * max(1.0, observed)
-    for keep_rn in _exchanges(random, trials, items):
+    at_least, rounding = 0, 1e-12 * max(1.0, observed)
+    for keep_rn in _draw_exchanges(trials, len(a_nc), seed):
         a_rc = b_c + keep_rn.astype(np.float64) @ difference_nc
         differences = np.abs(metric(a_rc) - metric(total_c - a_rc))
         at_least += int((differences >= observed - rounding).sum())
-    differing = int((a_nc != b_nc).any(axis=1).sum())
-    resolution = max(smallest_p(differing), 1 / (trials + 1))
-    return RandomizationResult((at_least + 1) / (trials + 1), resolution)
+    smallest = smallest_p(int((a_nc != b_nc).any(axis=1).sum()))
+    p, resolution = (at_least + 1) / (trials + 1), 1 / (trials + 1)
+    is_bound = at_least == 0 and resolution > smallest
+    return RandomizationResult(max(p, smallest), max(smallest, resolution), is_bound)
 
 
-def _exchanges(random: np.random.Generator, trials: int, items: int) -> Iterator[NDArray[np.bool_]]:
-    """Yield blocks [r, n] that say which items each trial leaves as they are."""
-    rows = max(1, BLOCK // max(items, 1))
-    starts = range(0, trials, rows)
-    if trials * items > ONE_DRAW:
-        for first in starts:
-            size = (min(rows, trials - first), items)
-            yield random.integers(2, size=size, dtype=bool)
-        return
-    keep_rn = random.integers(2, size=(trials, items), dtype=bool)
-    for first in starts:
-        yield keep_rn[first : first + rows]
+def smallest_p(differing: int) -> float:
+    """The smallest p-value that an exact randomization test can give for so many differing items.
+
+    Of the 2^n ways to exchange n items, two always give a difference as large as the observed one:
+    exchanging none and exchanging all.
+    """
+    return min(1.0, 2.0 ** (1 - differing))
+
+
+def _draw_exchanges(trials: int, items: int, seed: int | None) -> Iterator[NDArray[np.bool_]]:
+    """Yield blocks [r, n] that say which items each trial leaves as they are.
+
+    All blocks together are what sacreBLEU draws at once.
+    """
+    random = np.random.default_rng(seed)
+    rows = max(WORD, BLOCK // max(items, 1) // WORD * WORD)
+    for first in range(0, trials, rows):
+        yield random.integers(2, size=(min(rows, trials - first), items), dtype=bool)

@@ -12,8 +12,9 @@ from math import erfc, inf, sqrt
 
 import numpy as np
 
+from heed.arrays import Floats
 from heed.stats.distributions import normal_quantile, student_t_quantile
-from heed.stats.variance import Floats, Variances
+from heed.stats.variance import Variances
 
 POWER = 0.8
 """The share of experiments that find a difference as large as the smallest visible one."""

@@ -11,16 +11,14 @@ Shapes: k systems, s seeds, n items, m units (clusters of items, or the items), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from heed.arrays import Floats, Ints
 from heed.stats.distributions import chi2_tail
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Metric = Callable[[Floats], Floats]
 """A metric as a function of summed counts: […, c] -> […]."""
 
@@ -126,8 +124,8 @@ def estimate_variances(
     _check_same_items(systems)
     if paired and len({system.seeds for system in systems}) > 1:
         raise ValueError("paired seeds need the same number of runs for every system")
-    cluster_of = _usable_clusters(clusters, systems[0].counts_snc.shape[1])
-    scores = [jackknife(_sum_clusters(system, cluster_of), metric) for system in systems]
+    merged = merge_clusters(systems, clusters)
+    scores = [jackknife(np.asarray(one.counts_snc, np.float64), metric) for one in merged]
     values_ks = tuple(values for values, _ in scores)
     pseudo_kms = [pseudo for _, pseudo in scores]
     units = pseudo_kms[0].shape[1]
@@ -153,7 +151,7 @@ def estimate_variances(
         names=tuple(system.name for system in systems),
         seeds_k=seeds_k,
         units=units,
-        clustered=cluster_of is not None,
+        clustered=merged[0].counts_snc.shape != systems[0].counts_snc.shape,
         values_ks=values_ks,
         means_k=np.array([values.mean() for values in values_ks]),
         seed_kk=seed_kk,
@@ -204,22 +202,24 @@ def _check_same_items(systems: Sequence[System]) -> None:
         raise ValueError(f"systems must be scored on the same items with the same counts: {shapes}")
 
 
-def _usable_clusters(clusters: Sequence[int] | Ints | None, items: int) -> Ints | None:
+def merge_clusters(
+    systems: Sequence[System], clusters: Sequence[int] | Ints | None
+) -> list[System]:
+    """The systems with the counts of each cluster summed, from `MIN_CLUSTERS` clusters on."""
     if clusters is None:
-        return None
+        return list(systems)
     _, cluster_of = np.unique(np.asarray(clusters), return_inverse=True)
+    items = systems[0].counts_snc.shape[1]
     if len(cluster_of) != items:
         raise ValueError(f"{len(cluster_of)} clusters for {items} items: give one per item")
-    return cluster_of if cluster_of.max() + 1 >= MIN_CLUSTERS else None
-
-
-def _sum_clusters(system: System, cluster_of: Ints | None) -> Floats:
-    counts_snc = np.asarray(system.counts_snc, dtype=np.float64)
-    if cluster_of is None:
-        return counts_snc
+    if cluster_of.max() + 1 < MIN_CLUSTERS:
+        return list(systems)
     order = np.argsort(cluster_of, kind="stable")
     starts = np.flatnonzero(np.diff(cluster_of[order], prepend=-1))
-    return np.add.reduceat(counts_snc[:, order], starts, axis=1)
+    return [
+        replace(system, counts_snc=np.add.reduceat(system.counts_snc[:, order], starts, axis=1))
+        for system in systems
+    ]
 
 
 def _variance(values: Floats) -> float:

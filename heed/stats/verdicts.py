@@ -131,9 +131,8 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
 def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
     number = f".{metric.digits}f"
     low, high = pair.interval.low, pair.interval.high
-    exchange = pair.item_exchange
-    p = exchange.p if exchange is not None else pair.corrected_p
-    bound = exchange is not None and p <= exchange.smallest_p
+    p, exchange = pair.corrected_p, pair.item_exchange
+    bound = exchange is not None and exchange.is_bound
     models = "the two models" if max(pair.seeds) == 1 else "these models"
     more = sum(max(MIN_SEEDS - seeds, 0) for seeds in pair.seeds)
     return (

@@ -122,14 +122,11 @@ def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list
     for pair in comparison.whole.pairs:
         interval = f"{pair.interval.low:{number}} to {pair.interval.high:{number}}"
         name = pair.a if baseline else f"{pair.a} − {pair.b}"
-        p = format_p(_shown_p(pair)).removeprefix("= ")
+        is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
+        p = format_p(pair.corrected_p, below_resolution=is_bound).removeprefix("= ")
         rows.append([name, f"{pair.difference:{number}}", interval, p, f"{pair.win_share:.2f}"])
     first = f"against {comparison.whole.pairs[0].b}" if baseline else "difference"
     return [first, "D", "95% interval", "p", "P(A>B)"], rows
-
-
-def _shown_p(pair: Pair) -> float:
-    return pair.corrected_p if pair.item_exchange is None else pair.item_exchange.p
 
 
 def _has_baseline(comparison: RecipeComparison) -> bool:

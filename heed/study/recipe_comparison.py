@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heed.errors import ConfigError, RunError, nearest
-from heed.metrics.item_metrics import item_metrics
+from heed.metrics.item_metrics import ItemMetric, item_metrics
 from heed.runs.groups import RunGroup, group_runs
 from heed.runs.item_counts import BLOCK, ItemCounts
 from heed.stats.comparison import Comparison, Pair, SumMetric, compare_systems
@@ -146,11 +147,13 @@ def compare_runs(
     set_name = _choose_set(scored, set_name)
     items = {run.name: run.evaluations[set_name] for run in scored}
     _check_same_text(items, set_name)
-    name = _choose_metric(items, metric)
+    metrics = {run: item_metrics(one) for run, one in items.items()}
+    name = _choose_metric(items, metrics, metric)
     groups = group_runs(recipes_to_group(scored))
     _check_seeds(groups)
     base = None if baseline is None else _find_baseline(groups, str(baseline))
-    whole = _compare(groups, items, name, base)
+    chosen = {run: one[name] for run, one in metrics.items()}
+    whole = _compare(groups, chosen, base)
     minutes = [run.minutes for run in scored if run.minutes is not None]
     minutes_per_run = float(np.mean(minutes)) if minutes else None
     first = next(iter(items.values()))
@@ -166,7 +169,7 @@ def compare_runs(
             judge_pair(pair, whole.metric, margin=margin, minutes_per_run=minutes_per_run)
             for pair in whole.pairs
         ],
-        clean=_compare_clean(groups, items, name, base),
+        clean=_compare_clean(groups, items, chosen, base),
         margin=margin,
         minutes_per_run=minutes_per_run,
         notes=_notes(groups, items, whole),
@@ -232,9 +235,11 @@ def _check_same_text(items: dict[str, ItemCounts], set_name: str) -> None:
         )
 
 
-def _choose_metric(items: dict[str, ItemCounts], name: str | None) -> str:
+def _choose_metric(
+    items: dict[str, ItemCounts], metrics: dict[str, dict[str, ItemMetric]], name: str | None
+) -> str:
     """The metric to compare by: the task's primary one unless another is named."""
-    available = [item_metrics(one) for one in items.values()]
+    available = list(metrics.values())
     common = [one for one in available[0] if all(one in other for other in available)]
     name = common[0] if name is None else name.lower().replace("-", "_").replace(" ", "_")
     if name not in common:
@@ -289,11 +294,14 @@ def _find_baseline(groups: Sequence[RunGroup], name: str) -> str:
 
 
 def _compare(
-    groups: Sequence[RunGroup], items: dict[str, ItemCounts], name: str, baseline: str | None
+    groups: Sequence[RunGroup],
+    metrics: dict[str, ItemMetric],
+    baseline: str | None,
+    rows: NDArray[np.bool_] | slice = slice(None),
 ) -> Comparison:
-    metrics = {run: item_metrics(one)[name] for run, one in items.items()}
+    """Compare the groups on these rows of the items."""
     systems = [
-        System(group.name, np.stack([metrics[run].counts_nc for run in group.runs]))
+        System(group.name, np.stack([metrics[run].counts_nc[rows] for run in group.runs]))
         for group in groups
     ]
     metric = metrics[groups[0].runs[0]].metric
@@ -301,7 +309,10 @@ def _compare(
 
 
 def _compare_clean(
-    groups: Sequence[RunGroup], items: dict[str, ItemCounts], name: str, baseline: str | None
+    groups: Sequence[RunGroup],
+    items: dict[str, ItemCounts],
+    metrics: dict[str, ItemMetric],
+    baseline: str | None,
 ) -> Comparison | None:
     """The comparison on items that occur in no run's training text; None where all or none do."""
     rows = [one.clean_rows for one in items.values()]
@@ -311,7 +322,7 @@ def _compare_clean(
     clean = np.logical_and.reduce(known)
     if clean.all() or clean.sum() < 2:
         return None
-    return _compare(groups, {run: one.subset(clean) for run, one in items.items()}, name, baseline)
+    return _compare(groups, metrics, baseline, clean)
 
 
 def _notes(

@@ -14,9 +14,8 @@ from typing import Any
 
 from heed import checksums
 from heed.checksums import DamagedError
-from heed.errors import RunError
 from heed.runs.best_weights import describe_weights
-from heed.runs.discovery import find_runs
+from heed.runs.discovery import expand_pattern, no_run_error, runs_below
 from heed.runs.item_counts import (
     ItemCounts,
     decode_items,
@@ -47,8 +46,22 @@ class ScoredRun:
 
 def open_scored_runs(names: Iterable[str | Path]) -> list[ScoredRun]:
     """Open run folders, folders of runs or records, record files, and globs of all these."""
-    paths = list(dict.fromkeys(path for name in names for path in _find_runs(str(name))))
-    return [read_record(path) if path.is_file() else read_run(path) for path in paths]
+    runs: dict[Path, ScoredRun] = {}
+    for name in map(str, names):
+        paths = expand_pattern(name)
+        folders = [run.folder for path in paths for run in runs_below(path)]
+        records = [record for path in paths for record in _records_at(path)]
+        if not folders and not records:
+            raise no_run_error(name)
+        for path in (*folders, *records):
+            if path.resolve() not in runs:
+                runs[path.resolve()] = read_record(path) if path.is_file() else read_run(path)
+    return list(runs.values())
+
+
+def _records_at(path: Path) -> list[Path]:
+    """The record that a path names, or those in a folder and below it."""
+    return [path] if path.is_file() else sorted(path.rglob(f"*{SUFFIX}"))
 
 
 def read_run(folder: Path) -> ScoredRun:
@@ -121,25 +134,6 @@ def _comparable_tables(recipe: Mapping[str, Any], same_text: set[str]) -> dict[s
     data = {key: value for key, value in recipe.get("data", {}).items() if key not in left_out}
     train = {k: v for k, v in recipe.get("train", {}).items() if k != "evaluate_test"}
     return {**recipe, "data": data, "train": train}
-
-
-def _find_runs(name: str) -> list[Path]:
-    """The run folders and records that a name stands for: itself, those below it, or a glob."""
-    path = Path(name)
-    root = Path(path.anchor)
-    is_pattern = any(sign in name for sign in "*?[") and not path.exists()
-    matches = sorted(root.glob(str(path.relative_to(root)))) if is_pattern else [path]
-    records = [
-        record
-        for match in matches
-        for record in ([match] if match.is_file() else sorted(match.rglob(f"*{SUFFIX}")))
-    ]
-    try:
-        return [*(run.folder for run in find_runs([name])), *records]
-    except RunError:
-        if not records:
-            raise
-        return records
 
 
 def _training_minutes(run: Run) -> float | None:

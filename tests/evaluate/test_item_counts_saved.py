@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ def check_scores(items: ItemCounts, result: dict[str, Any], scale: dict[str, flo
     """The metrics of all items and of the clean ones are those of the evaluation."""
     rows = items.clean_rows
     assert rows is not None
-    for part, expected in ((items, result), (items.subset(rows), result["clean"])):
-        metrics = item_metrics(part)
+    clean = {name: values[rows] for name, values in items.columns.items()}
+    for part, expected in ((items.columns, result), (clean, result["clean"])):
+        metrics = item_metrics(replace(items, columns=part))
         for name, factor in scale.items():
             assert metrics[name].value == pytest.approx(factor * expected[name], rel=1e-6)
 

@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.stats import binomtest
 
+from heed.arrays import Floats
 from heed.metrics import calibration
 from heed.metrics.calibration import (
     BINS,
@@ -25,12 +27,11 @@ from heed.metrics.calibration import (
 from heed.metrics.classification import (
     Predictions,
     classification_metrics,
-    compare_accuracy,
     confusion_matrix,
     macro_f1_interval,
     precision_recall_f1,
 )
-from heed.stats.bootstrap import Floats
+from heed.metrics.paired_accuracy import compare_accuracy
 
 metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
 
@@ -197,26 +198,46 @@ def test_a_class_without_texts_is_allowed() -> None:
 # ------------------------------------------------------------------------------------ two systems
 
 
+@settings(deadline=None, max_examples=20)
 @given(preds=predictions(least=2), data=st.data())
 def test_a_paired_test_counts_discordant_texts(preds: Predictions, data: st.DataObject) -> None:
+    """Alone its p nears the exact McNemar test, which is a binomial test of discordant texts."""
     n, k = len(preds), preds.classes
     predicted = data.draw(hnp.arrays(np.int64, n, elements=st.integers(0, k - 1)))
     other = Predictions(preds.labels, predicted, k)
-    test = compare_accuracy(preds, other)
+    [test] = compare_accuracy(preds, [other])
     assert test.difference == pytest.approx((test.only_ours - test.only_theirs) / n)
     assert test.difference == pytest.approx(preds.correct.mean() - other.correct.mean())
-    back = compare_accuracy(other, preds)
+    [back] = compare_accuracy(other, [preds])
     assert back.difference == pytest.approx(-test.difference)
-    assert back.p == test.p
     assert back.interval.low == pytest.approx(-test.interval.high)
-    same = compare_accuracy(preds, preds)
+    if discordant := test.only_ours + test.only_theirs:
+        exact = binomtest(test.only_ours, discordant).pvalue
+        assert test.p == pytest.approx(exact, abs=0.03)
+        assert test.p_corrected == test.p
+    [same] = compare_accuracy(preds, [preds])
     assert (same.difference, same.p) == (0, 1)
+
+
+def test_several_comparisons_of_accuracy_are_corrected() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(2, size=300)
+    systems = [
+        Predictions(labels, np.where(random.random(300) < share, labels, 1 - labels), 2)
+        for share in (0.8, 0.74, 0.76, 0.5)
+    ]
+    alone = [compare_accuracy(systems[0], [other])[0] for other in systems[1:]]
+    together = compare_accuracy(systems[0], systems[1:])
+    for one, many in zip(alone, together, strict=True):
+        assert many.difference == one.difference
+        assert one.p == many.p <= many.p_corrected
+        assert many.interval.low < one.interval.low < one.interval.high < many.interval.high
 
 
 def test_a_paired_test_needs_the_same_texts() -> None:
     a = Predictions(np.array([0, 1]), np.array([0, 1]), 2)
     with pytest.raises(ValueError, match="same texts"):
-        compare_accuracy(a, Predictions(np.array([1, 1]), np.array([0, 1]), 2))
+        compare_accuracy(a, [Predictions(np.array([1, 1]), np.array([0, 1]), 2)])
 
 
 # ------------------------------------------------------------------------------------ temperature

@@ -17,7 +17,6 @@ from heed.stats.intervals import (
     MIN_ITEMS,
     Interval,
     mean_interval,
-    paired_share_interval,
     ratio_interval,
     wilson_interval,
 )
@@ -109,12 +108,3 @@ def test_few_items_or_one_that_is_all_have_no_interval() -> None:
     alone = np.zeros(20)
     alone[3] = 5.0
     assert ratio_interval(np.ones(20), alone) is None
-
-
-@pytest.mark.parametrize(("won", "lost"), [(0.01, 0.01), (0.2, 0.1), (0.0, 0.02)])
-def test_the_interval_of_a_paired_difference_covers_it(won: float, lost: float) -> None:
-    random = np.random.default_rng(7)
-    tables = random.multinomial(120, [won, lost, 1 - won - lost], size=2000)
-    intervals = [paired_share_interval(int(w), int(v), 120) for w, v, _ in tables]
-    assert all(one.low < one.high for one in intervals)
-    assert_covered(intervals, won - lost, claimed=0.94)
