@@ -163,11 +163,11 @@ def split_runs(runs: Sequence[ScoredRun]) -> list[tuple[list[ScoredRun], list[Sc
     count = comb(len(runs), 2 * SEEDS_EACH) * comb(2 * SEEDS_EACH, SEEDS_EACH) // 2
     if count > MAX_SPLITS:
         random = np.random.default_rng(0)
-        orders = [random.permutation(len(runs)) for _ in range(MAX_SPLITS)]
+        orders = [random.permutation(len(runs)).tolist() for _ in range(MAX_SPLITS)]
         chosen = [(order[:SEEDS_EACH], order[SEEDS_EACH : 2 * SEEDS_EACH]) for order in orders]
     else:
         chosen = [
-            (first, [i for i in six if i not in first])
+            (list(first), [i for i in six if i not in first])
             for six in combinations(range(len(runs)), 2 * SEEDS_EACH)
             for first in combinations(six, SEEDS_EACH)
             if six[0] in first  # each split once

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from common import keep, table
 
+from heed.arrays import Floats
 from heed.stats.families import best_set, judge_family
 from heed.stats.power import Design
-from heed.stats.variance import Floats, System, estimate_variances
+from heed.stats.variance import System, estimate_variances
 
 CELLS = [
     (0.0, 0.0, 1.0),
