@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -17,9 +18,13 @@ from heed.config.base import (
     Section,
     Share,
     Size,
+    shorten,
 )
 from heed.config.registry import MERGES, POSITIONS
+from heed.errors import nearest
 
+ATTENTION_KINDS = ("encoder", "decoder", "cross")
+"""Self-attention of an encoder and of a decoder, and a decoder's attention to the source."""
 MAX_NGRAM = 20
 """Longest n-gram of a feature: every one is a table lookup for each token."""
 
@@ -42,6 +47,35 @@ def _check_kv_heads(m: Any) -> str | None:
     if m.kv_heads is None or m.heads % m.kv_heads == 0:
         return None
     return f"heads {m.heads} does not divide by kv_heads {m.kv_heads}: groups must be equal."
+
+
+def _check_kept_heads(m: Any) -> str | None:
+    if not m.kept_heads:
+        return None
+    if m.family == "lstm":
+        return "kept_heads belongs to family 'transformer': an LSTM attends by one head."
+    for kind, layers in m.kept_heads.items():
+        if kind not in ATTENTION_KINDS:
+            options = ", ".join(ATTENTION_KINDS)
+            hint = nearest(kind, ATTENTION_KINDS)
+            return f"kept_heads has no attention {kind!r}: it is one of {options}.{hint}"
+        depth = m.layers if kind == "encoder" else m.decoder_layers or m.layers
+        if len(layers) != depth:
+            return (
+                f"kept_heads.{kind} lists the heads of {len(layers)} layers, and there are {depth}."
+            )
+        for layer, heads in enumerate(layers, 1):
+            where = f"kept_heads.{kind}, layer {layer}: {shorten(heads)}"
+            if heads != sorted({*heads} & {*range(1, m.heads + 1)}):
+                return f"{where} is no rising list of heads from 1 to {m.heads}."
+            size = m.heads // (m.kv_heads or m.heads)
+            groups = Counter((head - 1) // size for head in heads)
+            if len({*groups.values()}) > 1:
+                return (
+                    f"{where} keeps unequal numbers of heads of the {m.kv_heads} groups that share "
+                    "keys and values: keep or remove the same number in every group, or whole ones."
+                )
+    return None
 
 
 def _check_lstm_merge(m: Any) -> str | None:
@@ -150,6 +184,9 @@ class ModelConfig(Section):
     """Key and value heads of grouped-query attention; unset, as many as `heads`."""
     head_width: Size | None = None
     """Size of one attention head; unset, width / heads."""
+    kept_heads: dict[str, list[list[int]]] = Field(default_factory=dict)
+    """Heads of a pruned model, by kind of attention (encoder, decoder, cross) and layer, counted
+    from 1: { cross = [[1, 4], [2]] }. A kind that is left out has all its heads."""
     feed_forward: Size | None = None
     """Hidden size of the feed-forward; unset, four times the width."""
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"] = "gelu"
@@ -250,6 +287,7 @@ class ModelConfig(Section):
         _check_merge,
         _check_heads,
         _check_kv_heads,
+        _check_kept_heads,
         _check_lstm_merge,
         _check_reweight_over,
         _check_embedding_width,
@@ -272,6 +310,13 @@ class ModelConfig(Section):
     def has_registered_part(self) -> bool:
         """Whether its position or its merge is a user's own, not a built-in one."""
         return self.position not in POSITIONS.declared or self.merge not in MERGES.declared
+
+    def kept_in_layer(self, kind: str, layer: int) -> list[int] | None:
+        """The heads that a layer has, all counted from 0; None where none was pruned."""
+        if kind not in self.kept_heads:
+            return None
+        heads = self.kept_heads[kind][layer]
+        return [head - 1 for head in heads] if len(heads) < self.heads else None
 
     def find_leak(self, task: str) -> str | None:
         """Why this model, if causal, needs `leaky = true`; None where it does not leak."""

@@ -109,6 +109,8 @@ class TransformerStep(ModelStep):
         """Keys and values of the prompt, which grow, and of the source, which do not."""
         tensors: StateTensors = {}
         for layer, entry in cache.layers.items():
+            if not entry.filled:  # all heads of this layer were pruned
+                continue
             grow = GrowAxis(axis=2, cells=beams) if layer.endswith(".self") else None
             for part, x_bgmd in zip("kv", entry.read(), strict=True):
                 if grow:
@@ -233,7 +235,10 @@ def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:
 
 
 def mean_attention(weights: Sequence[Tensor]) -> Tensor:
-    """Cross-attention [b, n, m], the mean over all layers and heads."""
+    """Cross-attention [b, n, m], the mean over all layers and heads; zeros where there are none."""
+    weights = [x_bhnm for x_bhnm in weights if x_bhnm.shape[1]] or weights[:1]
+    if not weights[0].shape[1]:  # all heads were pruned
+        return weights[0].float().sum(dim=1)
     return torch.stack([x_bhnm.float().mean(dim=1) for x_bhnm in weights]).mean(dim=0)
 
 

@@ -33,6 +33,7 @@ from heed.config import ModelConfig
 from heed.errors import RunError
 from heed.export.calibrated_logits import apply_calibration
 from heed.models import LanguageModel, Model, Translator
+from heed.nn.attention import MultiHeadAttention
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.masks import count_positions
 from heed.nn.positions import Rope
@@ -80,6 +81,10 @@ def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:
     if config.family != "transformer":
         return [f"model.family = {config.family!r}: only Transformers are exported to ONNX."]
     unsupported = []
+    if causal and config.kept_heads:
+        unsupported.append(
+            "model.kept_heads: the graphs of a step have as many heads in every layer."
+        )
     active = config.merge_when == "always"
     if active and causal and config.reweight_over != "token":
         unsupported.append(
@@ -146,7 +151,7 @@ class Encoder(nn.Module):
         memory = self.model.encode(source, tokens, weights=True).x_bnw
         out, at = [], tokens.positions_bn
         for block in decoder.blocks:
-            cross = cast(Block, block).cross
+            cross = cast(MultiHeadAttention, cast(Block, block).cross)
             k, v = cross.project_source(memory)
             _, k = decoder.cross_position.rotate(k, k, at, at)
             out += [k, v]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from heed.config import POSITIONS, TASKS, ModelConfig
+from heed.config.model import ATTENTION_KINDS
 from heed.errors import ConfigError, RunError, nearest
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
@@ -89,7 +90,8 @@ def count_minimum_parameters(task: str | None, config: ModelConfig, vocab: int) 
         layers += config.decoder_layers or config.layers
     if config.family == "lstm":
         return tables + layers * 4 * config.width**2
-    attention = 2 * config.width * config.heads * config.resolved_head_width
+    heads = 0 if config.kept_heads else config.heads  # a layer may have none
+    attention = 2 * config.width * heads * config.resolved_head_width
     feed_forward = 2 * config.width * (config.feed_forward or 4 * config.width)
     return tables + layers * (attention + feed_forward)
 
@@ -103,6 +105,14 @@ def _build(
     causal: bool,
 ) -> Model:
     complaints = [*_complaints(task, config, vocab, classes)]
+    kinds = {"translate": ATTENTION_KINDS, "classify": ("encoder",)}.get(
+        task, ("decoder" if causal else "encoder",)
+    )
+    complaints += [
+        f"kept_heads has heads of {kind!r} attention: this model has {' and '.join(kinds)} only."
+        for kind in config.kept_heads
+        if kind not in kinds
+    ]
     if complaints:
         raise ConfigError(complaints)
     if task == "translate":

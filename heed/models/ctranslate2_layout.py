@@ -153,9 +153,11 @@ def _stack(kind: Any, stack: Any, config: ModelConfig, rows: int | None) -> Any:
 
 
 def _block(spec: Any, block: Block) -> None:
-    _attention(spec.self_attention, block.attention, block.attention_norm)
+    # A pruned model, in which attention may have no heads, is refused before.
+    attention = cast(MultiHeadAttention, block.attention)
+    _attention(spec.self_attention, attention, block.attention_norm)
     if hasattr(block, "cross"):
-        _attention(spec.attention, block.cross, block.cross_norm)
+        _attention(spec.attention, cast(MultiHeadAttention, block.cross), block.cross_norm)
     _feed_forward(spec.ffn, block.feed_forward)
     _norm(spec.ffn.layer_norm, block.feed_forward_norm)
 
@@ -218,7 +220,7 @@ def _position(spec: Any, position: Position, stack: Stack, rows: int | None) -> 
         spec.relative_position_keys = _cpu_float32(position.keys.weight)
         spec.relative_position_values = OPTIONAL if values is None else _cpu_float32(values.weight)
     elif hasattr(spec, "relative_attention_bias"):
-        heads = cast(Block, stack.blocks[0]).attention.heads
+        heads = cast(MultiHeadAttention, cast(Block, stack.blocks[0]).attention).heads
         table = _by_distance(position, heads, rows, bidirectional=not stack.causal)
         spec.relative_attention_bias = _cpu_float32(table)
         spec.relative_attention_max_distance = np.int32(len(table))

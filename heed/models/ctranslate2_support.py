@@ -11,6 +11,8 @@ def find_unsupported(config: ModelConfig) -> list[str]:
     if config.family != "transformer":
         return [f"model.family = {config.family!r}: CTranslate2 supports only Transformers."]
     unsupported = []
+    if config.kept_heads:
+        unsupported.append("model.kept_heads: CTranslate2 has as many heads in every layer.")
     kind = POSITIONS[config.position]
     adds, rotates, biases = (overrides_hook(kind, hook) for hook in ("embed", "rotate", "bias"))
     by_query = kind.bias_uses_query or overrides_hook(kind, "values")

@@ -6,6 +6,7 @@ head width, w model width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -130,7 +131,9 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         dropout: float = 0.0,
         merge: Merge | None = None,
+        kept_heads: Sequence[int] | None = None,
     ) -> None:
+        """`kept_heads`: in a pruned layer, which of the position encoding's heads these are."""
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads or heads
         self.head_width = head_width or width // heads
@@ -147,6 +150,9 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_width) if qk_norm else nn.Identity()
         self.merge = merge or Merge()
+        kept = None if kept_heads is None else torch.tensor(kept_heads)
+        self.register_buffer("kept_heads", kept, persistent=False)
+        self.kept_heads: Tensor | None
 
     def forward(
         self,
@@ -159,7 +165,8 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The attended vectors and, with `weights`, the attention weights (else None)."""
         heads = self.project(x_bnw, context, position, cache)
-        bias, edit = context.shared.bias(position, heads.q_bhnd, self.scale), self.head_edit
+        bias = context.shared.bias(position, heads.q_bhnd, self.scale, self.kept_heads)
+        edit = self.head_edit
         if weights or position.needs_weights or (edit is not None and edit.needs_weights):
             out_bhnd, weights_bhnm = self._attend(heads, bias, context, position)
         else:
@@ -238,6 +245,31 @@ class MultiHeadAttention(nn.Module):
         counts = (self.kv_heads, self.kv_heads)
         k, v = dispatch.split_heads(self.kv(source_bmw), counts, self.head_width)
         return self.k_norm(k), v
+
+
+class HeadlessAttention(nn.Module):
+    """Attention whose heads were all pruned: its output bias at every token."""
+
+    def __init__(self, width: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(
+        self,
+        x_bnw: Tensor,
+        context: AttentionContext,
+        position: Position,
+        cache: LayerCache | None = None,
+        *,
+        weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The bias and, with `weights`, those of no heads [b, 0, n, m]; arguments as above."""
+        out_bnw = x_bnw * 0  # of the vectors, so that the norm before has a gradient: zero
+        if self.bias is not None:
+            out_bnw = out_bnw + self.bias.to(x_bnw.dtype)
+        b, n = x_bnw.shape[:2]
+        m = context.k_positions.shape[1]
+        return out_bnw, x_bnw.new_zeros(b, 0, n, m) if weights else None
 
 
 def has_head_edits(model: nn.Module) -> bool:

@@ -5,13 +5,18 @@ Shapes: b batch, n tokens, m keys, h heads, w model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.attention import AttentionContext, AttentionInputs, MultiHeadAttention
+from heed.nn.attention import (
+    AttentionContext,
+    AttentionInputs,
+    HeadlessAttention,
+    MultiHeadAttention,
+)
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels.availability import read_maximum
@@ -31,12 +36,14 @@ class Block(nn.Module):
     the norm after the sum).
     """
 
-    def __init__(self, config: ModelConfig, *, cross: bool) -> None:
+    def __init__(self, config: ModelConfig, *, layer: int, causal: bool, cross: bool) -> None:
         super().__init__()
-        self.attention = _build_attention(config)
+        kind = "decoder" if causal else "encoder"
+        self.attention = _build_attention(config, config.kept_in_layer(kind, layer))
         self.attention_norm = build_norm(config)
         if cross:
-            self.cross = _build_attention(config, source_width=config.width)
+            kept = config.kept_in_layer("cross", layer)
+            self.cross = _build_attention(config, kept, source_width=config.width)
             self.cross_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = build_norm(config)
@@ -62,18 +69,28 @@ class Block(nn.Module):
         return stream, self_weights, cross_weights
 
 
-def _build_attention(config: ModelConfig, source_width: int | None = None) -> MultiHeadAttention:
+def _build_attention(
+    config: ModelConfig, kept_heads: Sequence[int] | None, source_width: int | None = None
+) -> MultiHeadAttention | HeadlessAttention:
+    """The attention of a layer; `kept_heads` are those that a pruned layer has, None means all."""
+    heads, kv_heads = config.heads, config.kv_heads
+    if kept_heads is not None:
+        group = heads // (kv_heads or heads)
+        heads, kv_heads = len(kept_heads), len({head // group for head in kept_heads})
+    if not heads:
+        return HeadlessAttention(config.width, bias=config.bias)
     return MultiHeadAttention(
         config.width,
-        config.heads,
-        kv_heads=config.kv_heads,
-        head_width=config.head_width,
+        heads,
+        kv_heads=kv_heads,
+        head_width=config.resolved_head_width,
         source_width=source_width,
         bias=config.bias,
         qk_norm=config.qk_norm,
         scale=config.scale,
         dropout=config.attention_dropout,
         merge=build_merge(config),
+        kept_heads=kept_heads,
     )
 
 
@@ -96,7 +113,9 @@ class Stack(nn.Module):
             self.cross_layer_positions = nn.ModuleList()
         self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, cross=cross) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(config, layer=i, causal=causal, cross=cross) for i in range(layers)
+        )
         self.norm = build_norm(config) if self.pre_norm else nn.Identity()
 
     def forward(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heed.nn.kernels.availability import on_gpu
-from heed.nn.kernels.position_bias import PositionBias, TilePlans
+from heed.nn.kernels.position_bias import KeptHeadsBias, PositionBias, TilePlans
 from heed.nn.kernels.position_forms import form_of
 from heed.nn.kernels.rotary import rotate as rotate_parts
 from heed.nn.kernels.rotary import rotate_by_tables
@@ -108,18 +108,26 @@ class SharedPosition:
         return rotation
 
     def bias(
-        self, position: Position, q_bhnd: Tensor | None = None, scale: float = 1.0
+        self,
+        position: Position,
+        q_bhnd: Tensor | None = None,
+        scale: float = 1.0,
+        kept_heads: Tensor | None = None,
     ) -> PositionBias:
-        """The encoding's bias: one for all layers, unless it depends on their queries."""
+        """The encoding's bias: one for all layers, unless it depends on their queries.
+
+        `kept_heads` are those that a pruned layer has; the bias of its queries has no others.
+        """
         places = position, self.q_positions, self.k_positions
         if position.bias_uses_query:
             return PositionBias(*places, q_bhnd=q_bhnd, scale=scale, plans=self.plans)
         if self._bias is not None and self._bias.position is position:
-            return self._bias
-        bias = PositionBias(*places, plans=self.plans)
-        if not torch.compiler.is_compiling():
-            self._bias = bias
-        return bias
+            bias = self._bias
+        else:
+            bias = PositionBias(*places, plans=self.plans)
+            if not torch.compiler.is_compiling():
+                self._bias = bias
+        return bias if kept_heads is None else KeptHeadsBias(bias, kept_heads)
 
 
 def rotate(

@@ -5,6 +5,8 @@ Shapes: b batch, n queries, m keys, h heads, d head width.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -88,3 +90,47 @@ class PositionBias:
 
     def _scaled_query(self) -> Tensor | None:
         return None if self.q_bhnd is None else self.q_bhnd * self.scale
+
+
+class KeptHeadsBias(PositionBias):
+    """The bias of the heads that a pruned layer has, out of those that all layers share."""
+
+    def __init__(self, shared: PositionBias, kept_heads: Tensor) -> None:
+        super().__init__(
+            shared.position, shared.q_positions, shared.k_positions, plans=shared.plans
+        )
+        self.shared, self.kept_heads = shared, kept_heads
+
+    def dense(self) -> Tensor | None:
+        """The bias of these heads as a tensor to add to the scores."""
+        return self._select(self.shared.dense(), 1)
+
+    def masked(self, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """The bias of these heads as a tensor that also hides what may not be seen."""
+        return self._select(self.shared.masked(visible, dtype), 1)
+
+    def by_distance(self) -> DistanceBias | None:
+        """The bias of these heads by distance."""
+        bias = self.shared.by_distance()
+        if bias is None:
+            return None
+        return replace(
+            bias,
+            slopes_h=self._select(bias.slopes_h, 0),
+            table_1h1c=self._select(bias.table_1h1c, 1),
+            table_by_distance=self._select(bias.table_by_distance, 1),
+            band=self._select(bias.band, 0),
+        )
+
+    def score_mod(self) -> ScoreMod | None:
+        """The bias of these heads as a function of one score."""
+        add, heads = self.shared.score_mod(), self.kept_heads
+        if add is None:
+            return None
+        return lambda score, b, h, q, k: add(score, b, heads[h], q, k)
+
+    def _select(self, x: Tensor | None, axis: int) -> Tensor | None:
+        """These heads along an axis; one entry may stand for all."""
+        if x is None or x.shape[axis] == 1:
+            return x
+        return x.index_select(axis, self.kept_heads)

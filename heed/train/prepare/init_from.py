@@ -109,6 +109,11 @@ def resolve_init(recipe: Recipe) -> tuple[Recipe, PretrainedModel]:
     complaints = [*_find_contradictions("model", recipe.model, fixed, pretrained.name)]
     tokenizer = pretrained.tokenizer_config.model_dump(exclude={"dropout", "text"})
     complaints += _find_contradictions("tokenizer", recipe.tokenizer, tokenizer, pretrained.name)
+    if pretrained.config.kept_heads and pretrained.task != recipe.task:
+        complaints.append(
+            f"[init] from: {pretrained.name} is pruned, and its heads are those of task "
+            f"{pretrained.task!r}: start from the run it was pruned from."
+        )
     if recipe.tokenizer.text:
         complaints.append(
             f"[tokenizer] text has no effect: the tokenizer comes from {pretrained.name}."
