@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from heed.metrics.perplexity import TokenLosses
     from heed.pipelines.classify import Label, Text
     from heed.pipelines.generate import GenerationPipeline, OnText
-    from heed.probe.attention_maps import CrossMap
+    from heed.probe.attention_maps import AttentionMaps
+    from heed.probe.hidden_states import Floats, HiddenStates
     from heed.probe.text_trace import TextTrace
 
 STREAM_LINES = 64
@@ -51,8 +53,22 @@ MODEL_CLASSES: dict[str, type[torch.nn.Module]] = {
 """The model class of each task."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a loaded model comes from: the name of its run, and which of its weights."""
+
+    run: str = ""
+    weights: str = BEST_WEIGHTS
+
+    def label(self, maps: AttentionMaps) -> AttentionMaps:
+        """The maps with their origin."""
+        return replace(maps, run=self.run, weights=self.weights)
+
+
 class Translator:
     """A trained translator: text in, text out. With several models, an ensemble."""
+
+    _origin = Origin()
 
     def __init__(
         self,
@@ -118,6 +134,7 @@ class Translator:
         translator = cls(model, tokenizer, recipe, others=other_models, served=served)
         translator.bidirectional = all(section.bidirectional for section in data)
         translator.max_length = min(section.max_length for section in data)
+        translator._origin = Origin(Path(folder).name, weights)
         return translator
 
     @classmethod
@@ -202,23 +219,45 @@ class Translator:
             yield from (one.text for one in self.translations(chunk, first=first, **settings))
             first += len(chunk)
 
-    def attention(self, text: str, translation: str | None = None) -> CrossMap:
-        """Cross-attention while generating a translation (default: the model's own)."""
-        from heed.probe.attention_maps import cross_map
+    def attention(
+        self, text: str, translation: str | None = None, **settings: Any
+    ) -> AttentionMaps:
+        """Every attention weight over a text and a translation (default: the model's own).
 
-        target = self.translate([text])[0] if translation is None else translation
-        return cross_map(self.model, self.tokenizer, text, target)
+        `settings` are those of `translate`. The weights of an ensemble are its first model's.
+        """
+        from heed.probe.attention_maps import map_translation
 
-    def trace(self, text: str, translation: str | None = None) -> TextTrace:
+        return self._origin.label(map_translation(self.pipeline(**settings), text, translation))
+
+    def hidden(self, text: str, translation: str | None = None, **settings: Any) -> HiddenStates:
+        """The vectors of every layer over a text and a translation (default: the model's own)."""
+        from heed.probe.hidden_states import HiddenStates
+
+        return HiddenStates.from_trace(self.trace(text, translation, **settings))
+
+    def embed(self, texts: Iterable[str]) -> Floats:
+        """One vector per source text [texts, width]: the mean of the encoder's last vectors."""
+        from heed.probe.hidden_states import embed_inputs
+        from heed.probe.text_trace import source_input
+
+        limit, pad = self.max_length - 1, self.tokenizer.specials.pad
+        inputs = [
+            source_input(self.tokenizer, text, max_source=limit) for text in require_texts(texts)
+        ]
+        return embed_inputs(self.model, inputs, pad=pad)
+
+    def trace(self, text: str, translation: str | None = None, **settings: Any) -> TextTrace:
         """A forward pass over a translation (default: the model's own), with all weights inside."""
         from heed.probe.text_trace import trace_translation
 
-        target = self.translate([text])[0] if translation is None else translation
-        return trace_translation(self.model, self.tokenizer, text, target)
+        return trace_translation(self.pipeline(**settings), text, translation)
 
 
 class LanguageModel:
-    """A trained language model: it continues prompts."""
+    """A trained language model: it continues prompts. A masked one can only be looked into."""
+
+    _origin = Origin()
 
     def __init__(self, model: models.LanguageModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
@@ -237,9 +276,9 @@ class LanguageModel:
         """Load the language model of a run."""
         load_plugins(plugin)
         model, tokenizer, recipe = _load(folder, models.LanguageModel, device, precision, weights)
-        if not model.causal:
-            raise RunError("a masked language model cannot generate text.", where=str(folder))
-        return cls(model, tokenizer, recipe)
+        language_model = cls(model, tokenizer, recipe)
+        language_model._origin = Origin(Path(folder).name, weights)
+        return language_model
 
     @classmethod
     def train(
@@ -291,6 +330,8 @@ class LanguageModel:
         """The generation pipeline for these settings; it samples unless a beam is set."""
         from heed.pipelines.generate import GenerationPipeline
 
+        if not self.model.causal:
+            raise RunError("a masked language model cannot generate text.", where=self._origin.run)
         searches = self.recipe.decode.beam > 1 or {"beam", "sample"} & settings.keys()
         decode = merge_decode_config(
             self.recipe.decode, settings if searches else {"sample": True} | settings
@@ -309,15 +350,46 @@ class LanguageModel:
         specials = self.tokenizer.specials
         return token_losses(self.model, ids, window=window, stride=stride, specials=specials)
 
+    def attention(self, text: str) -> AttentionMaps:
+        """Every attention weight over a text as `generate` reads it as a prompt."""
+        from heed.probe.attention_maps import map_language_model
+
+        limit = self._prompt_limit()
+        return self._origin.label(map_language_model(self.model, self.tokenizer, text, limit=limit))
+
+    def hidden(self, text: str) -> HiddenStates:
+        """The vectors of every layer over a text as a prompt."""
+        from heed.probe.hidden_states import HiddenStates
+
+        return HiddenStates.from_trace(self.trace(text))
+
+    def embed(self, texts: Iterable[str]) -> Floats:
+        """One vector per text [texts, width]: the mean of the last layer's vectors."""
+        from heed.probe.hidden_states import embed_inputs
+        from heed.probe.text_trace import language_model_input
+
+        limit, pad = self._prompt_limit(), self.tokenizer.specials.pad
+        inputs = [
+            language_model_input(self.model, self.tokenizer, text, limit=limit)
+            for text in require_texts(texts)
+        ]
+        return embed_inputs(self.model, inputs, pad=pad)
+
     def trace(self, text: str) -> TextTrace:
         """A forward pass over a text as a prompt, with all weights inside."""
         from heed.probe.text_trace import trace_language_model
 
-        return trace_language_model(self.model, self.tokenizer, text)
+        return trace_language_model(self.model, self.tokenizer, text, limit=self._prompt_limit())
+
+    def _prompt_limit(self) -> int:
+        """How many tokens the model reads at once."""
+        return self.pipeline().prompt_limit if self.model.causal else self.recipe.data.max_length
 
 
 class Classifier:
     """A trained classifier: text in, labels out."""
+
+    _origin = Origin()
 
     def __init__(
         self,
@@ -358,7 +430,10 @@ class Classifier:
         run = Run.open(Path(folder))
         calibration = Calibration.read(run) if weights == BEST_WEIGHTS else None
         temperature = 1.0 if calibration is None else calibration.temperature
-        return cls(model, tokenizer, recipe, Classes.require(run), temperature=temperature)
+        classes = Classes.require(run)
+        classifier = cls(model, tokenizer, recipe, classes, temperature=temperature)
+        classifier._origin = Origin(Path(folder).name, weights)
+        return classifier
 
     @classmethod
     def train(
@@ -399,6 +474,34 @@ class Classifier:
         check_text_kind(self.classes, [text])
         return trace_classification(self.pipeline, text)
 
+    def attention(self, text: Text) -> AttentionMaps:
+        """Every attention weight over a text (or pair) as `classify` reads it."""
+        from heed.pipelines.classify import check_text_kind
+        from heed.probe.attention_maps import map_classification
+
+        check_text_kind(self.classes, [text])
+        return self._origin.label(map_classification(self.pipeline, text))
+
+    def hidden(self, text: Text) -> HiddenStates:
+        """The vectors of every layer over a text (or pair) as `classify` reads it."""
+        from heed.probe.hidden_states import HiddenStates
+
+        return HiddenStates.from_trace(self.trace(text))
+
+    def embed(self, texts: Iterable[Text]) -> Floats:
+        """One vector per text [texts, width]: the pooled one, from which it is classified."""
+        from heed.pipelines.classify import check_text_kind
+        from heed.probe.hidden_states import embed_inputs
+        from heed.probe.text_trace import classifier_input
+
+        inputs = require_texts(texts, pairs=True)
+        check_text_kind(self.classes, inputs)
+        return embed_inputs(
+            self.model,
+            [classifier_input(self.pipeline, text) for text in inputs],
+            pad=self.tokenizer.specials.pad,
+        )
+
     def _labels(self, texts: Iterable[Text]) -> list[Label]:
         from heed.pipelines.classify import check_text_kind
 
@@ -408,19 +511,24 @@ class Classifier:
 
 
 def load(
-    folder: str | Path, *, device: str = "auto", plugin: PluginFiles = None
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    weights: str = BEST_WEIGHTS,
+    plugin: PluginFiles = None,
 ) -> Translator | LanguageModel | Classifier:
     """Load the model of a run, as the class of its task.
 
-    `plugin` names the Python file of a run that was trained with one.
+    `weights` are "best", "last" or a step. `plugin` names the Python file of a run that was
+    trained with one.
     """
     load_plugins(plugin)
     task = Run.open(Path(folder)).recipe().task
     if task == "translate":
-        return Translator.load(folder, device=device)
+        return Translator.load(folder, device=device, weights=weights)
     if task == "generate":
-        return LanguageModel.load(folder, device=device)
-    return Classifier.load(folder, device=device)
+        return LanguageModel.load(folder, device=device, weights=weights)
+    return Classifier.load(folder, device=device, weights=weights)
 
 
 def _load(

@@ -24,7 +24,8 @@ from heed.errors import RunError, StoppedError
 from heed.files import write_atomic
 from heed.metrics.alignment_error import alignment_error_rate
 from heed.metrics.corpus_bleu import bleu, exact_match
-from heed.probe.attention_maps import CrossMap, best_layer, cross_maps
+from heed.probe.attention_maps import AttentionMap, best_layer, map_pairs
+from heed.probe.map_figure import draw_head, draw_overview
 from heed.recipes import find
 from heed.runs.run import Run
 from heed.terminal import build_table
@@ -227,10 +228,13 @@ def _print_introduction(recipe: Recipe, console: Console) -> None:
     )
 
 
-def _cross_maps(translator: Translator, sentences: Sequence[synthetic.Sentence]) -> list[CrossMap]:
+def _cross_maps(
+    translator: Translator, sentences: Sequence[synthetic.Sentence]
+) -> list[AttentionMap]:
     """Cross-attention of the reference translations: the gold alignment is about their words."""
-    pairs = [(s.english, s.french) for s in sentences]
-    return cross_maps(translator.model, translator.tokenizer, pairs)
+    pairs, limit = [(s.english, s.french) for s in sentences], translator.max_length - 1
+    maps = map_pairs(translator.model, translator.tokenizer, pairs, max_source=limit)
+    return [one.get("cross") for one in maps]
 
 
 def _print_translations(
@@ -268,30 +272,14 @@ def color_words(hypothesis: str, reference: str) -> tuple[Text, Text]:
 
 
 def _plot_attention(
-    run: Run, test: Sequence[synthetic.Sentence], maps: Sequence[CrossMap], layer: int
+    run: Run, test: Sequence[synthetic.Sentence], maps: Sequence[AttentionMap], layer: int
 ) -> None:
-    """Plot the cross-attention of a few sentences: the mean of a layer's heads, and each head."""
-    fitting = [i for i in range(len(maps)) if 8 <= len(maps[i].source_words) <= 14]
+    """Plot the cross-attention of a few sentences: the mean of a layer's heads, and every head."""
+    fitting = [i for i in range(len(maps)) if 8 <= len(maps[i].keys.word_texts) <= 14]
     for number, i in enumerate(fitting[:PLOTTED], start=1):
-        cross, links = maps[i], {(t, s) for s, t in test[i].alignment}
-        figure = plot.attention_map(
-            cross.mean_over_heads(layer),
-            cross.target_words,
-            cross.source_words,
-            title=f"Cross-attention, layer {layer + 1}, mean of heads",
-            gold=links,
-            row_label="target",
-            column_label="source",
-        )
-        plot.save(figure, run.figures / f"attention-{number}")
-        heads = plot.attention_grid(
-            cross.weights_lhnm[layer],
-            cross.target_words,
-            cross.source_words,
-            title=f"Cross-attention, layer {layer + 1}, by head",
-            gold=links,
-        )
-        plot.save(heads, run.figures / f"attention-{number}-heads")
+        cross = maps[i].with_gold(test[i].alignment).by_word()
+        plot.save(draw_head(cross, layer), run.figures / f"attention-{number}")
+        plot.save(draw_overview(cross), run.figures / f"attention-{number}-heads")
 
 
 def _print_summary(result: Result, run: Run, console: Console) -> None:

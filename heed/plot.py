@@ -1,4 +1,4 @@
-"""Figures: line plots, attention maps, grids of maps. Each call returns a new `Figure`.
+"""Figures: line plots, confusion matrices, reliability. Each call returns a new `Figure`.
 
 Figures are made without pyplot, so there is no global state and no display is needed. Their style
 does not depend on the user's matplotlib settings. Matplotlib is imported on the first call, so that
@@ -11,7 +11,7 @@ import io
 import textwrap
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     Weights = NDArray[np.float64]
-    Cells = Collection[tuple[int, int]]
 
 INK, FAINT, GOLD = "#262626", "#d9d9d9", "#d55e00"
 # Okabe and Ito's colors, which color-blind readers can distinguish, the strong ones first.
@@ -88,14 +87,14 @@ def curves(
     """
     marked = dict(best or {})
     _check_series(series, marked, log_y)
-    with _style():
-        figure = _new_figure(7.6, 4.0)
-        axes = _add_axes(figure, 0.8, 0.7, 5.0, 2.8)
+    with use_style():
+        figure = new_figure(7.6, 4.0)
+        axes = add_axes(figure, 0.8, 0.7, 5.0, 2.8)
         lines = []
         for number, (name, points) in enumerate(series.items()):
             xs, ys = zip(*points, strict=True)
             color, dash = COLORS[number % len(COLORS)], DASHES[number % len(DASHES)]
-            label, dot = _replace_unprintable(name), []
+            label, dot = replace_unprintable(name), []
             if name in marked:
                 dot = [min(range(len(xs)), key=lambda i: abs(xs[i] - marked[name]))]
                 label += f"\n{best_label} {ys[dot[0]]:.4g} at {xs[dot[0]]:,.10g}"
@@ -108,9 +107,9 @@ def curves(
             _set_log_axis(axes, "y")
         if second_x:
             _add_second_axis(axes, *second_x)
-        axes.set_title(_replace_unprintable(title), pad=10)
-        axes.set_xlabel(_replace_unprintable(x))
-        axes.set_ylabel(_replace_unprintable(y))
+        axes.set_title(replace_unprintable(title), pad=10)
+        axes.set_xlabel(replace_unprintable(x))
+        axes.set_ylabel(replace_unprintable(y))
         _add_note(axes, note)
         _set_line_plot_style(axes)
         if len(series) > 1 or marked:
@@ -148,26 +147,26 @@ def curve_panels(
         raise HeedError("There is no panel to draw.", todo="Give one or more.")
     for curves_of_panel in panels.values():
         _check_series({curve.label: curve.points for curve in curves_of_panel}, {}, log_y)
-    with _style():
+    with use_style():
         crowded = any(len(curves_of_panel) > MANY_CURVES for curves_of_panel in panels.values())
         height, gap, below = (2.8 if len(panels) == 1 else 1.9), 0.3, 0.7
         height *= 1.5 if crowded else 1.0
         total = below + len(panels) * (height + gap) + 0.5
-        figure, above, labels = _new_figure(7.6, total), None, None
+        figure, above, labels = new_figure(7.6, total), None, None
         for number, (y, curves_of_panel) in enumerate(panels.items()):
             bottom = below + (len(panels) - 1 - number) * (height + gap)
-            axes = _add_axes(figure, 0.8, bottom, 5.0, height, same_x=above)
+            axes = add_axes(figure, 0.8, bottom, 5.0, height, same_x=above)
             handles = [_draw_curve(axes, curve) for curve in curves_of_panel]
             axes.margins(x=0.02, y=0.05)
             places = [at for curve in curves_of_panel for at, _ in curve.points]
             _set_number_axes(axes, log_x=log_x, log_y=log_y, whole_x=all(map(_is_whole, places)))
-            axes.set_ylabel(_replace_unprintable(y))
+            axes.set_ylabel(replace_unprintable(y))
             _set_line_plot_style(axes)
             if number == 0:
-                axes.set_title(_wrap(title, 7.0, TITLE_SIZE), pad=10)
+                axes.set_title(wrap_text(title, 7.0, TITLE_SIZE), pad=10)
             if number == len(panels) - 1:
-                axes.set_xlabel(_replace_unprintable(x))
-                _add_note(axes, _wrap(note, 6.5, NOTE_SIZE))
+                axes.set_xlabel(replace_unprintable(x))
+                _add_note(axes, wrap_text(note, 6.5, NOTE_SIZE))
             else:
                 axes.tick_params(labelbottom=False)
             names = [curve.label for curve in curves_of_panel]
@@ -185,7 +184,7 @@ def _draw_curve(axes: Axes, curve: Curve) -> Line2D:
     xs, ys = zip(*curve.points, strict=True)
     color, dash = COLORS[curve.color % len(COLORS)], DASHES[curve.dash % len(DASHES)]
     (line,) = axes.plot(xs, ys, color=color, linestyle=dash, linewidth=1.6)
-    line.set_label(_replace_unprintable(curve.label))
+    line.set_label(replace_unprintable(curve.label))
     if len(xs) <= FEW_POINTS:
         line.set(marker="o", markersize=6 if len(xs) == 1 else 3.5)
     if curve.band:
@@ -194,38 +193,6 @@ def _draw_curve(axes: Axes, curve: Curve) -> Line2D:
         if len(xs) == 1:
             axes.vlines(xs, low, high, color=color, alpha=0.5, linewidth=4)
     return line
-
-
-def attention_map(
-    weights: ArrayLike,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    title: str,
-    gold: Cells = (),
-    row_label: str = "",
-    column_label: str = "",
-) -> Figure:
-    """A heat map with a label for every row and column; `gold` cells (row, column) are outlined."""
-    array = _check_weights(weights, rows, columns, gold, dimensions=2)
-    with _style():
-        cell = _clamp(8.0 / max(array.shape), 0.17, 0.34)
-        size = _clamp(cell * 28, 5.5, 9.0)
-        width, height = cell * array.shape[1], cell * array.shape[0]
-        left = 0.3 + _label_width(rows, size)
-        above = 0.9 + 0.75 * _label_width(columns, size)
-        figure = _new_figure(left + width + 1.0, above + height + 0.2)
-        axes = _add_axes(figure, left, 0.2, width, height)
-        mesh = _draw_heat_map(axes, array, _color_limit(array), gold)
-        axes.xaxis.tick_top()
-        axes.xaxis.set_label_position("top")
-        _set_tick_labels(axes, rows, columns, size, above=True)
-        axes.set_xlabel(_replace_unprintable(column_label), labelpad=6)
-        axes.set_ylabel(_replace_unprintable(row_label), labelpad=6)
-        axes.set_title(_replace_unprintable(title), pad=10)
-        bar = _clamp(height, 0.5, 2.4)
-        _add_color_bar(figure, mesh, left + width + 0.15, 0.2 + height - bar, bar)
-    return figure
 
 
 def confusion_matrix(
@@ -239,23 +206,26 @@ def confusion_matrix(
 
     array = np.array(counts, dtype=np.float64)
     shares = array / np.maximum(1.0, array.sum(axis=1, keepdims=True))
-    _check_weights(shares, names, names, (), dimensions=2)
+    if array.shape != (len(names), len(names)):
+        size = " × ".join(map(str, array.shape))
+        what = f"The counts are {size}, but there are {len(names)} names."
+        raise HeedError(what, todo="Give one name for every class.")
     numbers = [[f"{int(count):,}" for count in row] for row in counts]
-    with _style():
+    with use_style():
         size = 8.0
-        widest = max(_label_width(row, size) for row in numbers)
+        widest = max(label_width(row, size) for row in numbers)
         cell = max(0.42, widest + 0.12) if len(names) > WIDE_CELLS else max(0.95, widest + 0.12)
-        wrapped = [_wrap(name, cell - 0.1, size) for name in names]
-        horizontal = max(_label_width(name.split("\n"), size) for name in wrapped) <= cell - 0.1
+        wrapped = [wrap_text(name, cell - 0.1, size) for name in names]
+        horizontal = max(label_width(name.split("\n"), size) for name in wrapped) <= cell - 0.1
         labels = wrapped if horizontal else list(names)
         lines = max(name.count("\n") for name in wrapped) + 1
-        above = lines * size * 1.4 / 72 if horizontal else 0.75 * _label_width(names, size) + 0.1
-        left, width, height = 0.5 + _label_width(names, size), cell * len(names), 0.36 * len(names)
-        heading = _wrap(title, left + width + 1.0, TITLE_SIZE)
+        above = lines * size * 1.4 / 72 if horizontal else 0.75 * label_width(names, size) + 0.1
+        left, width, height = 0.5 + label_width(names, size), cell * len(names), 0.36 * len(names)
+        heading = wrap_text(title, left + width + 1.0, TITLE_SIZE)
         top = 0.1 + (heading.count("\n") + 1) * TITLE_SIZE * 1.3 / 72
-        figure = _new_figure(left + width + 1.0, top + 0.25 + above + height + 0.1)
-        axes = _add_axes(figure, left, 0.1, width, height)
-        mesh = _draw_heat_map(axes, shares, 1.0, ())
+        figure = new_figure(left + width + 1.0, top + 0.25 + above + height + 0.1)
+        axes = add_axes(figure, left, 0.1, width, height)
+        mesh = _draw_heat_map(axes, shares)
         for row, values in enumerate(numbers):
             for column, text in enumerate(values):
                 ink = "white" if shares[row, column] > 0.6 else INK
@@ -263,13 +233,13 @@ def confusion_matrix(
                 word.set(ha="center", va="center")
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
-        _set_tick_labels(axes, names, labels, size, above=True)
+        _set_tick_labels(axes, names, labels, size)
         if horizontal:
             for label in axes.get_xticklabels():
                 label.set(rotation=0, horizontalalignment="center", verticalalignment="bottom")
         axes.set_xlabel("predicted class", labelpad=6)
         axes.set_ylabel("true class", labelpad=6)
-        bar = _clamp(height, 0.7, 2.4)
+        bar = clamp(height, 0.7, 2.4)
         _add_color_bar(
             figure, mesh, left + width + 0.15, 0.1 + height - bar, bar, label="share of the row"
         )
@@ -286,10 +256,10 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Fig
     low, high = ([one["interval"][key] for one in bins] for key in ("low", "high"))
     texts = [one["texts"] for one in bins]
     start = min(0.95, *confidences, *low)
-    with _style():
-        heading = _wrap(title, 4.4, TITLE_SIZE)
-        figure = _new_figure(4.6, 4.5)
-        axes = _add_axes(figure, 0.7, 0.6, 3.4, 3.4)
+    with use_style():
+        heading = wrap_text(title, 4.4, TITLE_SIZE)
+        figure = new_figure(4.6, 4.5)
+        axes = add_axes(figure, 0.7, 0.6, 3.4, 3.4)
         axes.plot([0, 1], [0, 1], color=INK, linestyle=DASHES[2], linewidth=1.0)
         axes.vlines(confidences, low, high, color=COLORS[0], linewidth=1.4, alpha=0.6)
         areas = [12 + 90 * count / max(texts) for count in texts]
@@ -308,52 +278,6 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Fig
     return figure
 
 
-def attention_grid(
-    maps: ArrayLike,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    title: str,
-    names: Sequence[str] | None = None,
-    gold: Cells = (),
-) -> Figure:
-    """A grid of small maps on one color scale, one for each head: `maps` is [heads, n, m]."""
-    array = _check_weights(maps, rows, columns, gold, dimensions=3)
-    heads, n, m = array.shape
-    labels = [f"head {head + 1}" for head in range(heads)] if names is None else list(names)
-    if len(labels) != heads:
-        what = f"There are {heads} maps, but {len(labels)} names."
-        raise HeedError(what, todo="Give one name for each map.")
-    with _style():
-        cell = _clamp(2.4 / max(n, m), 0.135, 0.24)
-        size = _clamp(cell * 46, 6.0, 8.0)
-        width, height, gap = cell * m, cell * n, 0.38
-        across = _panels_per_row(heads, max(1, int(11.0 / (width + gap))))
-        down = -(-heads // across)
-        left, below = 0.3 + _label_width(rows, size), 0.2 + 0.75 * _label_width(columns, size)
-        total = (left + across * (width + gap) + 0.6, below + down * (height + gap) + 0.2)
-        figure = _new_figure(*total)
-        for head in range(heads):
-            line, place = divmod(head, across)
-            bottom = below + (down - 1 - line) * (height + gap)
-            axes = _add_axes(figure, left + place * (width + gap), bottom, width, height)
-            mesh = _draw_heat_map(axes, array[head], _color_limit(array), gold)
-            lowest = head + across >= heads
-            _set_tick_labels(
-                axes, rows if place == 0 else (), columns if lowest else (), size, above=False
-            )
-            axes.set_title(_replace_unprintable(labels[head]), fontsize=8.5, pad=4)
-        _add_color_bar(figure, mesh, left + across * (width + gap) - gap + 0.15, bottom, height)
-        figure.text(
-            left / total[0],
-            1.0,
-            _replace_unprintable(title),
-            fontsize=TITLE_SIZE,
-            verticalalignment="top",
-        )
-    return figure
-
-
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write stem.png and stem.svg. The same figure always gives the same bytes."""
     make_folder(stem.parent)
@@ -367,7 +291,7 @@ def save_as(figure: Figure, path: Path) -> None:
     """Write one file; its name ends in `.png`, `.svg` or `.pdf`."""
     buffer, kind = io.BytesIO(), path.suffix[1:].lower()
     metadata = METADATA[kind]
-    with _style():
+    with use_style():
         figure.savefig(buffer, format=kind, dpi=PNG_DPI, bbox_inches="tight", metadata=metadata)
     write_atomic(path, buffer.getvalue())
 
@@ -378,7 +302,7 @@ def figure_paths(stem: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Use heed's style instead of the user's settings in this block."""
     from matplotlib import style
 
@@ -388,13 +312,13 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), facecolor="white")
 
 
-def _add_axes(
+def add_axes(
     figure: Figure,
     left: float,
     bottom: float,
@@ -408,32 +332,25 @@ def _add_axes(
     return figure.add_axes(place, sharex=same_x)
 
 
-def _replace_unprintable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """The text with � for each character that SVG forbids, such as control characters."""
     return "".join("�" if category(c) in ("Cc", "Cs", "Cn") and c != "\n" else c for c in text)
 
 
-def _clamp(value: float, low: float, high: float) -> float:
+def clamp(value: float, low: float, high: float) -> float:
     return max(low, min(value, high))
 
 
-def _label_width(words: Sequence[str], size: float) -> float:
+def label_width(words: Sequence[str], size: float) -> float:
     """The approximate width of the longest word, in inches."""
     return max(len(word) for word in words) * size * CHARACTER_WIDTH / 72
 
 
-def _wrap(text: str, width: float, size: float) -> str:
+def wrap_text(text: str, width: float, size: float) -> str:
     """The text on lines of about this width in inches; a word that is longer stays whole."""
     characters = max(1, int(width * 72 / (size * CHARACTER_WIDTH)))
-    lines = textwrap.wrap(_replace_unprintable(text), characters, break_long_words=False)
+    lines = textwrap.wrap(replace_unprintable(text), characters, break_long_words=False)
     return "\n".join(lines)
-
-
-def _panels_per_row(panels: int, limit: int) -> int:
-    """Panels in a row: at most four, and full rows if possible."""
-    limit = min(limit, 4, panels)
-    full_rows = [count for count in range(2, limit + 1) if panels % count == 0]
-    return max(full_rows, default=limit)
 
 
 def _check_series(
@@ -453,86 +370,38 @@ def _check_series(
             raise HeedError(what, todo=f"The series are {', '.join(series)}.")
 
 
-def _check_weights(
-    weights: ArrayLike, rows: Sequence[str], columns: Sequence[str], gold: Cells, *, dimensions: int
-) -> Weights:
-    import numpy as np
-
-    array: Weights = np.asarray(weights, dtype=np.float64)
-    if array.ndim != dimensions:
-        what = f"These weights have {array.ndim} dimensions, and {dimensions} are needed."
-        raise HeedError(what, todo="Choose one sentence, layer or head.")
-    n, m = array.shape[-2:]
-    if (n, m) != (len(rows), len(columns)):
-        raise HeedError(
-            f"The weights are {n} × {m} (rows × columns), "
-            f"but the labels are {len(rows)} × {len(columns)}.",
-            todo="Give one label for every row and every column.",
-        )
-    if array.size == 0:
-        raise HeedError("There are no weights to draw.", todo="Give a sentence with words.")
-    wrong = np.argwhere(~np.isfinite(array) | (array < 0))
-    if len(wrong):
-        value = array[tuple(wrong[0])]
-        row, column = rows[wrong[0][-2]], columns[wrong[0][-1]]
-        raise HeedError(
-            f"The weight of row {row!r} on column {column!r} is {value}, "
-            "and an attention weight is a number from 0 to 1.",
-            todo="Check the mask: a row that may attend to nothing should be zeros.",
-        )
-    for row, column in gold:
-        if not (0 <= row < n and 0 <= column < m):
-            what = f"The gold cell ({row}, {column}) is outside a map of {n} × {m}."
-            raise HeedError(what, todo="Count words from 0, and give (row, column).")
-    return array
-
-
-def _color_limit(array: Weights) -> float:
-    """The top of the color scale: 1, or less if all weights are too small to be visible."""
-    peak = float(array.max())
-    return next((end for end in (0.1, 0.2, 0.5, 1.0) if peak <= end), peak)
-
-
-def _draw_heat_map(axes: Axes, array: Weights, scale: float, gold: Cells) -> QuadMesh:
-    from matplotlib.patches import Rectangle
-
+def _draw_heat_map(axes: Axes, array: Weights) -> QuadMesh:
     # Cells instead of an image keep print and SVG sharp.
     mesh = axes.pcolormesh(
-        array, cmap="Blues", vmin=0.0, vmax=scale, edgecolors="white", linewidth=0.4
+        array, cmap="Blues", vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.4
     )
     axes.invert_yaxis()
     axes.tick_params(length=0, pad=3)
     for spine in axes.spines.values():
         spine.set(color=FAINT, linewidth=0.8)
-    for row, column in sorted(gold):
-        axes.add_patch(
-            Rectangle((column, row), 1, 1, fill=False, color=GOLD, lw=1.3, zorder=3, clip_on=False)
-        )
     return mesh
 
 
-def _set_tick_labels(
-    axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float, *, above: bool
-) -> None:
+def _set_tick_labels(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float) -> None:
     axes.set_yticks(
         [at + 0.5 for at in range(len(rows))],
-        [_replace_unprintable(word) for word in rows],
+        [replace_unprintable(word) for word in rows],
         fontsize=size,
     )
     axes.set_xticks(
         [at + 0.5 for at in range(len(columns))],
-        [_replace_unprintable(word) for word in columns],
+        [replace_unprintable(word) for word in columns],
         fontsize=size,
         rotation=45,
         rotation_mode="anchor",
-        horizontalalignment="left" if above else "right",
+        horizontalalignment="left",
     )
 
 
 def _add_color_bar(
-    figure: Figure, mesh: QuadMesh, left: float, bottom: float, height: float, *, label: str = ""
+    figure: Figure, mesh: QuadMesh, left: float, bottom: float, height: float, *, label: str
 ) -> None:
-    bar = figure.colorbar(mesh, cax=_add_axes(figure, left, bottom, 0.1, height))
+    bar = figure.colorbar(mesh, cax=add_axes(figure, left, bottom, 0.1, height))
     bar.outline.set_visible(False)
     end = mesh.get_clim()[1]
     bar.set_ticks([0.0, end / 2, end], labels=[f"{value:.3g}" for value in (0.0, end / 2, end)])
@@ -551,7 +420,7 @@ def _add_second_axis(axes: Axes, label: str, unit: float) -> None:
         return np.asarray(x, dtype=np.float64) * unit
 
     above = axes.secondary_xaxis("top", functions=(to_units, from_units))
-    above.set_xlabel(_replace_unprintable(label), labelpad=3)
+    above.set_xlabel(replace_unprintable(label), labelpad=3)
     above.tick_params(labelsize=8)
     above.spines["top"].set_color(FAINT)
 
@@ -608,7 +477,7 @@ def _add_note(axes: Axes, note: str) -> None:
     """Add a text below the label of x."""
     if note:
         axes.annotate(
-            _replace_unprintable(note),
+            replace_unprintable(note),
             (0, 0),
             (0, -40),
             xycoords="axes fraction",
@@ -632,5 +501,5 @@ def _add_legend(axes: Axes, lines: Sequence[Line2D], *, crowded: bool = False) -
     )
     for text in legend.get_texts():
         lines_of_label = text.get_text().split("\n")
-        text.set_text("\n".join(_wrap(line, width, size) for line in lines_of_label))
+        text.set_text("\n".join(wrap_text(line, width, size) for line in lines_of_label))
         text.set_linespacing(1.2 if crowded else 1.35)

@@ -84,7 +84,7 @@ def translator(run: Path) -> Translator:
 def test_the_documented_way_to_draw_attention(run: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (plotting,) = (block for block in blocks if "plot.save" in block)
+    (plotting,) = (block for block in blocks if "attention.save" in block)
     script = f'import heed\n\nmt = heed.Translator.load("runs/mine")\n{plotting}'
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(run)
@@ -97,7 +97,7 @@ def test_the_documented_way_to_draw_attention(run: Path, tmp_path: Path) -> None
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    assert {"attention.png", "attention.svg"} <= {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "attention.png").stat().st_size > 1000
 
 
 def test_one_text_alone_is_a_sentence(translator: Translator) -> None:

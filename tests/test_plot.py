@@ -11,41 +11,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 
 from heed import plot
 from heed.errors import HeedError
 
-ROWS = ["The", "lighthouse", "<keeper>", "sleeps", "."]
-COLUMNS = ["Le", "gardien", "du", "phare", "dort", "&"]
-GOLD = {(0, 0), (4, 5)}
 SERIES = {
     "rope": [(step, 5 / (1 + step)) for step in range(20)],
     "alibi": [(step, 6 / (1 + step)) for step in range(20)],
     "none": [(step, 7.5 / (1 + step)) for step in range(20)],
 }
-
-
-def weights(*shape: int) -> NDArray[np.float64]:
-    raw: NDArray[np.float64] = np.exp(np.random.default_rng(7).normal(size=shape))
-    return np.divide(raw, raw.sum(axis=-1, keepdims=True))
-
-
-def a_map() -> Figure:
-    return plot.attention_map(
-        weights(5, 6), ROWS, COLUMNS, title="A map", gold=GOLD, row_label="en", column_label="fr"
-    )
-
-
-def a_grid() -> Figure:
-    return plot.attention_grid(weights(5, 5, 6), ROWS, COLUMNS, title="A grid", gold=GOLD)
 
 
 def some_curves() -> Figure:
@@ -65,7 +42,7 @@ def a_reliability_diagram() -> Figure:
     return plot.reliability_diagram(bins, title="Reliability")
 
 
-FIGURES = [a_map, a_grid, some_curves, a_confusion_matrix, a_reliability_diagram]
+FIGURES = [some_curves, a_confusion_matrix, a_reliability_diagram]
 
 
 def texts(svg: Path) -> list[str]:
@@ -126,31 +103,12 @@ def test_both_files_are_deterministic(make: Callable[[], Figure], tmp_path: Path
 
 
 def test_user_style_is_ignored_and_left_unchanged(tmp_path: Path) -> None:
-    plain = plot.save(a_map(), tmp_path / "plain")
+    plain = plot.save(a_confusion_matrix(), tmp_path / "plain")
     with matplotlib.rc_context({"font.size": 20.0, "text.color": "red", "svg.fonttype": "path"}):
-        styled = plot.save(a_map(), tmp_path / "styled")
+        styled = plot.save(a_confusion_matrix(), tmp_path / "styled")
         assert matplotlib.rcParams["font.size"] == 20.0
         assert matplotlib.rcParams["svg.fonttype"] == "path"
     assert [path.read_bytes() for path in plain] == [path.read_bytes() for path in styled]
-
-
-def test_map_labels_are_text_in_svg(tmp_path: Path) -> None:
-    _, svg = plot.save(a_map(), tmp_path / "map")
-    assert set(texts(svg)) >= {*ROWS, *COLUMNS, "A map", "en", "fr", "0"}
-
-
-def test_a_grid_names_each_head_and_labels_only_its_edges(tmp_path: Path) -> None:
-    _, svg = plot.save(a_grid(), tmp_path / "grid")
-    found = texts(svg)
-    assert {f"head {number}" for number in range(1, 6)} <= set(found)
-    # Five panels stand in lines of four and one: two rows of words, four columns of words.
-    assert [found.count("lighthouse"), found.count("gardien")] == [2, 4]
-
-
-def test_a_grid_takes_names(tmp_path: Path) -> None:
-    names = ["before", "after"]
-    figure = plot.attention_grid(weights(2, 5, 6), ROWS, COLUMNS, title="Two", names=names)
-    assert set(texts(plot.save(figure, tmp_path / "two")[1])) >= set(names)
 
 
 def test_curves_have_a_legend_with_the_best_value(tmp_path: Path) -> None:
@@ -190,85 +148,11 @@ def test_the_dot_is_at_the_best_point_and_on_that_line_alone() -> None:
     assert [line.get_marker() for line in lines.values()].count("o") == 1
 
 
-def test_gold_cells_are_outlined() -> None:
-    boxes = [box for box in a_map().axes[0].patches if isinstance(box, Rectangle)]
-    assert {(int(box.get_y()), int(box.get_x())) for box in boxes} == GOLD
-
-
-@pytest.mark.parametrize("peak", [0.05, 0.15, 0.4, 0.9])
-def test_the_color_scale_ends_at_1_unless_all_weights_are_small(peak: float) -> None:
-    mesh = plot.attention_map([[peak, 0.0]], ["a"], ["b", "c"], title="").axes[0].collections[0]
-    low, high = mesh.get_clim()
-    assert low == 0.0
-    assert peak <= high <= max(0.1, 2.5 * peak)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1)])
-def test_maps_of_any_shape(shape: tuple[int, int], tmp_path: Path) -> None:
-    rows, columns = (["word"] * count for count in shape)
-    png, _ = plot.save(
-        plot.attention_map(weights(*shape), rows, columns, title="A title"), tmp_path / "map"
-    )
-    assert png.stat().st_size > 1000
-
-
-@pytest.mark.parametrize("count", [28, 45])
-def test_labels_do_not_overlap(count: int) -> None:
-    words = [f"word{number:02}" for number in range(count)]
-    figure = plot.attention_map(weights(count, count), words, words, title="")
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
-    rows = [label.get_window_extent() for label in axes.get_yticklabels()]
-    assert all(below.y1 <= above.y0 for above, below in pairwise(rows))
-    columns = axes.get_xticklabels()
-    step = axes.get_window_extent().width / count
-    # Text at 45 degrees keeps clear of its neighbour if it is no higher than step / √2.
-    assert all(float(label.get_fontsize()) / 72 * figure.dpi <= step / 2**0.5 for label in columns)
-
-
-@given(words=st.lists(st.text(max_size=6), min_size=8, max_size=8))
-@settings(deadline=None, max_examples=5)
-@example(words=["$x^$", "\\frac{$", "雨", "😀", "<eos>", "a\x00b", "\ud800", "\uffff\x1b"])
-def test_any_word_can_be_drawn(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
-    figure = plot.attention_map(weights(4, 4), words[:4], words[4:], title=words[0])
-    _, svg = plot.save(figure, tmp_path_factory.mktemp("any") / "map")
-    # XML allows no control characters, not even escaped.
-    assert re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", svg.read_text("utf-8")) is None
-
-
 @pytest.mark.parametrize("word", ["$x^$", "雨"])
 def test_formulas_and_missing_glyphs_are_drawn_as_text(word: str, tmp_path: Path) -> None:
     series = {word: [(0.0, 1.0)], "other": [(0.0, 2.0)]}
     _, svg = plot.save(plot.curves(series, title=word, x=word, y=word), tmp_path / "curves")
     assert texts(svg).count(word) == 4
-
-
-def test_labels_of_the_wrong_number_are_an_error() -> None:
-    with pytest.raises(HeedError, match=r"5 × 6 .* 5 × 5"):
-        plot.attention_map(weights(5, 6), ROWS, COLUMNS[:5], title="")
-    with pytest.raises(HeedError, match=r"5 × 6 .* 4 × 6"):
-        plot.attention_grid(weights(2, 5, 6), ROWS[:4], COLUMNS, title="")
-    with pytest.raises(HeedError, match="2 maps, but 3 names"):
-        plot.attention_grid(weights(2, 5, 6), ROWS, COLUMNS, title="", names=["a", "b", "c"])
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5])
-def test_invalid_weights_are_an_error_that_names_the_cell(bad: float) -> None:
-    array = weights(5, 6)
-    array[1, 3] = bad
-    with pytest.raises(HeedError, match=rf"'lighthouse' on column 'phare' is {bad}"):
-        plot.attention_map(array, ROWS, COLUMNS, title="")
-    with pytest.raises(HeedError, match="an attention weight is a number from 0 to 1"):
-        plot.attention_grid(array[None], ROWS, COLUMNS, title="")
-
-
-def test_wrong_shapes_and_cells_are_errors() -> None:
-    with pytest.raises(HeedError, match="3 dimensions, and 2"):
-        plot.attention_map(weights(1, 5, 6), ROWS, COLUMNS, title="")
-    with pytest.raises(HeedError, match="no weights"):
-        plot.attention_map(np.zeros((0, 6)), [], COLUMNS, title="")
-    with pytest.raises(HeedError, match=r"gold cell \(5, 0\) is outside a map of 5 × 6"):
-        plot.attention_map(weights(5, 6), ROWS, COLUMNS, title="", gold=[(5, 0)])
 
 
 def test_invalid_series_are_errors() -> None:
@@ -286,7 +170,7 @@ def test_importing_and_drawing_never_touch_pyplot() -> None:
     program = (
         "import sys; from heed import plot; assert 'matplotlib' not in sys.modules;"
         "assert 'numpy' not in sys.modules;"
-        "plot.attention_map([[1.0]], ['a'], ['b'], title='');"
+        "plot.curves({'a': [(0, 1.0)]}, title='', x='', y='');"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     root = Path(__file__).parents[1]

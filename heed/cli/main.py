@@ -13,12 +13,22 @@ from heed import __version__
 
 # Importing these modules registers their commands, in the order that `heed --help` lists them.
 # isort: off
-from heed.cli import train, predict, evaluate, compare, convert, diagnostics
+from heed.cli import train, predict, evaluate, compare, probe, convert, diagnostics
 
 # isort: on
 from heed.cli.common import app, describe_file_error, print_text
 
-__all__ = ["app", "compare", "convert", "diagnostics", "evaluate", "main", "predict", "train"]
+__all__ = [
+    "app",
+    "compare",
+    "convert",
+    "diagnostics",
+    "evaluate",
+    "main",
+    "predict",
+    "probe",
+    "train",
+]
 
 
 def _print_version(requested: bool) -> None:

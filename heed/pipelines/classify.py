@@ -104,7 +104,7 @@ class ClassificationPipeline:
 
         `first` is how many lines came before.
         """
-        texts = [self._parse_line(line, first + i + 1) for i, line in enumerate(lines)]
+        texts = [self.parse_line(line, first + i + 1) for i, line in enumerate(lines)]
         return self.classify(texts, lines)
 
     def classify(self, texts: Sequence[Text], lines: Sequence[str] | None = None) -> list[Label]:
@@ -141,7 +141,7 @@ class ClassificationPipeline:
         specials = self.tokenizer.specials
         return [specials.bos, *ids[: self.max_length - 2], specials.eos]
 
-    def _parse_line(self, line: str, number: int) -> Text:
+    def parse_line(self, line: str, number: int) -> Text:
         """A line as one text, or as a pair if the run was trained on pairs."""
         if not self.classes.pairs:
             return line

@@ -95,6 +95,8 @@ class GenerationPipeline:
         limit = position_limit([model])
         self.max_positions = None if limit is None else min(limit, context)
         """How many positions there are; None if unlimited."""
+        self.prompt_limit = self.max_positions or max(MAX_PROMPT, context)
+        """Tokens of the longest prompt, the begin token included."""
         self._searches: dict[int, Search] = {}
         """By hypotheses per prompt; reused for what they captured on a GPU."""
 
@@ -214,7 +216,7 @@ class GenerationPipeline:
         if cut:
             most = self.max_positions or self.context
             return ids[-max(most - length, most // 2, 1) :]
-        limit = self.max_positions or max(MAX_PROMPT, self.context)
+        limit = self.prompt_limit
         if len(ids) > limit:
             has = "has positions for" if self.max_positions else "reads at most"
             raise DataError(

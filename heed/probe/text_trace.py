@@ -7,19 +7,78 @@ source. So a trace of bare ids is that of another input, with other probabilitie
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from heed.data.batching.padding import pad_sequences
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.models import LanguageModel, Translator
-from heed.models.inference import evaluating
+from heed.decode.alignment import decode_words
+from heed.errors import HeedWarning
+from heed.models import LanguageModel, Model, Translator
+from heed.models.inference import evaluating, position_limit
 from heed.models.trace import Trace
 
 if TYPE_CHECKING:
     from heed.pipelines.classify import ClassificationPipeline, Text
+    from heed.pipelines.translate import TranslationPipeline
+
+MAX_TOKENS = 2048
+"""Tokens of a text that are traced: the size of a map grows with the square of its length."""
+
+
+@dataclass(frozen=True)
+class TokenLabels:
+    """The tokens along one axis of a map, in readable form, and the words that they belong to."""
+
+    tokens: list[str]
+    words: list[int | None]
+    """The index of each token's word; None for a special token that no text has."""
+    word_texts: list[str]
+    """The words of the text."""
+
+    def __post_init__(self) -> None:
+        if not self.word_texts:  # a text of spaces alone has tokens and no word
+            object.__setattr__(self, "words", [None] * len(self.tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def units(self) -> NDArray[np.int64]:
+        """For each token the number of its unit: a word, or a special token by itself."""
+        starts = [
+            i == 0 or word is None or word != self.words[i - 1] for i, word in enumerate(self.words)
+        ]
+        return np.cumsum(np.array(starts, np.int64)) - 1
+
+    def by_word(self) -> TokenLabels:
+        """One label for each unit."""
+        units = self.units()
+        firsts = [int(np.argmax(units == unit)) for unit in range(units.max(initial=-1) + 1)]
+        words = [self.words[i] for i in firsts]
+        names = [
+            self.tokens[i] if word is None else self.word_texts[word]
+            for i, word in zip(firsts, words, strict=True)
+        ]
+        return TokenLabels(names, words, self.word_texts)
+
+
+@dataclass(frozen=True)
+class InputTokens:
+    """What a model reads of one text: the ids of its tokens, special tokens included."""
+
+    ids: list[int]
+    labels: TokenLabels
+    text: str
+    """The text as it came in, also where only its beginning is read."""
+    following: TokenLabels | None = None
+    """For a decoder, the token that each position writes: the next one."""
 
 
 @dataclass
@@ -32,41 +91,179 @@ class TextTrace(Trace):
     """The tokens along m: the source of a translation."""
 
 
+# ------------------------------------------------------------------- what a model reads of a text
+
+
+def classifier_input(pipeline: ClassificationPipeline, text: Text) -> InputTokens:
+    """What `classify` reads of a text or pair: its tokens between begin and end token."""
+    (ids,) = pipeline.input_ids([text])
+    parts = (text,) if isinstance(text, str) else text
+    words: list[int | None] = []
+    texts: list[str] = []
+    for part in parts:
+        words += [None, *(len(texts) + word for word in pipeline.tokenizer.word_indices(part))]
+        texts += part.split()
+    if len(words) + 1 > len(ids):
+        _warn_cut(len(words) - 1, len(ids) - 2, "tokens of the text")
+    words = [*words[: len(ids) - 1], None]
+    labels = TokenLabels(pipeline.tokenizer.ids_to_tokens(ids), words, texts)
+    return InputTokens(ids, labels, " ⇥ ".join(parts))
+
+
+def language_model_input(
+    model: LanguageModel, tokenizer: Tokenizer, text: str, *, limit: int
+) -> InputTokens:
+    """What `generate` reads of a prompt: a begin token, then its tokens, at most `limit`.
+
+    A masked language model reads its text between begin and end token, as in training.
+    """
+    specials, ids = tokenizer.specials, tokenizer.encode(text)
+    words: list[int | None] = [*tokenizer.word_indices(text)]
+    room = max(0, min(limit, MAX_TOKENS) - (1 if model.causal else 2))
+    ids, words = _cut(ids, room, "tokens of the text"), words[:room]
+    end = [] if model.causal else [specials.eos]
+    ids, words = [specials.bos, *ids, *end], [None, *words, *(None for _ in end)]
+    labels = TokenLabels(tokenizer.ids_to_tokens(ids), words, text.split())
+    return InputTokens(ids, labels, text)
+
+
+def source_input(tokenizer: Tokenizer, text: str, *, max_source: int) -> InputTokens:
+    """What `translate` reads of a text: its tokens, then an end token."""
+    words: list[int | None] = [*tokenizer.word_indices(text)]
+    room = min(max_source, MAX_TOKENS)
+    ids = [*_cut(tokenizer.encode(text), room, "tokens of the source"), tokenizer.specials.eos]
+    labels = TokenLabels(tokenizer.ids_to_tokens(ids), [*words[:room], None], text.split())
+    return InputTokens(ids, labels, text)
+
+
+def target_input(
+    model: Translator, tokenizer: Tokenizer, target: str, *, begin: int | None = None
+) -> InputTokens:
+    """What a decoder reads while it writes this target: a begin token, then the target's tokens."""
+    ids, words = tokenizer.encode(target), tokenizer.word_indices(target)
+    read = _target_tokens(model, tokenizer, ids, words, target.split(), begin)
+    if len(read.ids) <= len(ids):
+        _warn_cut(len(ids), len(read.ids) - 1, "tokens of the target")
+    return replace(read, text=target)
+
+
+def translation_inputs(
+    pipeline: TranslationPipeline, text: str, translation: str | None = None
+) -> tuple[InputTokens, InputTokens]:
+    """What a translator reads of a text, and of its translation: by default its own.
+
+    The tokens of its own translation are those that the search found, however the tokenizer would
+    segment that text.
+    """
+    model, tokenizer, settings = pipeline.models[0], pipeline.tokenizer, pipeline.settings
+    source = source_input(tokenizer, text, max_source=pipeline.max_source)
+    if translation is not None:
+        return source, target_input(model, tokenizer, translation, begin=pipeline.begin)
+    ids: list[int] = []
+    is_cut = False
+    if text.strip():
+        ((best, *_),) = pipeline.search.translate(
+            [source.ids[:-1]], max_ratio=settings.max_ratio, max_extra=settings.max_extra
+        )
+        ids, is_cut = list(best.ids), best.cut
+    words_text, words = decode_words(tokenizer, ids)
+    read = _target_tokens(
+        model, tokenizer, ids, words, words_text.split(), pipeline.begin, ended=not is_cut
+    )
+    return source, read
+
+
+def _target_tokens(
+    model: Translator,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    words: Sequence[int],
+    word_texts: list[str],
+    begin: int | None,
+    *,
+    ended: bool = True,
+) -> InputTokens:
+    """A begin token and a target's tokens; the last where something follows it.
+
+    Nothing follows where the length limit ended a translation, or the model has no position left.
+    """
+    begin = tokenizer.specials.bos if begin is None else begin
+    limit = min(MAX_TOKENS, position_limit([model]) or MAX_TOKENS)
+    count = max(1, min(limit, len(ids) + ended))
+    read = [begin, *ids][:count]
+    written = [*ids, tokenizer.specials.eos][:count]
+    labels = TokenLabels(tokenizer.ids_to_tokens(read), [None, *words][:count], word_texts)
+    following = TokenLabels(tokenizer.ids_to_tokens(written), [*words, None][:count], word_texts)
+    return InputTokens(read, labels, " ".join(word_texts), following)
+
+
+def _cut(ids: list[int], limit: int, what: str) -> list[int]:
+    """The first ids, with a warning if there are more."""
+    if len(ids) > limit:
+        _warn_cut(len(ids), limit, what)
+    return ids[:limit]
+
+
+def _warn_cut(count: int, limit: int, what: str) -> None:
+    message = f"only the first {limit:,} of {count:,} {what} are read: the model has this limit."
+    warnings.warn(message, HeedWarning, stacklevel=2)
+
+
+# ----------------------------------------------------------------------------------------- traces
+
+
+def trace_batch(
+    model: Model,
+    inputs: Sequence[InputTokens],
+    sources: Sequence[InputTokens] = (),
+    *,
+    pad: int = 0,
+) -> Trace:
+    """One forward pass over a batch, padded on the right; a translator needs the sources."""
+    ids_bn, real_bn = pad_batch(model, inputs, pad)
+    with evaluating(model):
+        if isinstance(model, Translator):
+            source_bm, source_real_bm = pad_batch(model, sources, pad)
+            return model.trace(source_bm, ids_bn, mask=source_real_bm, target_mask=real_bn)
+        return model.trace(ids_bn, mask=real_bn)
+
+
+def pad_batch(
+    model: torch.nn.Module, inputs: Sequence[InputTokens], pad: int
+) -> tuple[Tensor, Tensor | None]:
+    """Ids [b, n] on the model's device, and where they are real; None where all are."""
+    device, longest = next(model.parameters()).device, max(len(one.ids) for one in inputs)
+    ids_bn, real_bn = pad_sequences([np.array(one.ids) for one in inputs], longest, pad)
+    return ids_bn.to(device), None if real_bn.all() else real_bn.to(device)
+
+
 def trace_classification(pipeline: ClassificationPipeline, text: Text) -> TextTrace:
     """The trace of what `classify` reads of a text; its logits are those before calibration."""
-    (ids,) = pipeline.input_ids([text])
-    model = pipeline.model
-    with evaluating(model):
-        trace = model.trace(_batch_of_one(model, ids))
-    return TextTrace(**vars(trace), tokens=pipeline.tokenizer.ids_to_tokens(ids))
+    return _trace_text(pipeline.model, classifier_input(pipeline, text))
 
 
-def trace_language_model(model: LanguageModel, tokenizer: Tokenizer, text: str) -> TextTrace:
+def trace_language_model(
+    model: LanguageModel, tokenizer: Tokenizer, text: str, *, limit: int = MAX_TOKENS
+) -> TextTrace:
     """The trace of a text after a begin token; row i of the logits predicts the token after i."""
-    ids = [tokenizer.specials.bos, *tokenizer.encode(text)]
-    with evaluating(model):
-        trace = model.trace(_batch_of_one(model, ids))
-    return TextTrace(**vars(trace), tokens=tokenizer.ids_to_tokens(ids))
+    return _trace_text(model, language_model_input(model, tokenizer, text, limit=limit))
 
 
 def trace_translation(
-    model: Translator, tokenizer: Tokenizer, source: str, translation: str
+    pipeline: TranslationPipeline, text: str, translation: str | None = None
 ) -> TextTrace:
-    """The trace of a translation that is forced token by token.
+    """The trace of a translation that is forced token by token; by default the model's own.
 
     Row i of the logits, and of the decoder's attention, predicts the token after token i.
     """
-    specials = tokenizer.specials
-    source_ids = [*tokenizer.encode(source), specials.eos]
-    ids = [specials.bos, *tokenizer.encode(translation)]
-    with evaluating(model):
-        trace = model.trace(_batch_of_one(model, source_ids), _batch_of_one(model, ids))
+    source, target = translation_inputs(pipeline, text, translation)
+    return _trace_text(pipeline.models[0], target, source)
+
+
+def _trace_text(model: Model, text: InputTokens, source: InputTokens | None = None) -> TextTrace:
+    trace = trace_batch(model, [text], [] if source is None else [source])
     return TextTrace(
         **vars(trace),
-        tokens=tokenizer.ids_to_tokens(ids),
-        source_tokens=tokenizer.ids_to_tokens(source_ids),
+        tokens=text.labels.tokens,
+        source_tokens=[] if source is None else source.labels.tokens,
     )
-
-
-def _batch_of_one(model: torch.nn.Module, ids: list[int]) -> Tensor:
-    return torch.tensor([ids], device=next(model.parameters()).device)

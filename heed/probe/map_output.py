@@ -1,0 +1,182 @@
+"""Attention maps as files, as text on a terminal, and in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group
+from rich.text import Text
+
+from heed import plot
+from heed.errors import DataError
+from heed.files import make_folder, to_json, write_atomic
+from heed.probe.map_figure import MEAN, draw_maps, select_head
+from heed.terminal import PlainConsole, build_note, build_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from heed.probe.attention_maps import AttentionMap, AttentionMaps
+
+FIGURES = tuple(plot.METADATA)
+FORMATS = (*FIGURES, "json")
+STRONGEST, LEAST_SHOWN = 3, 0.005
+"""Keys that the terminal shows for each query, and the least weight that it shows."""
+LINE_WIDTH, TOKEN_WIDTH, LINK_WIDTH = 79, 14, 12
+"""Columns of the terminal: of a line, at most of a token, and of a link beside its token."""
+BLOCKS = " ▏▎▍▌▋▊▉█"
+BAR_WIDTH = 4
+"""Characters of the bar beside a weight."""
+SCREEN_DPI = 110
+
+
+def check_format(path: Path) -> str:
+    """The format that a file name ends in; an error that lists the formats for any other."""
+    suffix = path.suffix[1:].lower()
+    if suffix not in FORMATS:
+        raise DataError(
+            f"an attention map cannot be written as {path.suffix or 'a file without an ending'}.",
+            where=str(path),
+            todo=f"End the name in {', '.join(f'.{one}' for one in FORMATS)}.",
+        )
+    return suffix
+
+
+def save_maps(
+    maps: AttentionMaps,
+    path: Path,
+    kind: str | None = None,
+    layer: int | None = None,
+    head: int | str | None = None,
+) -> Path:
+    """Write maps in the format that the path ends in; layers and heads are counted from 0."""
+    suffix = check_format(path)
+    if suffix in FIGURES:
+        figure = draw_maps(maps, kind, layer, head)
+        make_folder(path.parent)
+        plot.save_as(figure, path)
+        return path
+    if head is not None:
+        raise DataError(
+            f"a head is chosen for figures, and a .{suffix} file has every head.",
+            where=str(path),
+            todo="Leave the head out.",
+        )
+    selected = maps.select(kind, layer)
+    make_folder(path.parent)
+    write_atomic(path, to_json(selected.to_dict()) + "\n")
+    return path
+
+
+def render_links(
+    maps: AttentionMaps,
+    kind: str | None = None,
+    layer: int | None = None,
+    head: int | str | None = None,
+) -> Group:
+    """What each token attends to most, as a table for the terminal; counted from 0.
+
+    Without a layer it is the last one; without a head the mean of its heads.
+    """
+    attention = maps.get(kind)
+    layer = len(attention.weights) - 1 if layer is None else layer
+    weights_nm, title = select_head(attention, layer, MEAN if head is None else head)
+    width = min(TOKEN_WIDTH, max(map(cell_len, attention.query_tokens + attention.key_tokens)))
+    count = max(1, min(STRONGEST, (LINE_WIDTH - width) // (width + LINK_WIDTH)))
+    table = build_table("asks", *_headers(count), title=title, compact=True)
+    for query, row in zip(attention.query_tokens, weights_nm, strict=True):
+        keys = [key for key in np.argsort(-row, kind="stable")[:count] if row[key] >= LEAST_SHOWN]
+        links = [_link(attention.key_tokens[key], float(row[key]), width) for key in keys]
+        table.add_row(_fit(query, width), *links)
+    return Group(*_heading(maps), table, build_note(_summary(maps, attention)), "")
+
+
+def _headers(count: int) -> list[str]:
+    return ["answers, by weight", *[""] * (count - 1)][:count]
+
+
+def _heading(maps: AttentionMaps) -> Iterator[Text]:
+    yield Text(maps.text)
+    if maps.target is not None:
+        yield Text(f"→ {maps.target}")
+
+
+def _link(token: str, weight: float, width: int) -> Text:
+    return Text(f"{_bar(weight)} {weight:.2f} {_fit(token, width)}")
+
+
+def _bar(weight: float) -> str:
+    """A bar of eighths of a character, as long as the weight."""
+    eighths = round(weight * BAR_WIDTH * 8)
+    whole, part = divmod(eighths, 8)
+    bar = BLOCKS[-1] * whole + (BLOCKS[part] if part else "")
+    return bar.ljust(BAR_WIDTH)
+
+
+def _fit(token: str, width: int) -> Text:
+    """The token in a column of its own: padded, or with its end left out."""
+    token = plot.replace_unprintable(token)
+    if cell_len(token) > width:
+        token = set_cell_size(token, width - 1).rstrip() + "…"
+    return Text(set_cell_size(token, width))
+
+
+def _summary(maps: AttentionMaps, attention: AttentionMap) -> str:
+    """What there is beside what is shown, and how to choose it."""
+    heads = "–".join(str(n) for n in sorted({len(layer) for layer in attention.weights}))
+    kinds = ", ".join(one.kind for one in maps.maps)
+    others = f", --kind {kinds}" if len(maps.maps) > 1 else ""
+    layers = len(attention.weights)
+    return f"--layer 1–{layers}, --head 1–{heads} or mean{others}; --out FILE"
+
+
+# ------------------------------------------------------------------------------------- notebooks
+
+
+def show_maps(
+    maps: AttentionMaps,
+    kind: str | None = None,
+    layer: int | None = None,
+    head: int | str | None = None,
+) -> None:
+    """Show the figure in a notebook, elsewhere the strongest links as text."""
+    shell = _notebook_shell()
+    if shell is None:
+        PlainConsole().print(render_links(maps, kind, layer, head))
+        return
+    from IPython.display import Image, display
+
+    display(Image(_figure_png(draw_maps(maps, kind, layer, head))))
+
+
+def _notebook_shell() -> object | None:
+    """The shell of a notebook; None where there is none."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
+
+
+def notebook_html(maps: AttentionMaps) -> str:
+    """The maps as a notebook shows them: the texts, and an overview of the first kind."""
+    image = base64.b64encode(_figure_png(draw_maps(maps))).decode()
+    texts = "<br>".join(html.escape(text.plain) for text in _heading(maps))
+    sizes = html.escape("; ".join(one.describe() for one in maps.maps))
+    return (
+        f'<figure style="margin:0"><figcaption>{texts}<br><small>{sizes}</small></figcaption>'
+        f'<img alt="Attention maps" src="data:image/png;base64,{image}"></figure>'
+    )
+
+
+def _figure_png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with plot.use_style():
+        figure.savefig(buffer, format="png", dpi=SCREEN_DPI, bbox_inches="tight")
+    return buffer.getvalue()
