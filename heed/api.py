@@ -25,7 +25,6 @@ from heed.pipelines.line_io import require_iterable, require_texts
 from heed.pipelines.lru import LruCache
 from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.plugins import PluginFiles, load_plugins
-from heed.runs.labels import Calibration, Classes
 from heed.runs.load import load_run
 from heed.runs.run import BEST_WEIGHTS, Run
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from heed.probe.attention_maps import AttentionMaps
     from heed.probe.hidden_states import Floats, HiddenStates
     from heed.probe.text_trace import TextTrace
+    from heed.runs.labels import Classes
 
 STREAM_LINES = 64
 """Lines that `Translator.stream` reads ahead and translates as one batch."""
@@ -425,6 +425,8 @@ class Classifier:
 
         `weights` are "best", "last" or a step; the calibration is of the best ones alone.
         """
+        from heed.runs.labels import Calibration, Classes
+
         load_plugins(plugin)
         model, tokenizer, recipe = _load(folder, models.Classifier, device, precision, weights)
         run = Run.open(Path(folder))
