@@ -207,8 +207,8 @@ def confusion_matrix(
     array = np.array(counts, dtype=np.float64)
     shares = array / np.maximum(1.0, array.sum(axis=1, keepdims=True))
     if array.shape != (len(names), len(names)):
-        size = " × ".join(map(str, array.shape))
-        what = f"The counts are {size}, but there are {len(names)} names."
+        shape = " × ".join(map(str, array.shape))
+        what = f"The counts are {shape}, but there are {len(names)} names."
         raise HeedError(what, todo="Give one name for every class.")
     numbers = [[f"{int(count):,}" for count in row] for row in counts]
     with use_style():

@@ -96,9 +96,9 @@ def run_stack(
         if memory is not None:
             query = norm(x_nw, f"{block}.cross_norm") if pre else x_nw
             acts = config.cross_position and config.position in ("shaw", "t5", "alibi", "rope")
-            position = _position_name(state, stack, "cross_", layer) if acts else None
+            across = _position_name(state, stack, "cross_", layer) if acts else None
             out, weights = attention(
-                state, config, f"{block}.cross", position, query, memory, causal=False
+                state, config, f"{block}.cross", across, query, memory, causal=False
             )
             cross.append(weights)
             x_nw = x_nw + out if pre else norm(x_nw + out, f"{block}.cross_norm")

@@ -18,8 +18,12 @@ from heed.probe.map_output import check_format, render_links
 class LoadedModel(Protocol):
     """A model as `heed.load` returns it."""
 
-    recipe: Recipe
-    attention: Callable[..., AttentionMaps]
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def attention(self) -> Callable[..., AttentionMaps]: ...
+    @property
+    def pipeline(self) -> Any: ...
 
 
 @dataclass(frozen=True)

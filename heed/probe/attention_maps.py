@@ -234,8 +234,9 @@ class AttentionMaps:
         return self._replace_maps(maps)
 
     def _replace_maps(self, maps: Sequence[AttentionMap]) -> AttentionMaps:
-        by_kind = dict.fromkeys(KINDS) | {one.kind: one for one in maps}
-        return replace(self, **by_kind)
+        by_kind = {one.kind: one for one in maps}
+        encoder, decoder, cross = (by_kind.get(kind) for kind in ("encoder", "decoder", "cross"))
+        return replace(self, encoder=encoder, decoder=decoder, cross=cross)
 
     def to_dict(self, *, binary: bool = False) -> dict[str, Any]:
         """The maps for JSON; with `binary` weights are base64 strings of float32."""

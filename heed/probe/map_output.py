@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -152,21 +152,20 @@ def show_maps(
     if shell is None:
         PlainConsole().print(render_links(maps, kind, layer, head))
         return
-    from IPython.display import Image, display
+    image = _figure_base64(draw_maps(maps, kind, layer, head))
+    shell.display_pub.publish({"text/plain": repr(maps), "image/png": image})
 
-    display(Image(_figure_png(draw_maps(maps, kind, layer, head))))
 
-
-def _notebook_shell() -> object | None:
+def _notebook_shell() -> Any:
     """The shell of a notebook; None where there is none."""
-    ipython = sys.modules.get("IPython")
+    ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell if type(shell).__name__ == "ZMQInteractiveShell" else None
 
 
 def notebook_html(maps: AttentionMaps) -> str:
     """The maps as a notebook shows them: the texts, and an overview of the first kind."""
-    image = base64.b64encode(_figure_png(draw_maps(maps))).decode()
+    image = _figure_base64(draw_maps(maps))
     texts = "<br>".join(html.escape(text.plain) for text in _heading(maps))
     sizes = html.escape("; ".join(one.describe() for one in maps.maps))
     return (
@@ -175,8 +174,9 @@ def notebook_html(maps: AttentionMaps) -> str:
     )
 
 
-def _figure_png(figure: Figure) -> bytes:
+def _figure_base64(figure: Figure) -> str:
+    """A figure as PNG, in the form that notebooks and pages embed."""
     buffer = io.BytesIO()
     with plot.use_style():
         figure.savefig(buffer, format="png", dpi=SCREEN_DPI, bbox_inches="tight")
-    return buffer.getvalue()
+    return base64.b64encode(buffer.getvalue()).decode()

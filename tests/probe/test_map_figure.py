@@ -84,7 +84,8 @@ def test_hidden_cells_are_hatched_and_explained(tmp_path: Path) -> None:
     figure = draw_head(attention, 0, "mean")
     assert "hidden by the mask" in svg_texts(figure, tmp_path)
     (ground,) = (box for box in figure.axes[0].patches if box.get_hatch())
-    assert (ground.get_bbox().width, ground.get_bbox().height) == (5, 5)
+    assert isinstance(ground, Rectangle)
+    assert (ground.get_width(), ground.get_height()) == (5, 5)
     mesh: Any = figure.axes[0].collections[0]
     assert (np.ma.getmaskarray(mesh.get_array()).reshape(5, 5) == ~attention.visible).all()
 
