@@ -10,10 +10,11 @@ import os
 
 import pytest
 import torch
+from browser import chromium
 from hypothesis import settings
 from scored_texts import files, own_cache, run, text, texts
 
-__all__ = ["files", "own_cache", "run", "text", "texts"]
+__all__ = ["chromium", "files", "own_cache", "run", "text", "texts"]
 
 MOST_WORKERS = 4
 """Each holds torch and a few small models."""

@@ -49,6 +49,7 @@ ORDER = (
 DATA_FROM = ORDER.index("runs")
 """From here on, a part may import `data` and `recipes`."""
 RESTRICTED = {
+    "assets": {"errors"},
     "plot": {"errors", "files"},
     "terminal": {"errors"},
     "data": {"errors", "files", "checksums", "config", "plot", "terminal"},
@@ -198,6 +199,8 @@ def test_imports_follow_the_order_of_the_design(path: Path) -> None:
         ("plot.py", "from heed.errors import HeedError", 0),
         ("plot.py", "from heed.config import ModelConfig", 1),
         ("errors.py", "import heed.plot", 1),
+        ("nn/masks.py", "from heed.assets import fill_page", 0),
+        ("assets/__init__.py", "from heed.probe import attention_maps", 1),
         ("recipes/__init__.py", "from heed.config import Recipe", 0),
         ("recipes/__init__.py", "from heed.runs.run import Run", 1),
         ("nn/masks.py", "from heed.recipes import find", 1),

@@ -1,0 +1,69 @@
+// Builds every page of src/pages into one self-contained HTML file each, in ../heed/assets.
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { svelte } from "@sveltejs/vite-plugin-svelte";
+import { build } from "vite";
+
+const ROOT = dirname(fileURLToPath(import.meta.url));
+const ASSETS = join(ROOT, "..", "heed", "assets");
+const PAGES = ["map"];
+
+const packages = new Set();
+for (const page of PAGES) {
+  const { output } = await build({
+    root: ROOT,
+    configFile: false,
+    logLevel: "warn",
+    // The hash of a component's class names comes from its style, never from where it lies.
+    plugins: [svelte({ compilerOptions: { cssHash: ({ hash, css }) => `s-${hash(css)}` } })],
+    build: {
+      write: false,
+      target: "es2022",
+      modulePreload: false,
+      cssCodeSplit: false,
+      assetsInlineLimit: Number.MAX_SAFE_INTEGER,
+      rolldownOptions: { input: join(ROOT, `${page}.html`) },
+    },
+  });
+  writeFileSync(join(ASSETS, `${page}.html`), inlined(output));
+  for (const chunk of output) {
+    for (const id of chunk.moduleIds ?? []) packages.add(packageOf(id));
+  }
+}
+packages.delete(undefined);
+writeFileSync(join(ASSETS, "LICENSES.txt"), licenses([...packages].sort()));
+
+/** The page with its script and its style inside, so that it asks for no other file. */
+function inlined(output) {
+  const page = output.find((file) => file.fileName.endsWith(".html"));
+  const chunks = output.filter((file) => file.type === "chunk");
+  const styles = output.filter((file) => file.fileName.endsWith(".css"));
+  if (chunks.length !== 1 || output.length !== 2 + styles.length) {
+    throw new Error(`more files than can be inlined: ${output.map((file) => file.fileName)}`);
+  }
+  const script = chunks[0].code.trim().replaceAll("</script", "<\\/script");
+  const style = styles.map((file) => String(file.source).trim()).join("\n");
+  return String(page.source)
+    .replace(/\s*<script type="module"[^>]*src="[^"]*"[^>]*><\/script>/, "")
+    .replace(/\s*<link rel="stylesheet"[^>]*>/, "")
+    .replace("</head>", () => `  <style>${style}</style>\n</head>`)
+    .replace("</body>", () => `  <script type="module">${script}</script>\n</body>`);
+}
+
+/** The package that a bundled module belongs to. */
+function packageOf(id) {
+  return id.match(/.*node_modules\/((?:@[^/]+\/)?[^/]+)/)?.[1];
+}
+
+function licenses(names) {
+  const parts = names.map((name) => {
+    const folder = join(ROOT, "node_modules", name);
+    const { version, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+    const file = readdirSync(folder).find((entry) => /^licen[sc]e/i.test(entry));
+    if (!file) throw new Error(`${name} has no licence file`);
+    return `${name} ${version} (${license})\n\n${readFileSync(join(folder, file), "utf8").trim()}\n`;
+  });
+  const head = "The pages in this folder contain code of these packages, under these licences.\n";
+  return [head, ...parts].join(`\n${"-".repeat(78)}\n\n`);
+}
