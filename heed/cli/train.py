@@ -216,7 +216,8 @@ def runs(
 @app.command(rich_help_panel="Train")
 def check(
     files: Annotated[
-        list[Path], typer.Argument(help="Data files: train, dev and test, or both languages.")
+        list[Path],
+        typer.Argument(help="Data files (train, dev, test; both languages), or their folder."),
     ],
     task: Annotated[str | None, typer.Option(help="translate, classify or generate.")] = None,
     unit: Annotated[

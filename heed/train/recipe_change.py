@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heed.config import Recipe, apply_overrides, error_location
+from heed.config import SECTIONS, Recipe, apply_overrides, error_location
 from heed.errors import ConfigError, RunError, nearest
 from heed.runs.run import Run
 from heed.train.optimizers.schedules import build_schedule, count_steps, count_warmup
@@ -68,9 +68,14 @@ class RecipeChange:
             key: [_value(recipe, key) for recipe in (self.before, self.recipe)] for key in self.keys
         }
 
-    def describe(self, step: int, steps: int) -> str:
-        """What the change does to the end of the run and to its learning rate, as one line."""
+    def describe(self, run: Run, step: int, steps: int) -> str:
+        """What the change does to the run's end, calibration and learning rate, as one line."""
         text = f"Training on from step {step} to {steps}."
+        if run.calibration_path.exists():
+            text += (
+                " The calibration is deleted with the weights it is of: "
+                f"calibrate again with heed evaluate {run.folder} --calibrate."
+            )
         name, before = self.recipe.train.schedule, self.before.train
         if name in ("constant", "inverse_sqrt"):
             return text
@@ -90,7 +95,7 @@ def change_recipe(run: Run, recipe: Recipe, overrides: Sequence[str]) -> RecipeC
     keys = tuple(override.partition("=")[0].strip() for override in overrides)
     complaints = [
         f"heed resume cannot change {key!r}: it changes {', '.join(CHANGEABLE)}."
-        f"{nearest(key, CHANGEABLE)} For anything else train a new run."
+        f"{'' if _is_key(key) else nearest(key, CHANGEABLE)} For anything else train a new run."
         for key in keys
         if key not in CHANGEABLE
     ]
@@ -103,6 +108,13 @@ def change_recipe(run: Run, recipe: Recipe, overrides: Sequence[str]) -> RecipeC
         tables["train"]["warmup"] = count_warmup(recipe.train, steps)
     changed = Recipe.of(tables, where=error_location(run.recipe_path, overrides))
     return RecipeChange(recipe, changed, keys)
+
+
+def _is_key(key: str) -> bool:
+    """Whether a recipe has this key: then it is not a misspelling of another."""
+    section, _, name = key.partition(".")
+    keys = SECTIONS[section].keys() if section in SECTIONS else ()
+    return name in keys
 
 
 def _value(recipe: Recipe, key: str) -> Any:

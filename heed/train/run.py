@@ -177,8 +177,8 @@ def _train(
     if change is not None:
         change.refuse_no_steps(run, loop.state.step, loop.steps)
         if world.is_first:
+            say(change.describe(run, loop.state.step, loop.steps))
             change.write(run, loop.state.step)
-            say(change.describe(loop.state.step, loop.steps))
     if world.is_first:
         run.truncate_metrics(loop.state.lines)  # those of steps that are trained again
         checkpoint.delete_weights(run.checkpoints, after=loop.state.step)

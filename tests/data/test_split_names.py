@@ -75,3 +75,19 @@ def test_the_task_shows(tmp_path: Path, name: str, content: str, task: str) -> N
     path = tmp_path / name
     path.write_text(content, "utf-8")
     assert infer_task([path]) == task
+
+
+def test_a_folder_stands_for_its_files_that_name_a_split(tmp_path: Path) -> None:
+    for name in ("train.en", "train.fr", "dev.en", "dev.fr", "README.md", ".hidden.en"):
+        (tmp_path / name).write_text("a\n")
+    splits = infer_splits([tmp_path])
+    named = {split: [path.name for path in paths] for split, paths in splits.items()}
+    assert named == {"train": ["train.en", "train.fr"], "dev": ["dev.en", "dev.fr"]}
+    for name in ("train.en", "train.fr", "dev.en", "dev.fr"):
+        (tmp_path / name).unlink()
+    assert names(infer_splits([tmp_path])) == {"train": [str(tmp_path / "README.md")]}
+
+
+def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="this folder has no files"):
+        infer_splits([tmp_path])

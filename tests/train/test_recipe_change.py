@@ -87,7 +87,7 @@ def test_a_finished_run_trains_on(text: Path) -> None:
     ("override", "says"),
     [
         ("model.width=32", "cannot change 'model.width': it changes train.steps, train.epochs"),
-        ("train.lr=1.0", "cannot change 'train.lr'"),
+        ("train.lr=1.0", r"cannot change 'train.lr'.*split_on_oom\. For anything else"),
         ("train.step=12", "Did you mean 'train.steps'"),
         ("train.steps=6", r"has trained 6 steps, and with this change it ends at 6\."),
         ("train.steps=0", "steps cannot be 0"),
@@ -100,6 +100,15 @@ def test_what_makes_no_sense_changes_nothing(text: Path, override: str, says: st
     with pytest.raises(ConfigError, match=says):
         resumed(run, override)
     assert contents(run) == before
+
+
+def test_a_calibration_goes_with_its_weights_and_that_is_told(text: Path) -> None:
+    run, console = started(text, "run", steps=6), Console(file=io.StringIO(), width=200)
+    run.calibration_path.write_text("{}")
+    train_run.resume(run.folder, overrides=["train.steps=8"], device="cpu", console=console)
+    assert not run.calibration_path.exists()
+    assert isinstance(console.file, io.StringIO)
+    assert f"calibrate again with heed evaluate {run.folder}" in console.file.getvalue()
 
 
 def test_without_a_checkpoint_a_finished_run_stays_as_it_is(text: Path) -> None:
@@ -142,15 +151,15 @@ def test_a_derived_warmup_stays(text: Path) -> None:
     run.write_environment({"steps_per_epoch": 7})
     change = recipe_change.change_recipe(run, recipe, ["train.steps=1000"])
     assert change.recipe.train.warmup == 10
-    assert change.describe(100, 1000) == "Training on from step 100 to 1000."
+    assert change.describe(run, 100, 1000) == "Training on from step 100 to 1000."
 
 
 def test_the_rate_of_a_falling_schedule_is_said(text: Path) -> None:
     recipe = make_recipe(text, steps=100, schedule="linear", warmup=0, lr=0.1)
     run = Run.create(text.parent / "run", recipe)
     change = recipe_change.change_recipe(run, recipe, ["train.steps=200"])
-    assert "Schedule linear is that of 200 steps" in change.describe(100, 200)
-    assert "goes on at 0.05" in change.describe(100, 200)
+    assert "Schedule linear is that of 200 steps" in change.describe(run, 100, 200)
+    assert "goes on at 0.05" in change.describe(run, 100, 200)
 
 
 # ---------------------------------------------------------------------------------- without dev

@@ -291,7 +291,7 @@ def _check_path(name: str) -> None:
         return
     if path.is_dir():
         raise DataError(
-            "this is a folder, but not one written by `save_to_disk` of `datasets`.",
+            "this is a folder of files, not a file or a saved dataset.",
             where=make_printable(name),
             todo="Name the files in it.",
         )
