@@ -34,7 +34,7 @@ CLAIMS = {Verdict.BETTER, Verdict.WORSE}
 MAX_FALSE_CLAIMS = 0.07
 MIN_POWER = 0.75
 SEEDS_EACH = 3
-MAX_SPLITS = 2000
+MAX_SPLITS = 1000
 """With more splits of the runs into three and three, a random sample serves."""
 
 
@@ -49,7 +49,7 @@ class Task:
 
 
 TASKS = {
-    "translate": Task("demo-translate", ("train.steps=240", "train.warmup=60"), "train.steps=120"),
+    "translate": Task("demo-translate", ("train.steps=400", "train.warmup=60"), "train.steps=200"),
     "classify": Task("demo-classify", ("train.steps=44", "train.warmup=10"), "train.steps=22"),
     "generate": Task("demo-generate", ("data.synthetic=6000", "train.epochs=2"), "train.epochs=1"),
 }

@@ -48,6 +48,13 @@ def compare(
         str | None,
         typer.Option("--set", help="The set that all were scored on. Default: test, else dev."),
     ] = None,
+    paired_seeds: Annotated[
+        bool,
+        typer.Option(
+            "--paired-seeds",
+            help="Runs of one seed are pairs. Only if that was declared before training.",
+        ),
+    ] = False,
     records: Annotated[
         Path | None,
         typer.Option(help="Also write a record of each run (no text) into this folder."),
@@ -75,7 +82,12 @@ def compare(
 
     scored = open_scored_runs(runs)
     result = compare_runs(
-        scored, baseline=baseline, metric=metric, margin=margin, set_name=set_name
+        scored,
+        baseline=baseline,
+        metric=metric,
+        margin=margin,
+        set_name=set_name,
+        paired_seeds=paired_seeds,
     )
     if records is not None:
         for run in scored:

@@ -27,12 +27,25 @@ from heed.cli.common import (
 def evaluate(
     run: RunFolder,
     test: Annotated[
-        list[str] | None, typer.Option(help="A file to evaluate on; repeat for more.")
+        list[str] | None,
+        typer.Option(
+            help="A file to evaluate on; repeat for the other side, or more files of one set."
+        ),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(help="dev, test, train or a name in data.sets. Default: test, else dev."),
     ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            help="The talk or document of each text: a column, or a file with a name per line."
+        ),
+    ] = None,
+    no_header: Annotated[
+        bool,
+        typer.Option("--no-header", help="Read the first row of --test tables as an example."),
+    ] = False,
     sentences: SentencesTo = None,
     beam: int | None = None,
     metric: Metric = None,
@@ -92,6 +105,8 @@ def evaluate(
         decode,
         baseline=baseline,
         calibrate=calibrate,
+        groups=groups,
+        header=False if no_header else None,
         text=text or (),
         stride=stride,
         weights=weights,

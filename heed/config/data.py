@@ -60,6 +60,9 @@ class DataConfig(Section):
     """Further evaluation sets by name: { name = ["file"] }."""
     header: bool | None = None
     """Whether the first row of a TSV or CSV file names its columns; unset, that row decides."""
+    groups: str | None = None
+    """Column of the test tables that names the talk, document or speaker of each text. Texts of one
+    group resemble each other; `heed compare` takes the variance over groups."""
     unit: Literal["line", "document", "file"] = "line"
     """What one example of a plain text file is, for language models."""
     max_length: Size = 256

@@ -26,6 +26,7 @@ from heed.evaluate.held_out_set import (
     reserved_names,
     seen_in_train,
 )
+from heed.evaluate.item_groups import find_groups
 from heed.evaluate.job import Job, Notify, Options
 from heed.models import LanguageModel
 from heed.runs import results_file
@@ -86,7 +87,9 @@ def _evaluate(
         return head | generate.score_texts(model, tokenizer, recipe, options), lambda: None
     train = find_training_text(run, recipe)
     stored = results_file.read_results(folder)
-    held_out = find_set(recipe, train, split=options.split, test=options.test)
+    held_out = find_set(
+        recipe, train, split=options.split, test=options.test, header=options.header
+    )
     held_out = _with_unique_name(held_out, stored, reserved_names(recipe, options.test), notify)
     held_out = replace(held_out, name=held_out.name + suffix)
     dropped: Counter[str] = Counter()
@@ -111,6 +114,7 @@ def _evaluate(
         batches=_batches(run, recipe, held_out, tokenizer),
         options=options,
         notify=notify,
+        groups=find_groups(recipe, options.groups, held_out.corpus, records),
         weights_suffix=suffix,
         checkpoint=weights,
     )
@@ -129,6 +133,7 @@ def _evaluate(
         "resamples": options.resamples,
         **whole,
         "in_train": None if seen is None else sum(seen),
+        "groups": None if job.groups is None else len(set(job.groups)),
         "clean": {k: v for k, v in clean_part.items() if k not in WHOLE_SET_ONLY}
         if clean
         else None,
@@ -148,6 +153,7 @@ def _save(job: Job, result: Result) -> None:
         reserved = reserved_names(job.recipe, job.options.test)
         held_out = _with_unique_name(job.held_out, stored, reserved, job.notify)
         result["split"] = held_out.name
+        result["looks"] = results_file.count_looks(stored, held_out.name) + 1
         for write in job.writers:
             write(replace(job, held_out=held_out))
         results_file.save_result(folder, held_out.name, result)

@@ -16,6 +16,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import HeedError
 from heed.evaluate.held_out_set import find_set, seen_in_train
+from heed.evaluate.item_groups import find_groups
 from heed.evaluate.job import Job, Options
 from heed.metrics.item_columns import MIN_TEXTS, block_columns, loss_columns
 from heed.metrics.perplexity import (
@@ -99,7 +100,15 @@ def _named_set(job: Job, name: str) -> Result | None:
     clean = [i for i, known in enumerate(seen or []) if not known]
     mixed = 0 < len(clean) < len(records)
     parts = [range(len(records)), *([clean] if mixed else [])]
-    set_job = replace(job, held_out=held_out, records=records, seen=seen, parts=parts, writers=[])
+    set_job = replace(
+        job,
+        held_out=held_out,
+        records=records,
+        seen=seen,
+        parts=parts,
+        groups=find_groups(job.recipe, None, held_out.corpus, records),
+        writers=[],
+    )
     results = [
         {"texts": len(part)} | metrics
         for part, metrics in zip(parts, _part_results(set_job), strict=True)

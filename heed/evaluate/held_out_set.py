@@ -12,10 +12,14 @@ from heed.config import Recipe
 from heed.data.batching.length_buckets import Rows
 from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.doctor import find_overlap
+from heed.data.doctor.language import has_swapped_sides
 from heed.data.held_out import hold_out_dev
 from heed.data.splits import open_splits, split_files, synthetic_files
-from heed.errors import ConfigError, DataError, RunError, nearest
+from heed.errors import ConfigError, DataError, RunError, make_printable, nearest
 from heed.runs.run import Run
+
+MAX_NAMED = 3
+"""Files whose names are in the name of a set of several."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,26 @@ def find_training_text(run: Run, recipe: Recipe) -> TrainingText:
 
 
 def find_set(
-    recipe: Recipe, train: TrainingText, *, split: str | None = None, test: Sequence[str] = ()
+    recipe: Recipe,
+    train: TrainingText,
+    *,
+    split: str | None = None,
+    test: Sequence[str] = (),
+    header: bool | None = None,
 ) -> HeldOutSet:
-    """The files of `test`, or the split of that name, or the recipe's test set, or dev."""
+    """The files of `test`, or the split of that name, or the recipe's test set, or dev.
+
+    `header` says whether the first row of a table in `test` names its columns; None decides as the
+    recipe does.
+    """
+    if header is not None and not test:
+        raise ConfigError(["--no-header is about the files of --test: name them."])
     if test and split is not None:
         raise ConfigError(["--test and --split are two ways to name a set: use one of them."])
     if test:
-        return HeldOutSet(_stem(test[0]), _open(test, recipe, train))
+        held_out = HeldOutSet(_name_files(test, recipe.task), _open(test, recipe, train, header))
+        _refuse_swapped_sides(held_out.corpus, train)
+        return held_out
     named = _recipe_sets(recipe)
     if not named:
         raise RunError("this run names no text to evaluate on.", todo="Name files with --test.")
@@ -147,11 +164,36 @@ def _recipe_sets(recipe: Recipe) -> dict[str, Sequence[str]]:
     return named | {name: files for name, files in splits.items() if files}
 
 
-def _open(files: Sequence[str], recipe: Recipe, train: TrainingText) -> Corpus:
+def _open(
+    files: Sequence[str], recipe: Recipe, train: TrainingText, header: bool | None = None
+) -> Corpus:
     data = recipe.data
     return open_corpus(
-        files, task=recipe.task, unit=data.unit, header=data.header, like=train.corpus
+        files,
+        task=recipe.task,
+        unit=data.unit,
+        header=data.header if header is None else header,
+        like=train.corpus if header is None else None,
     )
+
+
+def _refuse_swapped_sides(corpus: Corpus, train: TrainingText) -> None:
+    """Raise an error where the sides of a test set are in the order opposite to train's."""
+    if train.corpus is not None and has_swapped_sides(corpus, train.corpus):
+        raise DataError(
+            "source and target are swapped: their languages are those of train in the other order.",
+            where=", ".join(map(make_printable, corpus.paths)),
+            todo="Name the two files, or columns, in train's order.",
+        )
+
+
+def _name_files(files: Sequence[str], task: str) -> str:
+    """The name of a set: that of its file, or of its files; two sides share the first's."""
+    stems = list(dict.fromkeys(map(_stem, files)))
+    if task == "translate" or len(stems) == 1:
+        return stems[0]
+    more = f"+{len(stems) - MAX_NAMED}-more" if len(stems) > MAX_NAMED else ""
+    return "+".join(stems[:MAX_NAMED]) + more
 
 
 def _stem(path: str) -> str:

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from heed.arrays import Floats
 from heed.config import Recipe
 from heed.data.batching.bucketed import BucketedBatches
@@ -17,6 +19,7 @@ from heed.evaluate.held_out_set import HeldOutSet, TrainingText
 from heed.models import Model
 from heed.runs.item_counts import (
     BLOCK,
+    GROUP,
     IN_TRAIN,
     TEXT,
     ItemCounts,
@@ -48,6 +51,10 @@ class Options:
     """Whether to compare a classifier with baselines trained on the same text."""
     calibrate: bool = False
     """Whether to fit the temperature of a classifier's probabilities on dev first."""
+    groups: str | None = None
+    """The group of each text: a column of the tables, or a file with a name for each line."""
+    header: bool | None = None
+    """Whether the first row of a table names its columns; by default as the recipe has it."""
     text: Sequence[str] = ()
     """Texts to score token by token, instead of a set."""
     stride: int | None = None
@@ -75,6 +82,8 @@ class Job:
     """The texts as batches; their rows are those of the set's token store."""
     options: Options
     notify: Notify
+    groups: Sequence[int] | None = None
+    """The number of each text's group (talk, document); None where groups are not known."""
     weights_suffix: str = ""
     """What is appended to names of sets where the weights are not the run's best ones."""
     checkpoint: dict[str, Any] | None = None
@@ -96,16 +105,18 @@ class Job:
 
         `text_of_block` gives the text of each item, where items are blocks of a text.
         """
-        seen = self.seen
-        if text_of_block is not None and seen is not None:
-            seen = [seen[i] for i in text_of_block]
         items = len(next(iter(columns.values())))
+        text_of_item = range(items) if text_of_block is None else text_of_block
+        seen = None if self.seen is None else [self.seen[i] for i in text_of_item]
+        groups = {}
+        if self.groups is not None:
+            groups[GROUP] = np.array([self.groups[i] for i in text_of_item], dtype=np.float64)
         texts = [(*record.texts, record.label or "") for record in self.records]
         counts = ItemCounts(
             task=self.recipe.task,
             set_name=self.held_out.name,
             text_hash=hash_texts(texts),
-            columns={**columns, IN_TRAIN: in_train_column(seen, items)},
+            columns={**columns, IN_TRAIN: in_train_column(seen, items), **groups},
             signatures=dict(signatures or {}),
             classes=tuple(classes),
             unit=TEXT if text_of_block is None else BLOCK,

@@ -98,6 +98,10 @@ def _provenance(result: Result) -> Iterator[RenderableType]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in result["dropped"].items())
         yield build_note(f"left out: {counts}")
     yield build_note(_describe_overlap(result))
+    if result.get("groups"):
+        yield build_note(f"{result['texts']:,} texts in {result['groups']:,} groups")
+    if result.get("looks", 1) > 1:
+        yield build_note(f"{result['split']} was evaluated {result['looks']} times in this run")
 
 
 def _describe_weights(weights: Result) -> str:

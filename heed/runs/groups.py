@@ -63,6 +63,29 @@ def group_runs(recipes: Mapping[str, Recipe | Mapping[str, Any]]) -> list[RunGro
     ]
 
 
+def comparable_recipes(
+    runs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]],
+) -> dict[str, Mapping[str, Any]]:
+    """The recipes by run, without what does not change the weights.
+
+    `runs` has the tables of each recipe, and the hashes of its training and dev text. Files of the
+    same content at different places are the same text: their paths are left out.
+    """
+    hashes = [data for _, data in runs.values()]
+    same_text = {
+        split
+        for split in ("train", "dev")
+        if len({data.get(split) for data in hashes}) == 1 and hashes[0].get(split)
+    }
+    left_out = {"test", "sets", "groups", *same_text}
+    tables = {}
+    for run, (recipe, _) in runs.items():
+        data = {key: value for key, value in recipe.get("data", {}).items() if key not in left_out}
+        train = {k: v for k, v in recipe.get("train", {}).items() if k != "evaluate_test"}
+        tables[run] = {**recipe, "data": data, "train": train}
+    return tables
+
+
 def shorten_paths(paths: Sequence[str]) -> list[str]:
     """The last parts of each path: as many as distinguish it from the others."""
     parts = [PurePath(path).parts or (path,) for path in paths]

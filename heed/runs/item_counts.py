@@ -8,7 +8,8 @@ metric signatures); then follow the names of the columns and one row per item:
                 chrf.* (18: hypothesis, reference and matching n-grams of order 1 to 6), ter.* (2)
     classify    label, predicted (class indices), log_probability (of the label)
     generate    loss (sum, natural logarithm), tokens, words, bytes, correct
-    all         in_train: 1 if the text also occurs in train, 0 if not, -1 if that is unknown
+    all         in_train: 1 if the text also occurs in train, 0 if not, -1 if that is unknown;
+                group: the number of its talk or document, where groups are known
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from heed.arrays import Floats
+from heed.arrays import Floats, Ints
 from heed.errors import RunError
 from heed.files import write_atomic
 
@@ -35,7 +36,7 @@ MAX_BYTES = 1 << 28
 """Bytes of a decompressed file: about a million sentences."""
 FOLDER = "evaluations"
 SUFFIX = ".tsv.gz"
-IN_TRAIN = "in_train"
+IN_TRAIN, GROUP = "in_train", "group"
 TEXT, BLOCK = "text", "block"
 """What an item is: a text, or a block of consecutive tokens where there are few texts."""
 
@@ -60,6 +61,11 @@ class ItemCounts:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    @property
+    def groups(self) -> Ints | None:
+        """The number of each item's group (talk, document); None where groups are not known."""
+        return self.columns[GROUP].astype(np.int64) if GROUP in self.columns else None
 
     @property
     def clean_rows(self) -> NDArray[np.bool_] | None:

@@ -11,7 +11,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +23,7 @@ from heed import plot
 from heed.config import Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.files import write_atomic
-from heed.runs.groups import RunGroup, group_runs
+from heed.runs.groups import RunGroup, comparable_recipes, group_runs
 from heed.runs.history import AXES, read_history
 from heed.runs.run import Run
 from heed.terminal import build_table
@@ -69,6 +69,8 @@ class RecordedRun:
     name: str
     recipe: Recipe
     rows: list[dict[str, Any]]
+    data: dict[str, str] = field(default_factory=dict)
+    """Hashes of the training and dev text."""
 
     def points(self, metric: str, x: str) -> dict[int, tuple[float, Any]]:
         """(x, value) of a metric by step; a step that was measured twice has its last value."""
@@ -86,7 +88,8 @@ def read_runs(runs: Sequence[Run], notify: Notify) -> list[RecordedRun]:
     for run in runs:
         try:
             recipe = Run.open(run.folder).recipe()
-            one = RecordedRun(str(run.folder), recipe, read_history(run))
+            data = run.environment().get("data", {})
+            one = RecordedRun(str(run.folder), recipe, read_history(run), data)
             if not one.rows:
                 every = one.recipe.train.log_every
                 raise RunError(
@@ -215,13 +218,19 @@ def _drawable(
     }
 
 
+def _group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
+    """The runs by recipe, whatever they are tested on."""
+    recipes = {run.name: (run.recipe.tables(), run.data) for run in runs}
+    return group_runs(comparable_recipes(recipes))
+
+
 def build_curves(
     runs: Sequence[RecordedRun], metrics: Sequence[str], options: PlotOptions, notify: Notify
 ) -> list[GroupCurve]:
     """The curves of all groups and metrics; a run without a metric is named."""
     by_name = {run.name: run for run in runs}
     curves = []
-    for group in group_runs({run.name: run.recipe for run in runs}):
+    for group in _group_runs(runs):
         members = [by_name[name] for name in group.runs]
         curves += [
             curve
@@ -369,7 +378,7 @@ def write_csv(runs: Sequence[RecordedRun], metrics: Sequence[str], path: Path) -
 
 def _csv_rows(runs: Sequence[RecordedRun], metrics: Sequence[str]) -> Iterator[list[Any]]:
     by_name = {run.name: run for run in runs}
-    for group in group_runs({run.name: run.recipe for run in runs}):
+    for group in _group_runs(runs):
         for name, seed in zip(group.runs, group.seeds, strict=True):
             steps: dict[int, dict[str, Any]] = {}
             for row in by_name[name].rows:

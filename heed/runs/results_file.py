@@ -27,8 +27,9 @@ OTHER_WEIGHTS = "@step-"
 """In the name of a result, before the step: it is not of the run's best weights."""
 SAME_KEYS = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
 """Two results with equal values here come from the same text and the same model."""
-LATEST_KEYS = ("run", "system", "files")
-"""Where the text and model lie now: always taken from the latest result."""
+LATEST_KEYS = ("run", "system", "files", "groups", "looks")
+"""Where the text and model lie now, its groups, and how often it was evaluated: always taken from
+the latest result."""
 
 
 def read_results(folder: Path) -> dict[str, Result]:
@@ -41,6 +42,20 @@ def read_results(folder: Path) -> dict[str, Result]:
     if not all(isinstance(result, dict) for result in results.values()):
         raise DamagedError("the stored results cannot be read.", where=str(path), todo=todo)
     return results
+
+
+def count_looks(results: dict[str, Result], name: str) -> int:
+    """How often a run was evaluated on a set, with any of its weights.
+
+    Every result has the number that it was. A result without one is from before they were counted.
+    """
+    base = _base_name(name)
+    looks = [r.get("looks", 1) for key, r in results.items() if _base_name(key) == base]
+    return max(looks, default=0)
+
+
+def _base_name(name: str) -> str:
+    return name.partition(OTHER_WEIGHTS)[0]
 
 
 def unique_set_name(

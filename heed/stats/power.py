@@ -108,6 +108,10 @@ def design_of(variances: Variances, a: int, b: int) -> Design:
         for i, s, r in zip(pair, seeds, residual, strict=True)
     ]
     contrast = variances.contrast(a, b)
+    if variances.paired:  # the differences of pairs are one sample
+        residual = [float(contrast @ variances.residual_kk @ contrast) * seeds[0] * units, 0.0]
+        pairs = float(contrast @ variances.seed_kk @ contrast) * seeds[0]
+        seed = [max(pairs - residual[0] / units, 0.0), 0.0]
     item = float(contrast @ variances.item_kk @ contrast) * units
     interaction = max(item - sum(r / s for r, s in zip(residual, seeds, strict=True)), 0.0)
     freedom = int((variances.seeds_k - 1).sum()) if variances.pooled else None

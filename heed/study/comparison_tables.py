@@ -39,7 +39,7 @@ def render_comparison(comparison: RecipeComparison) -> Group:
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         parts += [Text(""), table]
-    notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
+    notes = _all_notes(comparison)
     if comparison.signature:
         notes.append(f"{comparison.metric.name}: {comparison.signature}")
     parts += [Text(""), *(build_note(note) for note in notes)]
@@ -59,7 +59,7 @@ def to_markdown(comparison: RecipeComparison) -> str:
             "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows
         ]
         lines.append("")
-    notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
+    notes = _all_notes(comparison)
     lines += [f"- {note}" for note in notes]
     if comparison.signature:
         lines.append(f"- {comparison.metric.name}: `{comparison.signature}`")
@@ -102,6 +102,8 @@ def to_latex(comparison: RecipeComparison) -> str:
 
 def _caption(comparison: RecipeComparison) -> str:
     items = f"{comparison.whole.items:,} {comparison.unit}s"
+    if comparison.whole.clustered:
+        items += f" in {comparison.whole.units:,} groups"
     order = "" if comparison.metric.higher_is_better else "; lower is better"
     return f"{comparison.metric.name} on {comparison.set_name} ({items}{order})"
 
@@ -131,6 +133,18 @@ def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list
 
 def _has_baseline(comparison: RecipeComparison) -> bool:
     return len({pair.b for pair in comparison.whole.pairs}) == 1
+
+
+def _all_notes(comparison: RecipeComparison) -> list[str]:
+    """Every note, those about this comparison's figures first."""
+    notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
+    looks = list(comparison.looks.values())
+    if looks and comparison.set_name != "dev":
+        most = f", at most {max(looks)} times for one run" if max(looks) > 1 else ""
+        notes.append(
+            f"{comparison.set_name} was evaluated {sum(looks)} times for {len(looks)} runs{most}."
+        )
+    return notes
 
 
 def _power_notes(comparison: RecipeComparison) -> list[str]:

@@ -6,22 +6,23 @@ by a metric with the same signature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.arrays import Ints
 from heed.errors import ConfigError, RunError, nearest
 from heed.metrics.item_metrics import ItemMetric, item_metrics
 from heed.runs.groups import RunGroup, group_runs
 from heed.runs.item_counts import BLOCK, ItemCounts
 from heed.stats.comparison import Comparison, Pair, SumMetric, compare_systems
 from heed.stats.intervals import Interval
-from heed.stats.variance import System
+from heed.stats.variance import MIN_CLUSTERS, System
 from heed.stats.verdicts import Judgement, judge_pair
 from heed.study.run_records import ScoredRun, open_scored_runs, recipes_to_group
 
@@ -47,6 +48,8 @@ class RecipeComparison:
     """The same without the texts that also occur in train, where some do."""
     margin: float | None
     minutes_per_run: float | None
+    looks: dict[str, int]
+    """How often each run was evaluated on the set, as far as it is known."""
     notes: list[str]
 
     @property
@@ -120,6 +123,7 @@ class RecipeComparison:
                 "items": self.clean.items,
                 "pairs": [_pair_json(pair, None) for pair in self.clean.pairs],
             },
+            "looks": self.looks,
             "notes": self.notes,
         }
 
@@ -134,8 +138,12 @@ def compare_runs(
     metric: str | None = None,
     margin: float | None = None,
     set_name: str | None = None,
+    paired_seeds: bool = False,
 ) -> RecipeComparison:
-    """Compare runs, grouped by recipe without seed, on a set that all were scored on."""
+    """Compare runs, grouped by recipe without seed, on a set that all were scored on.
+
+    `paired_seeds` takes runs of the same seed as pairs, if that was declared before training.
+    """
     scored = [run for run in runs if isinstance(run, ScoredRun)]
     if not scored:
         scored = open_scored_runs([run for run in runs if not isinstance(run, ScoredRun)])
@@ -151,9 +159,13 @@ def compare_runs(
     name = _choose_metric(items, metrics, metric)
     groups = group_runs(recipes_to_group(scored))
     _check_seeds(groups)
+    if paired_seeds:
+        groups = _pair_seeds(groups)
     base = None if baseline is None else _find_baseline(groups, str(baseline))
     chosen = {run: one[name] for run, one in metrics.items()}
-    whole = _compare(groups, chosen, base)
+    clusters = _common_groups(items)
+    compare = partial(_compare, groups, chosen, base, clusters, paired_seeds=paired_seeds)
+    whole = compare()
     minutes = [run.minutes for run in scored if run.minutes is not None]
     minutes_per_run = float(np.mean(minutes)) if minutes else None
     first = next(iter(items.values()))
@@ -169,10 +181,11 @@ def compare_runs(
             judge_pair(pair, whole.metric, margin=margin, minutes_per_run=minutes_per_run)
             for pair in whole.pairs
         ],
-        clean=_compare_clean(groups, items, chosen, base),
+        clean=_compare_clean(items, compare),
         margin=margin,
         minutes_per_run=minutes_per_run,
-        notes=_notes(groups, items, whole),
+        looks={run.name: run.looks[set_name] for run in scored if set_name in run.looks},
+        notes=_notes(groups, items, whole, clusters),
     )
 
 
@@ -293,26 +306,65 @@ def _find_baseline(groups: Sequence[RunGroup], name: str) -> str:
 # ------------------------------------------------------------------------------- the comparison
 
 
+def _pair_seeds(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups with their runs in the order of the first group's seeds."""
+    seeds = groups[0].seeds
+    for group in groups:
+        if set(group.seeds) != set(seeds):
+            have = "; ".join(
+                f"{g.name}: {', '.join(map(str, g.seeds))}" for g in (groups[0], group)
+            )
+            raise RunError(
+                f"paired seeds need the same seeds for every recipe. {have}.",
+                todo="Train the missing ones, or compare without --paired-seeds.",
+            )
+    order = [[group.seeds.index(seed) for seed in seeds] for group in groups]
+    return [
+        replace(group, runs=tuple(group.runs[i] for i in indices), seeds=seeds)
+        for group, indices in zip(groups, order, strict=True)
+    ]
+
+
+def _common_groups(items: dict[str, ItemCounts]) -> Ints | None:
+    """The groups of the items, from the runs that know them; the text of all runs is the same."""
+    known = {run: one.groups for run, one in items.items() if one.groups is not None}
+    if not known:
+        return None
+    (first, groups), *others = known.items()
+    for run, other in others:
+        if not np.array_equal(groups, other):
+            raise RunError(
+                f"{first} and {run} were evaluated with different groups of texts.",
+                todo="Evaluate all runs with the same: heed evaluate RUN --groups …",
+            )
+    return groups
+
+
 def _compare(
     groups: Sequence[RunGroup],
     metrics: dict[str, ItemMetric],
     baseline: str | None,
+    clusters: Ints | None,
     rows: NDArray[np.bool_] | slice = slice(None),
+    *,
+    paired_seeds: bool,
 ) -> Comparison:
-    """Compare the groups on these rows of the items."""
+    """Compare the groups of runs on these rows of the items."""
     systems = [
         System(group.name, np.stack([metrics[run].counts_nc[rows] for run in group.runs]))
         for group in groups
     ]
-    metric = metrics[groups[0].runs[0]].metric
-    return compare_systems(systems, metric, baseline=baseline)
+    return compare_systems(
+        systems,
+        metrics[groups[0].runs[0]].metric,
+        baseline=baseline,
+        clusters=None if clusters is None else clusters[rows],
+        paired_seeds=paired_seeds,
+    )
 
 
 def _compare_clean(
-    groups: Sequence[RunGroup],
-    items: dict[str, ItemCounts],
-    metrics: dict[str, ItemMetric],
-    baseline: str | None,
+    items: dict[str, ItemCounts], compare: Callable[[NDArray[np.bool_]], Comparison]
 ) -> Comparison | None:
     """The comparison on items that occur in no run's training text; None where all or none do."""
     rows = [one.clean_rows for one in items.values()]
@@ -320,21 +372,32 @@ def _compare_clean(
     if len(known) < len(rows):
         return None
     clean = np.logical_and.reduce(known)
-    if clean.all() or clean.sum() < 2:
-        return None
-    return _compare(groups, metrics, baseline, clean)
+    return None if clean.all() or clean.sum() < 2 else compare(clean)
 
 
 def _notes(
-    groups: Sequence[RunGroup], items: dict[str, ItemCounts], whole: Comparison
+    groups: Sequence[RunGroup],
+    items: dict[str, ItemCounts],
+    whole: Comparison,
+    clusters: Ints | None,
 ) -> list[str]:
     """What a reader must know beside the figures."""
     notes = []
     first = next(iter(items.values()))
-    if first.unit == BLOCK:
+    if clusters is not None:
+        count = len(np.unique(clusters))
+        notes.append(f"Variance is over {count} groups of {first.unit}s (talks, documents).")
+        if count < MIN_CLUSTERS:
+            notes[-1] = (
+                f"Only {count} groups are known: with fewer than {MIN_CLUSTERS}, "
+                f"{first.unit}s are taken as independent."
+            )
+    elif first.unit == BLOCK:
         notes.append("Items are blocks of the few texts, taken as independent.")
-    elif not whole.clustered:
+    else:
         notes.append("Items are taken as independent: no groups (talk, document) are known.")
+    if whole.paired_seeds:
+        notes.append("Runs of one seed are pairs: valid only if declared before training.")
     if len(whole.pairs) > 1:
         notes.append(
             f"Intervals and p-values hold for all {len(whole.pairs)} comparisons together (max-t)."

@@ -16,6 +16,7 @@ from heed import checksums
 from heed.checksums import DamagedError
 from heed.runs.best_weights import describe_weights
 from heed.runs.discovery import expand_pattern, no_run_error, runs_below
+from heed.runs.groups import comparable_recipes
 from heed.runs.item_counts import (
     ItemCounts,
     decode_items,
@@ -23,7 +24,7 @@ from heed.runs.item_counts import (
     read_items,
     set_names,
 )
-from heed.runs.results_file import OTHER_WEIGHTS
+from heed.runs.results_file import OTHER_WEIGHTS, count_looks, read_results
 from heed.runs.run import Run
 
 FORMAT = 1
@@ -42,6 +43,8 @@ class ScoredRun:
     minutes: float | None
     """How long it trained, as far as it is known."""
     evaluations: dict[str, ItemCounts] = field(default_factory=dict)
+    looks: dict[str, int] = field(default_factory=dict)
+    """How often the run was evaluated on each set, with any of its weights."""
 
 
 def open_scored_runs(names: Iterable[str | Path]) -> list[ScoredRun]:
@@ -76,8 +79,15 @@ def read_run(folder: Path) -> ScoredRun:
         # A run that trained on after it was evaluated has other weights now.
         if items.checkpoint is None or items.checkpoint.get("step") == step:
             evaluations[name] = items
-    data = run.environment().get("data", {})
-    return ScoredRun(str(folder), recipe.tables(), data, _training_minutes(run), evaluations)
+    results = read_results(folder)
+    return ScoredRun(
+        str(folder),
+        recipe.tables(),
+        run.environment().get("data", {}),
+        _training_minutes(run),
+        evaluations,
+        {name: count_looks(results, name) for name in evaluations},
+    )
 
 
 def write_record(run: ScoredRun, folder: Path) -> Path:
@@ -93,6 +103,7 @@ def write_record(run: ScoredRun, folder: Path) -> Path:
             name: base64.b64encode(encode_items(items)).decode()
             for name, items in run.evaluations.items()
         },
+        "looks": run.looks,
     }
     folder.mkdir(parents=True, exist_ok=True)
     checksums.write_json(path, document)
@@ -111,29 +122,15 @@ def read_record(path: Path) -> ScoredRun:
         }
         recipe, data = dict(document["recipe"]), dict(document["data"])
         name, minutes = str(document["name"]), document["minutes"]
+        looks = {str(key): int(value) for key, value in document.get("looks", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError("this is no record of a run.", where=str(path), todo=RESTORE) from error
-    return ScoredRun(name, recipe, data, minutes, evaluations)
+    return ScoredRun(name, recipe, data, minutes, evaluations, looks)
 
 
 def recipes_to_group(runs: Sequence[ScoredRun]) -> dict[str, Mapping[str, Any]]:
-    """The recipes by run, without what does not change the weights.
-
-    Files of the same content at different places are the same text: their paths are left out.
-    """
-    same_text = {
-        split
-        for split in ("train", "dev")
-        if len({run.data.get(split) for run in runs}) == 1 and runs[0].data.get(split)
-    }
-    return {run.name: _comparable_tables(run.recipe, same_text) for run in runs}
-
-
-def _comparable_tables(recipe: Mapping[str, Any], same_text: set[str]) -> dict[str, Any]:
-    left_out = {"test", "sets", *same_text}
-    data = {key: value for key, value in recipe.get("data", {}).items() if key not in left_out}
-    train = {k: v for k, v in recipe.get("train", {}).items() if k != "evaluate_test"}
-    return {**recipe, "data": data, "train": train}
+    """The recipes by run, without what does not change the weights."""
+    return comparable_recipes({run.name: (run.recipe, run.data) for run in runs})
 
 
 def _training_minutes(run: Run) -> float | None:

@@ -18,7 +18,7 @@ import heed as package
 from heed.config import Recipe
 from heed.errors import HeedError
 from heed.metrics.item_metrics import BLEU_COUNTS
-from heed.runs.item_counts import IN_TRAIN, ItemCounts, read_items, write_items
+from heed.runs.item_counts import GROUP, IN_TRAIN, ItemCounts, read_items, write_items
 from heed.stats.verdicts import Verdict
 from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
 from heed.study.recipe_comparison import RecipeComparison, compare_runs
@@ -138,6 +138,76 @@ def test_the_order_of_systems_turns_the_sign_and_nothing_else() -> None:
     assert turned.difference == pytest.approx(-pair.difference)
     assert turned.p == pytest.approx(pair.p)
     assert turned.interval.low == pytest.approx(-pair.interval.high)
+
+
+def with_groups(run: ScoredRun, groups: np.ndarray) -> ScoredRun:
+    items = run.evaluations["test"]
+    columns = {**items.columns, GROUP: groups.astype(float)}
+    return replace(run, evaluations={"test": replace(items, columns=columns)})
+
+
+def test_groups_of_items_are_where_the_variance_is_taken() -> None:
+    """Answers that repeat within a group say no more than one of them."""
+    runs = make_runs({"none": 0.5, "rope": 0.6}, 3)
+    groups = np.arange(ITEMS) // 6
+    for run in runs:
+        columns = run.evaluations["test"].columns
+        for name, values in columns.items():
+            columns[name] = values[6 * groups]
+    alone = compare_runs(runs)
+    together = compare_runs([with_groups(run, groups) for run in runs])
+    [pair], [wider] = alone.whole.pairs, together.whole.pairs
+    assert (alone.whole.units, together.whole.units) == (ITEMS, ITEMS // 6)
+    assert wider.difference == pair.difference
+    assert wider.interval.high - wider.interval.low > pair.interval.high - pair.interval.low
+    assert "no groups" in alone.notes[0]
+    assert "over 20 groups" in together.notes[0]
+    assert f"{ITEMS} texts in 20 groups" in to_markdown(together)
+    # One run that knows the groups is enough: the text is the same.
+    some = compare_runs([with_groups(runs[0], groups), *runs[1:]])
+    assert some.whole.pairs == together.whole.pairs
+    few = compare_runs([with_groups(run, groups // 4) for run in runs])
+    assert few.whole.pairs == alone.whole.pairs
+    assert "Only 5 groups are known" in few.notes[0]
+    with pytest.raises(HeedError, match="different groups"):
+        compare_runs([with_groups(runs[0], groups), with_groups(runs[1], groups + 1)])
+
+
+def test_paired_seeds_take_out_what_pairs_share() -> None:
+    """Every seed scales both recipes alike, so differences within pairs are nearly the same."""
+    runs = make_runs({"none": 0.5, "rope": 0.5}, 3, spread=0.0)
+    shifted = []
+    for i, run in enumerate(runs):
+        source = runs[i % 3].evaluations["test"].columns
+        columns = {name: values.copy() for name, values in source.items()}
+        for order in range(1, 5):
+            columns[f"bleu.match{order}"] *= (0.8, 0.9, 1.0)[i % 3] * (0.97 if i >= 3 else 1.0)
+        shifted.append(
+            replace(run, evaluations={"test": replace(run.evaluations["test"], columns=columns)})
+        )
+    turned = [*shifted[:3], *shifted[:2:-1]]  # the second recipe's seeds in another order
+    [apart], [paired] = (
+        compare_runs(turned, paired_seeds=declared).whole.pairs for declared in (False, True)
+    )
+    assert paired.difference == pytest.approx(apart.difference)
+    assert paired.p < 0.05 < apart.p
+    assert paired.smallest_visible is not None
+    assert apart.smallest_visible is not None
+    assert paired.smallest_visible < apart.smallest_visible / 2
+    assert "declared before training" in " ".join(compare_runs(turned, paired_seeds=True).notes)
+    with pytest.raises(HeedError, match="the same seeds for every recipe"):
+        compare_runs(shifted[:5], paired_seeds=True)
+
+
+def test_looks_at_the_test_set_are_counted(tmp_path: Path) -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.6}, 3)
+    runs = [replace(run, looks={"test": 1 + (i == 0)}) for i, run in enumerate(runs)]
+    for run in runs:
+        write_record(run, tmp_path)
+    comparison = compare_runs(open_scored_runs([tmp_path]))
+    assert sum(comparison.to_dict()["looks"].values()) == 7
+    note = "test was evaluated 7 times for 6 runs, at most 2 times for one run."
+    assert note in to_markdown(comparison)
 
 
 def changed(run: ScoredRun, **changes: Any) -> ScoredRun:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from heed.data.corpus import Corpus, file_language
 from heed.data.doctor.findings import Finding, Severity, SplitSummary
-from heed.data.doctor.scan import Limits, SplitScan, main_script
+from heed.data.doctor.scan import WORD, Limits, SplitScan, main_script
 
 NO_SPACES = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
 """Scripts written without spaces: what the doctor counts as a word is a phrase, often a new one."""
@@ -14,6 +15,8 @@ SAME_LANGUAGE = {"train", "dev", "test"}
 """Splits that share their languages; others, as those of `data.sets`, may be meant to differ."""
 CLEARER = 0.2
 """How much lower the share of unknown words must be with the sides swapped."""
+FIRST_RECORDS, MIN_WORDS = 2000, 50
+"""Records whose words tell the order of two sides, and the distinct words that it takes."""
 
 
 def find_language_errors(
@@ -44,6 +47,36 @@ def find_language_errors(
         if reason is not None:
             message = f"{name} is in another language than in train: {reason}"
             yield Finding(severity, "language", scan.name, message, scan.kept)
+
+
+def has_swapped_sides(corpus: Corpus, train: Corpus) -> bool:
+    """Whether source and target of a parallel corpus are in the order opposite to train's.
+
+    By the languages of the file names, else by the words of the first records.
+    """
+    if corpus.task != "translate":
+        return False
+    names, train_names = side_languages(corpus), side_languages(train)
+    if len({*names}) == 2 and None not in names and len({*train_names} - {None}) == 2:
+        return names == train_names[::-1]
+    (source, target), (train_source, train_target) = (
+        [_first_words(one, side) for side in (0, 1)] for one in (corpus, train)
+    )
+    if min(len(source), len(target)) < MIN_WORDS:
+        return False
+    return all(
+        len(words & other) > (1 + CLEARER) * len(words & own) and 2 * len(words & own) < len(words)
+        for words, own, other in (
+            (source, train_source, train_target),
+            (target, train_target, train_source),
+        )
+    )
+
+
+def _first_words(corpus: Corpus, side: int) -> set[str]:
+    """Distinct words of one side of the first records."""
+    records = islice((record for record in corpus.scan() if record.fault is None), FIRST_RECORDS)
+    return {word for record in records for word in WORD.findall(record.texts[side].lower())}
 
 
 def _describe_difference(
