@@ -78,7 +78,7 @@ def comparable_recipes(
         if len({data.get(split) for data in hashes}) == 1 and hashes[0].get(split)
     }
     left_out = {"test", "sets", "groups", *same_text}
-    tables = {}
+    tables: dict[str, Mapping[str, Any]] = {}
     for run, (recipe, _) in runs.items():
         data = {key: value for key, value in recipe.get("data", {}).items() if key not in left_out}
         train = {k: v for k, v in recipe.get("train", {}).items() if k != "evaluate_test"}

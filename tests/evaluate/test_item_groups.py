@@ -80,6 +80,7 @@ def test_the_real_command_keeps_groups_and_counts_looks(text: Path) -> None:
     assert (result["groups"], result["looks"]) == (14, 1)
     items = read_items(run, "test")
     assert items is not None
+    assert items.groups is not None
     assert np.array_equal(items.groups, np.arange(HELD_OUT) // 3)
     again = evaluate_small(run, test=[source, target])
     assert again["looks"] == 2
