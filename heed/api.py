@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from heed.pipelines.generate import GenerationPipeline, OnText
     from heed.probe.attention_maps import AttentionMaps
     from heed.probe.hidden_states import Floats, HiddenStates
-    from heed.probe.text_trace import TextTrace
+    from heed.probe.text_trace import InputTokens, TextTrace
     from heed.runs.labels import Classes
 
 STREAM_LINES = 64
@@ -219,6 +219,18 @@ class Translator:
             yield from (one.text for one in self.translations(chunk, first=first, **settings))
             first += len(chunk)
 
+    def inputs(
+        self, text: str, translation: str | None = None, **settings: Any
+    ) -> tuple[InputTokens, InputTokens]:
+        """The tokens that the decoder reads of a translation (default: its own), and the source's.
+
+        `settings` are those of `translate`.
+        """
+        from heed.probe.text_trace import translation_inputs
+
+        source, target = translation_inputs(self.pipeline(**settings), text, translation)
+        return target, source
+
     def attention(
         self, text: str, translation: str | None = None, **settings: Any
     ) -> AttentionMaps:
@@ -226,9 +238,10 @@ class Translator:
 
         `settings` are those of `translate`. The weights of an ensemble are its first model's.
         """
-        from heed.probe.attention_maps import map_translation
+        from heed.probe.attention_maps import map_inputs
 
-        return self._origin.label(map_translation(self.pipeline(**settings), text, translation))
+        inputs = self.inputs(text, translation, **settings)
+        return self._origin.label(map_inputs(self.model, *inputs))
 
     def hidden(self, text: str, translation: str | None = None, **settings: Any) -> HiddenStates:
         """The vectors of every layer over a text and a translation (default: the model's own)."""
@@ -249,9 +262,9 @@ class Translator:
 
     def trace(self, text: str, translation: str | None = None, **settings: Any) -> TextTrace:
         """A forward pass over a translation (default: the model's own), with all weights inside."""
-        from heed.probe.text_trace import trace_translation
+        from heed.probe.text_trace import trace_inputs
 
-        return trace_translation(self.pipeline(**settings), text, translation)
+        return trace_inputs(self.model, *self.inputs(text, translation, **settings))
 
 
 class LanguageModel:
@@ -350,12 +363,20 @@ class LanguageModel:
         specials = self.tokenizer.specials
         return token_losses(self.model, ids, window=window, stride=stride, specials=specials)
 
+    def inputs(self, text: str) -> tuple[InputTokens, None]:
+        """The tokens that the model reads of a prompt, special tokens included."""
+        from heed.probe.text_trace import language_model_input
+
+        limit = self.recipe.data.max_length  # of a masked language model, which has no pipeline
+        if self.model.causal:
+            limit = self.pipeline().prompt_limit
+        return language_model_input(self.model, self.tokenizer, text, limit=limit), None
+
     def attention(self, text: str) -> AttentionMaps:
         """Every attention weight over a text as `generate` reads it as a prompt."""
-        from heed.probe.attention_maps import map_language_model
+        from heed.probe.attention_maps import map_inputs
 
-        limit = self._prompt_limit()
-        return self._origin.label(map_language_model(self.model, self.tokenizer, text, limit=limit))
+        return self._origin.label(map_inputs(self.model, *self.inputs(text)))
 
     def hidden(self, text: str) -> HiddenStates:
         """The vectors of every layer over a text as a prompt."""
@@ -366,24 +387,15 @@ class LanguageModel:
     def embed(self, texts: Iterable[str]) -> Floats:
         """One vector per text [texts, width]: the mean of the last layer's vectors."""
         from heed.probe.hidden_states import embed_inputs
-        from heed.probe.text_trace import language_model_input
 
-        limit, pad = self._prompt_limit(), self.tokenizer.specials.pad
-        inputs = [
-            language_model_input(self.model, self.tokenizer, text, limit=limit)
-            for text in require_texts(texts)
-        ]
-        return embed_inputs(self.model, inputs, pad=pad)
+        inputs = [self.inputs(text)[0] for text in require_texts(texts)]
+        return embed_inputs(self.model, inputs, pad=self.tokenizer.specials.pad)
 
     def trace(self, text: str) -> TextTrace:
         """A forward pass over a text as a prompt, with all weights inside."""
-        from heed.probe.text_trace import trace_language_model
+        from heed.probe.text_trace import trace_inputs
 
-        return trace_language_model(self.model, self.tokenizer, text, limit=self._prompt_limit())
-
-    def _prompt_limit(self) -> int:
-        """How many tokens the model reads at once."""
-        return self.pipeline().prompt_limit if self.model.causal else self.recipe.data.max_length
+        return trace_inputs(self.model, *self.inputs(text))
 
 
 class Classifier:
@@ -470,19 +482,23 @@ class Classifier:
 
         Its logits are those before calibration.
         """
+        from heed.probe.text_trace import trace_inputs
+
+        return trace_inputs(self.model, *self.inputs(text))
+
+    def inputs(self, text: Text) -> tuple[InputTokens, None]:
+        """The tokens that the model reads of a text (or pair), special tokens included."""
         from heed.pipelines.classify import check_text_kind
-        from heed.probe.text_trace import trace_classification
+        from heed.probe.text_trace import classifier_input
 
         check_text_kind(self.classes, [text])
-        return trace_classification(self.pipeline, text)
+        return classifier_input(self.pipeline, text), None
 
     def attention(self, text: Text) -> AttentionMaps:
         """Every attention weight over a text (or pair) as `classify` reads it."""
-        from heed.pipelines.classify import check_text_kind
-        from heed.probe.attention_maps import map_classification
+        from heed.probe.attention_maps import map_inputs
 
-        check_text_kind(self.classes, [text])
-        return self._origin.label(map_classification(self.pipeline, text))
+        return self._origin.label(map_inputs(self.model, *self.inputs(text)))
 
     def hidden(self, text: Text) -> HiddenStates:
         """The vectors of every layer over a text (or pair) as `classify` reads it."""
@@ -492,17 +508,10 @@ class Classifier:
 
     def embed(self, texts: Iterable[Text]) -> Floats:
         """One vector per text [texts, width]: the pooled one, from which it is classified."""
-        from heed.pipelines.classify import check_text_kind
         from heed.probe.hidden_states import embed_inputs
-        from heed.probe.text_trace import classifier_input
 
-        inputs = require_texts(texts, pairs=True)
-        check_text_kind(self.classes, inputs)
-        return embed_inputs(
-            self.model,
-            [classifier_input(self.pipeline, text) for text in inputs],
-            pad=self.tokenizer.specials.pad,
-        )
+        inputs = [self.inputs(text)[0] for text in require_texts(texts, pairs=True)]
+        return embed_inputs(self.model, inputs, pad=self.tokenizer.specials.pad)
 
     def _labels(self, texts: Iterable[Text]) -> list[Label]:
         from heed.pipelines.classify import check_text_kind

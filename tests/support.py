@@ -21,6 +21,7 @@ from heed.models import Model, build
 from heed.models.classifier import Classifier
 from heed.models.language_model import LanguageModel
 from heed.models.translator import Translator
+from heed.probe.text_trace import InputTokens, TokenLabels
 
 VOCAB, CLASSES = 23, 5
 POSITIONS = ENCODINGS.names()
@@ -133,6 +134,12 @@ def texts(lengths: Sequence[int], *, seed: int = 0) -> list[Tensor]:
     """Random ids, one row a length."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(VOCAB, (length,), generator=generator) for length in lengths]
+
+
+def input_tokens(row: Tensor) -> InputTokens:
+    """Ids as the tokens of a text, each a word."""
+    names = [str(int(i)) for i in row]
+    return InputTokens(row.tolist(), TokenLabels(names, [*range(len(row))], names), " ".join(names))
 
 
 def padded(rows: Sequence[Tensor], *, left: Sequence[int], right: int = 0) -> tuple[Tensor, Tensor]:

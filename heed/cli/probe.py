@@ -58,6 +58,12 @@ def attend(
             "texts, each has a file with its number."
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Verify sums, masks, padding and the future; exit code 1 on a failure."
+        ),
+    ] = False,
     json: AsJson = False,
     weights: Weights = "best",
     device: Device = "auto",
@@ -71,14 +77,24 @@ def attend(
     heed attend runs/demo "The old woman sees the cat."
 
     heed attend runs/demo "The old woman sees the cat." --layer 2 --head 1 --out map.png
+
+    heed attend runs/demo "The old woman sees the cat." --check
     """
     from heed.api import load
     from heed.pipelines import line_io
-    from heed.probe.attend import View, attend_texts, render_view
+    from heed.probe.attend import View, attend_texts, check_texts, render_view
+    from heed.probe.checks import render_checks
 
     view = View.from_flags(kind, layer, head, words=words)
     lines = line_io.open_lines(text, file, notify=print_warning)
     model = load(run, device=device, weights=weights)
+    if check:
+        checks = check_texts(model, lines, target=target)
+        if json:
+            print_json([one.to_dict() for one in checks])
+        else:
+            console().print(render_checks(checks))
+        raise typer.Exit(0 if all(one.passed for one in checks) else 1)
     for maps, path in attend_texts(model, lines, view, target=target, out=out):
         if path is not None:
             print_text(f"{path}: {maps.text}", err=json)

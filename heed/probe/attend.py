@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from heed.config import Recipe
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, nearest
 from heed.probe.attention_maps import KINDS, AttentionMaps
+from heed.probe.checks import Check, check_attention
 from heed.probe.map_figure import MEAN
 from heed.probe.map_output import check_format, render_links
+from heed.probe.text_trace import InputTokens
+
+MOST_CHECKED = 64
+"""Texts that are checked: they are one batch."""
 
 
 class LoadedModel(Protocol):
@@ -20,6 +26,12 @@ class LoadedModel(Protocol):
 
     @property
     def recipe(self) -> Recipe: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def inputs(self) -> Callable[..., tuple[InputTokens, InputTokens | None]]: ...
     @property
     def attention(self) -> Callable[..., AttentionMaps]: ...
     @property
@@ -51,27 +63,26 @@ class View:
         return cls(kind, None if layer is None else layer - 1, index, words)
 
 
-def read_texts(model: LoadedModel, groups: Iterable[list[str]]) -> Iterator[Any]:
-    """The texts of lines that are not blank; of a classifier of pairs, pairs."""
-    pipeline = model.pipeline if model.recipe.task == "classify" else None
-    for number, line in enumerate(chain.from_iterable(groups), 1):
-        if line.strip():
-            yield line if pipeline is None else pipeline.parse_line(line, number)
+def read_texts(
+    model: LoadedModel, groups: Iterable[list[str]], target: str | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """The arguments of `attention` for each line that is not blank: a text, and a target if given.
 
-
-def map_texts(
-    model: LoadedModel, texts: Iterable[Any], target: str | None
-) -> Iterator[AttentionMaps]:
-    """The attention maps of each text."""
-    if target is None:
-        yield from map(model.attention, texts)
-        return
-    if model.recipe.task != "translate":
+    A line of a classifier of pairs is a pair.
+    """
+    if target is not None and model.recipe.task != "translate":
         raise ConfigError(["--target is for translators: other models read one text only."])
-    text, *others = texts
-    if others:
-        raise ConfigError(["--target is the translation of one text: give one."])
-    yield model.attention(text, target)
+    pipeline, count = model.pipeline if model.recipe.task == "classify" else None, 0
+    for number, line in enumerate(chain.from_iterable(groups), 1):
+        if not line.strip():
+            continue
+        count += 1
+        if target is not None and count > 1:
+            raise ConfigError(["--target is the translation of one text: give one."])
+        text = line if pipeline is None else pipeline.parse_line(line, number)
+        yield (text,) if target is None else (text, target)
+    if not count:
+        raise DataError("there is no text to look at.", todo="Give a text that is not blank.")
 
 
 def attend_texts(
@@ -85,20 +96,29 @@ def attend_texts(
     """The maps of each text, and the file that they were written to, if one is named."""
     if out is not None:
         check_format(out)
-    maps = map_texts(model, read_texts(model, groups), target)
-    first = next(maps, None)
-    if first is None:
-        raise DataError("there is no text to look at.", todo="Give a text that is not blank.")
-    second = next(maps, None)
-    several = second is not None
-    rest = chain([first], [] if second is None else [second], maps)
-    for number, one in enumerate(rest, 1):
-        shown = one.by_word() if view.words else one
+    arguments = read_texts(model, groups, target)
+    two = [*islice(arguments, 2)]
+    several = len(two) > 1
+    for number, of_text in enumerate(chain(two, arguments), 1):
+        maps = model.attention(*of_text)
+        shown = maps.by_word() if view.words else maps
         path = out
         if out is not None:
             path = out.with_name(f"{out.stem}-{number}{out.suffix}") if several else out
             shown.save(path, view.kind, view.layer, view.head)
         yield shown, path
+
+
+def check_texts(
+    model: LoadedModel, groups: Iterable[list[str]], *, target: str | None = None
+) -> list[Check]:
+    """The checks of a model's attention on these texts, in one batch."""
+    inputs, sources = [], []
+    for of_text in islice(read_texts(model, groups, target), MOST_CHECKED):
+        text, source = model.inputs(*of_text)
+        inputs.append(text)
+        sources += [] if source is None else [source]
+    return check_attention(model.model, inputs, sources, pad=model.tokenizer.specials.pad)
 
 
 def render_view(maps: AttentionMaps, view: View) -> Any:

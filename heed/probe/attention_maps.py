@@ -28,19 +28,13 @@ from heed.models.inference import nan_error
 from heed.probe.text_trace import (
     InputTokens,
     TokenLabels,
-    classifier_input,
-    language_model_input,
     source_input,
     target_input,
     trace_batch,
-    translation_inputs,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from heed.pipelines.classify import ClassificationPipeline, Text
-    from heed.pipelines.translate import TranslationPipeline
 
 Floats = NDArray[np.float32]
 KINDS = ("cross", "decoder", "encoder")
@@ -310,27 +304,9 @@ def _membership(labels: TokenLabels) -> Floats:
 # ---------------------------------------------------------------------------------- from a model
 
 
-def map_classification(pipeline: ClassificationPipeline, text: Text) -> AttentionMaps:
-    """The attention of what `classify` reads of a text."""
-    read = classifier_input(pipeline, text)
-    return map_batch(pipeline.model, [read], pad=pipeline.tokenizer.specials.pad)[0]
-
-
-def map_language_model(
-    model: LanguageModel, tokenizer: Tokenizer, text: str, *, limit: int
-) -> AttentionMaps:
-    """The attention of what `generate` reads of a prompt, of at most `limit` tokens."""
-    read = language_model_input(model, tokenizer, text, limit=limit)
-    return map_batch(model, [read], pad=tokenizer.specials.pad)[0]
-
-
-def map_translation(
-    pipeline: TranslationPipeline, text: str, translation: str | None = None
-) -> AttentionMaps:
-    """The attention of a translator over a text and a translation; by default its own."""
-    source, target = translation_inputs(pipeline, text, translation)
-    pad = pipeline.tokenizer.specials.pad
-    return map_batch(pipeline.models[0], [target], [source], pad=pad)[0]
+def map_inputs(model: Model, text: InputTokens, source: InputTokens | None = None) -> AttentionMaps:
+    """The attention of a model over one text, and its source if it is a translation."""
+    return map_batch(model, [text], [] if source is None else [source])[0]
 
 
 def map_pairs(

@@ -237,30 +237,11 @@ def pad_batch(
     return ids_bn.to(device), None if real_bn.all() else real_bn.to(device)
 
 
-def trace_classification(pipeline: ClassificationPipeline, text: Text) -> TextTrace:
-    """The trace of what `classify` reads of a text; its logits are those before calibration."""
-    return _trace_text(pipeline.model, classifier_input(pipeline, text))
+def trace_inputs(model: Model, text: InputTokens, source: InputTokens | None = None) -> TextTrace:
+    """The trace of one text, and of its source if it is a translation.
 
-
-def trace_language_model(
-    model: LanguageModel, tokenizer: Tokenizer, text: str, *, limit: int = MAX_TOKENS
-) -> TextTrace:
-    """The trace of a text after a begin token; row i of the logits predicts the token after i."""
-    return _trace_text(model, language_model_input(model, tokenizer, text, limit=limit))
-
-
-def trace_translation(
-    pipeline: TranslationPipeline, text: str, translation: str | None = None
-) -> TextTrace:
-    """The trace of a translation that is forced token by token; by default the model's own.
-
-    Row i of the logits, and of the decoder's attention, predicts the token after token i.
+    Row i of a decoder's logits, and of its attention, predicts the token after token i.
     """
-    source, target = translation_inputs(pipeline, text, translation)
-    return _trace_text(pipeline.models[0], target, source)
-
-
-def _trace_text(model: Model, text: InputTokens, source: InputTokens | None = None) -> TextTrace:
     trace = trace_batch(model, [text], [] if source is None else [source])
     return TextTrace(
         **vars(trace),

@@ -15,6 +15,7 @@ from support import (
     ATTENDING,
     FEW,
     VARIANTS,
+    input_tokens,
     new_classifier,
     new_language_model,
     new_translator,
@@ -37,10 +38,10 @@ from heed.probe.attention_maps import (
     AttentionMaps,
     best_layer,
     map_batch,
-    map_classification,
+    map_inputs,
     map_pairs,
 )
-from heed.probe.text_trace import InputTokens, TokenLabels
+from heed.probe.text_trace import classifier_input
 from heed.runs.labels import Classes
 
 PAIRS = [(s.english, s.french) for s in synthetic.generate_sentences("dev", 70)]
@@ -50,12 +51,6 @@ EXACT = {torch.float64: 1e-6, torch.float32: 1e-5}
 """How far a map may be from the weights recomputed in float64."""
 CASES = [(name, torch.float64) for name in ATTENDING]
 CASES += [(name, torch.float32) for name in FEW if name in ATTENDING]
-
-
-def read(row: torch.Tensor) -> InputTokens:
-    """Ids as tokens of a text, each a word."""
-    names = [str(int(i)) for i in row]
-    return InputTokens(row.tolist(), TokenLabels(names, [*range(len(row))], names), " ".join(names))
 
 
 def assert_equal(found: AttentionMap | None, wanted: list[Any], tolerance: float) -> None:
@@ -79,12 +74,12 @@ def test_maps_of_a_padded_batch_are_those_of_the_checkpoint(
         (new_classifier(dtype=dtype, **changes), "encoder"),
         (new_language_model(dtype=dtype, **changes), "decoder"),
     ):
-        for row, maps in zip(rows, map_batch(model, [*map(read, rows)]), strict=True):
+        for row, maps in zip(rows, map_batch(model, [*map(input_tokens, rows)]), strict=True):
             maps_of: Any = encoder_maps if kind == "encoder" else decoder_maps
             wanted = maps_of(model, row.tolist(), stack="stack")[kind == "encoder"]
             assert_equal(getattr(maps, kind), wanted, tolerance)
     translator = new_translator(dtype=dtype, cross_position=True, **changes)
-    found = map_batch(translator, [*map(read, rows)], [*map(read, sources)])
+    found = map_batch(translator, [*map(input_tokens, rows)], [*map(input_tokens, sources)])
     for row, source, maps in zip(rows, sources, found, strict=True):
         memory, encoder = encoder_maps(translator, source.tolist(), stack="encoder")
         own, cross = decoder_maps(translator, row.tolist(), stack="decoder", memory=memory)
@@ -97,7 +92,7 @@ def test_a_masked_language_model_has_an_encoder() -> None:
     torch.manual_seed(0)
     model = build("generate", tiny(position="alibi"), vocab=23, causal=False).eval()
     (row,) = texts([7])
-    (maps,) = map_batch(model, [read(row)])
+    (maps,) = map_batch(model, [input_tokens(row)])
     assert maps.decoder is None
     assert_equal(maps.encoder, encoder_maps(model, row.tolist(), stack="stack")[1], 1e-5)
 
@@ -106,7 +101,7 @@ def test_an_lstm_attends_to_its_source_alone() -> None:
     """softmax(q · memory / √w), from its own vectors."""
     model = new_translator(family="lstm", dtype=torch.float64)
     rows, sources = texts(LENGTHS), texts(SOURCE_LENGTHS, seed=1)
-    found = map_batch(model, [*map(read, rows)], [*map(read, sources)])
+    found = map_batch(model, [*map(input_tokens, rows)], [*map(input_tokens, sources)])
     query = model.state_dict()["decoder.query.weight"]
     for row, source, maps in zip(rows, sources, found, strict=True):
         assert (maps.encoder, maps.decoder) == (None, None)
@@ -116,7 +111,7 @@ def test_an_lstm_attends_to_its_source_alone() -> None:
         scores = (states @ query.T) @ memory.T / query.shape[0] ** 0.5
         assert_equal(maps.cross, [scores.softmax(-1)[None].numpy()], 1e-6)
     with pytest.raises(RunError, match="LSTM has no attention"):
-        map_batch(new_classifier(family="lstm"), [read(rows[0])])
+        map_batch(new_classifier(family="lstm"), [input_tokens(rows[0])])
 
 
 # ------------------------------------------------------------------------------------ by word
@@ -254,10 +249,14 @@ def test_a_pair_of_texts_has_the_words_of_both(tokenizer: Tokenizer) -> None:
     assert isinstance(model, Classifier)
     classes = Classes(("a", "b"), pairs=True)
     pipeline = ClassificationPipeline(model.eval(), tokenizer, classes, max_length=30)
-    words = map_classification(pipeline, ("The old cat", "sleeps now")).by_word().get()
+
+    def maps_of(first: str, second: str) -> AttentionMap:
+        return map_inputs(model, classifier_input(pipeline, (first, second))).get()
+
+    words = maps_of("The old cat", "sleeps now").by_word()
     assert words.query_tokens == ["<bos>", "The", "old", "cat", "<eos>", "sleeps", "now", "<eos>"]
     with pytest.warns(HeedWarning, match="only the first 28 of"):
-        cut = map_classification(pipeline, ("The old cat " * 20, "sleeps")).get()
+        cut = maps_of("The old cat " * 20, "sleeps")
     assert len(cut.queries) == len(cut.query_words) == 30
 
 

@@ -73,10 +73,13 @@ def test_maps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         maps_of.append(maps)
     padded = map_batch(
         model.model,
-        [InputTokens(ids, (m.decoder or m.encoder).queries, "") for ids, m in zip(ids_of, maps_of)],
+        [
+            InputTokens(ids, (m.decoder or m.encoder).queries, "")
+            for ids, m in zip(ids_of, maps_of, strict=True)
+        ],
         [
             InputTokens(source, m.encoder.queries, "")
-            for source, m in zip(sources_of, maps_of)
+            for source, m in zip(sources_of, maps_of, strict=True)
             if source is not None
         ],
         pad=specials.pad,

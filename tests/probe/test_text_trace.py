@@ -17,7 +17,12 @@ from heed.metrics.perplexity import token_losses
 from heed.models import Classifier, LanguageModel, Translator, build
 from heed.pipelines.classify import ClassificationPipeline
 from heed.pipelines.translate import TranslationPipeline
-from heed.probe.text_trace import trace_classification, trace_language_model, trace_translation
+from heed.probe.text_trace import (
+    classifier_input,
+    language_model_input,
+    trace_inputs,
+    translation_inputs,
+)
 from heed.runs.labels import Classes
 
 TEXT = "the old cat sleeps"
@@ -39,7 +44,7 @@ def test_a_classifier_reads_what_it_classifies(tokenizer: Tokenizer, max_length:
     )
     is_cut = max_length == 4
     with pytest.warns(HeedWarning, match="first 2 of 4") if is_cut else nullcontext():
-        trace = trace_classification(pipeline, TEXT)
+        trace = trace_inputs(model, classifier_input(pipeline, TEXT))
     assert np.allclose(trace.logits.numpy(), pipeline.logits([TEXT]), atol=1e-6)
     words = TEXT.split()[: max_length - 2]
     assert trace.tokens == ["<bos>", *words, "<eos>"]
@@ -54,7 +59,7 @@ def test_a_language_model_reads_what_it_scores(tokenizer: Tokenizer) -> None:
     model = build("generate", tiny(layers=2), vocab=tokenizer.vocab_size)
     assert isinstance(model, LanguageModel)
     model.eval()
-    trace = trace_language_model(model, tokenizer, TEXT)
+    trace = trace_inputs(model, language_model_input(model, tokenizer, TEXT, limit=64))
     assert trace.tokens == ["<bos>", *TEXT.split()]
     ids = tokenizer.encode(TEXT)
     (losses,) = token_losses(model, [ids], window=64, specials=tokenizer.specials)
@@ -69,7 +74,8 @@ def test_a_translator_reads_source_and_translation(tokenizer: Tokenizer) -> None
     assert isinstance(model, Translator)
     model.eval()
     pipeline = TranslationPipeline([model], tokenizer, DecodeConfig(), max_source=60)
-    trace = trace_translation(pipeline, TEXT, "a dog")
+    source, target = translation_inputs(pipeline, TEXT, "a dog")
+    trace = trace_inputs(model, target, source)
     assert (trace.tokens, trace.source_tokens) == (["<bos>", "a", "dog"], [*TEXT.split(), "<eos>"])
     pairs = [(tokenizer.encode(TEXT), tokenizer.encode("a dog"))]
     weights = cross_weights(model, pairs, tokenizer.specials.bos, tokenizer.specials)
