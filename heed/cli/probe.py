@@ -54,8 +54,8 @@ def attend(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write a figure (.png, .svg, .pdf) or the exact numbers (.json). Of several "
-            "texts, each has a file with its number."
+            help="Write a figure (.png, .svg, .pdf), a page to explore (.html), or the exact "
+            "numbers (.json). Of several texts, each has a file with its number."
         ),
     ] = None,
     check: Annotated[
@@ -77,6 +77,8 @@ def attend(
     heed attend runs/demo "The old woman sees the cat."
 
     heed attend runs/demo "The old woman sees the cat." --layer 2 --head 1 --out map.png
+
+    heed attend runs/demo "The old woman sees the cat." --out map.html
 
     heed attend runs/demo "The old woman sees the cat." --check
     """

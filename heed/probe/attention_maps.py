@@ -262,9 +262,9 @@ class AttentionMaps:
         layer: int | None = None,
         head: int | str | None = None,
     ) -> Path:
-        """Write a figure (.png, .svg, .pdf) or the numbers (.json); returns the path.
+        """Write a figure (.png, .svg, .pdf), a page (.html) or the numbers (.json).
 
-        Layers and heads are counted from 0. A figure shows one kind, JSON has all kinds.
+        Layers and heads are counted from 0. A figure shows one kind; the others have all.
         """
         from heed.probe.map_output import save_maps
 

@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.text import Text
 
 from heed import plot
+from heed.assets import fill_page
 from heed.errors import DataError
 from heed.files import make_folder, to_json, write_atomic
 from heed.probe.map_figure import MEAN, draw_maps, select_head
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from heed.probe.attention_maps import AttentionMap, AttentionMaps
 
 FIGURES = tuple(plot.METADATA)
-FORMATS = (*FIGURES, "json")
+PAGE = "html"
+FORMATS = (*FIGURES, PAGE, "json")
+MAX_PAGE_CELLS = 4_000_000
+"""Weights that a page holds: 16 MB of float32."""
 STRONGEST, LEAST_SHOWN = 3, 0.005
 """Keys that the terminal shows for each query, and the least weight that it shows."""
 LINE_WIDTH, TOKEN_WIDTH, LINK_WIDTH = 79, 14, 12
@@ -71,9 +75,22 @@ def save_maps(
             todo="Leave the head out.",
         )
     selected = maps.select(kind, layer)
+    content = _fill_page(selected, path) if suffix == PAGE else to_json(selected.to_dict()) + "\n"
     make_folder(path.parent)
-    write_atomic(path, to_json(selected.to_dict()) + "\n")
+    write_atomic(path, content)
     return path
+
+
+def _fill_page(maps: AttentionMaps, path: Path) -> str:
+    """One page with the exact weights in it, that works without a network."""
+    cells = sum(one.cells for one in maps.maps)
+    if cells > MAX_PAGE_CELLS:
+        raise DataError(
+            f"these maps have {cells:,} weights, and a page holds {MAX_PAGE_CELLS:,}.",
+            where=str(path),
+            todo="Choose one layer with --layer, or one kind of attention with --kind.",
+        )
+    return fill_page("map", maps.to_dict(binary=True))
 
 
 def render_links(

@@ -9,6 +9,7 @@ import torch
 from support import (
     FEW,
     VARIANTS,
+    input_tokens,
     new_classifier,
     new_language_model,
     new_translator,
@@ -25,9 +26,7 @@ LEAKS = {
 
 
 def check(model: Model, task: str) -> dict[str, Check]:
-    inputs, sources = (
-        [*map(read, texts(lengths, seed=i))] for i, lengths in ((0, (9, 5)), (1, (6, 8)))
-    )
+    inputs, sources = map(input_tokens, texts([9, 5])), map(input_tokens, texts([6, 8], seed=1))
     found = check_attention(model, [*inputs], [*sources] if task == "translate" else (), pad=0)
     return {one.name: one for one in found}
 
