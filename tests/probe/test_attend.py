@@ -19,6 +19,7 @@ from heed.cli.main import main
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.errors import DataError
 from heed.models import build
 from heed.probe import map_output
 from heed.runs.labels import Classes
@@ -165,7 +166,7 @@ def test_a_page_with_too_many_weights_asks_for_a_layer(
 ) -> None:
     maps = load(runs / "generate", device="cpu").attention(TEXT)
     monkeypatch.setattr(map_output, "MAX_PAGE_CELLS", maps.get().cells // 2)
-    with pytest.raises(map_output.DataError, match="Choose one layer with --layer"):
+    with pytest.raises(DataError, match="Choose one layer with --layer"):
         maps.save(tmp_path / "map.html")
     assert maps.save(tmp_path / "map.html", layer=1).exists()
     assert np.isclose(maps.get().weights[1].sum(), maps.select(layer=1).get().weights[0].sum())

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from foreign import CASES
-from test_convert import LINES, folder_of, transformers
+from foreign import CASES, transformers
+from test_convert import LINES, folder_of
 
 from heed import load
 from heed.export.huggingface import import_model
