@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from heed.config import ModelConfig
@@ -80,15 +81,10 @@ def load_plugin(file: str | Path) -> Plugin:
 def _execute(path: Path, source: bytes, digest: str) -> tuple[str, ...]:
     """Run a plug-in's code; returns what it registered. After an error nothing stays registered."""
     before = {registry.kind: dict(registry.classes) for registry in REGISTRIES}
-    name = f"heed_plugin_{digest[:16]}"
-    spec = spec_from_loader(name, _SourceLoader(path, source))
-    if spec is None or spec.loader is None:
-        raise TypeError("a source loader makes a spec")
     for registry in REGISTRIES:  # built-in classes register first: they are not the plug-in's
         before[registry.kind] |= {each: registry[each] for each in registry.declared}
-    module = sys.modules[name] = module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        load_module(path, source, f"heed_plugin_{digest[:16]}")
         parts = tuple(
             f"{registry.kind} {each}"
             for registry in REGISTRIES
@@ -98,7 +94,7 @@ def _execute(path: Path, source: bytes, digest: str) -> tuple[str, ...]:
         if not parts:
             raise HeedError("it registers nothing.", todo="Decorate a class with @heed.register.")
     except Exception as error:
-        del sys.modules[name]
+        sys.modules.pop(f"heed_plugin_{digest[:16]}", None)
         for registry in REGISTRIES:
             registry.classes = before[registry.kind]
         if os.environ.get("HEED_DEBUG"):
@@ -109,6 +105,20 @@ def _execute(path: Path, source: bytes, digest: str) -> tuple[str, ...]:
             f"the plug-in cannot be loaded: {what}", where=str(path), todo=todo
         ) from error
     return parts
+
+
+def load_module(path: Path, source: bytes, name: str) -> ModuleType:
+    """Execute a user's Python file as a module of this name; after an error no module stays."""
+    spec = spec_from_loader(name, _SourceLoader(path, source))
+    if spec is None or spec.loader is None:
+        raise TypeError("a source loader makes a spec")
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def used_plugins(model: ModelConfig) -> list[Plugin]:
