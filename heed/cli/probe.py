@@ -1,4 +1,4 @@
-"""Commands that look into a model: attend shows what it attends to."""
+"""Commands that look inside: attend shows what a model attends to, design makes attention."""
 
 from __future__ import annotations
 
@@ -104,3 +104,98 @@ def attend(
             print_json(maps.select(view.kind, view.layer).to_dict())
         elif path is None:
             console().print(render_view(maps, view))
+
+
+@app.command(rich_help_panel="Look inside")
+def design(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Keys (and values): a .json, .toml, .csv or .tsv file."),
+    ] = None,
+    course: Annotated[
+        bool,
+        typer.Option("--course", help="The keys and values of the course's problem set."),
+    ] = False,
+    select: Annotated[
+        int | None, typer.Option(help="Give all weight to this item, counted from 1.")
+    ] = None,
+    average: Annotated[
+        str | None, typer.Option(help="Average these items, as 1,2; or all.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Give these weights, one for each item: 0.5,0.3,0.2.")
+    ] = None,
+    identity: Annotated[
+        bool,
+        typer.Option("--identity", help="Select every value in turn. The default for a file."),
+    ] = False,
+    replace_key: Annotated[
+        int | None, typer.Option(help="Choose another key for this item, not only a query.")
+    ] = None,
+    unit: Annotated[bool, typer.Option("--unit", help="The new key has the length 1.")] = False,
+    query: Annotated[
+        str | None, typer.Option(help="With --replace-key: this query, not the best one.")
+    ] = None,
+    sharpness: Annotated[
+        float, typer.Option(help="Weight of the chosen items where others should have none.")
+    ] = 0.99,
+    scale: Annotated[
+        float | None, typer.Option(help="What scores are multiplied by. Default: 1/√width.")
+    ] = None,
+    values: Annotated[
+        Path | None, typer.Option(help="Values in a file of their own, a row for each key.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw keys, query and weights: .png, .svg or .pdf.")
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Compare your own attention function with heed's. The file is executed.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Design attention: the query, or the key, that selects, averages or weighs values.
+
+    Prints the shortest query, what attention makes of it, and its error. What no query can do is
+    refused with a proof (exit code 1), and the closest is shown. With --course and no task, the
+    whole problem set is solved.
+
+    heed design --course
+
+    heed design --course --average 1,2 --out average.png
+
+    heed design keys.json --replace-key 3 --unit --select 3 --sharpness 0.999
+
+    heed design --check my_attention.py:attend
+    """
+    from heed.probe.run_design import DesignOptions, run_check, run_design
+
+    if check is not None:
+        passed, result, report = run_check(check)
+    else:
+        passed, result, report = run_design(
+            DesignOptions(
+                file=file,
+                course=course,
+                select=select,
+                average=average,
+                weights=weights,
+                identity=identity,
+                replace_key=replace_key,
+                unit=unit,
+                query=query,
+                sharpness=sharpness,
+                scale=scale,
+                values=values,
+                out=out,
+            )
+        )
+    if json:
+        print_json(result)
+    else:
+        print_text(report)
+    if not passed:
+        raise typer.Exit(1)

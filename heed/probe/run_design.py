@@ -1,0 +1,121 @@
+"""`heed design`: from options to solutions, their report and their figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from heed.errors import HeedError
+from heed.probe.design_problem import (
+    COURSE,
+    Problem,
+    Solution,
+    Task,
+    read_problem,
+    solve_course,
+    solve_task,
+)
+
+Report = tuple[bool, dict[str, Any], str]
+"""Whether all is possible (or passed), the result for JSON, and the same in words."""
+
+
+@dataclass(frozen=True)
+class DesignOptions:
+    """The options of `heed design`."""
+
+    file: Path | None = None
+    course: bool = False
+    select: int | None = None
+    average: str | None = None
+    weights: str | None = None
+    identity: bool = False
+    replace_key: int | None = None
+    unit: bool = False
+    query: str | None = None
+    sharpness: float = 0.99
+    scale: float | None = None
+    values: Path | None = None
+    out: Path | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task that the options describe."""
+        return Task(
+            self.select, self.average, self.weights, self.replace_key, self.unit, self.query
+        )
+
+
+def run_design(options: DesignOptions) -> Report:
+    """Solve what the options ask for, and draw it if they name a figure."""
+    problem, task = _open_problem(options), options.task
+    if options.identity and task != Task():
+        raise HeedError("--identity is a task of its own.", todo="Give one task at a time.")
+    if options.out is not None:
+        _check_figure(options.out)
+    if options.course and task == Task() and not options.identity and options.scale is None:
+        solutions = solve_course(options.sharpness)
+    else:
+        solutions = solve_task(problem, task, options.sharpness)
+    report = [_describe_problem(problem), *_describe_all(solutions)]
+    if options.out is not None:
+        report.append(_draw(solutions, options.out))
+    result = {
+        "problem": problem.name,
+        "keys": problem.keys_md.tolist(),
+        "values": None if problem.values_mv is None else problem.values_mv.tolist(),
+        "solutions": [solution.to_dict() for solution in solutions],
+    }
+    is_possible = all(solution.design.is_possible for solution in solutions)
+    return is_possible, result, "\n\n".join(report)
+
+
+def run_check(place: str) -> Report:
+    """Compare the attention function `FILE.py:NAME` with `attend`."""
+    from heed.probe.attention_check import check_attention
+    from heed.probe.design_text import describe_check
+
+    result = check_attention(place)
+    return result.passed, result.to_dict(), describe_check(result)
+
+
+def _open_problem(options: DesignOptions) -> Problem:
+    if options.course == (options.file is not None):
+        what = "name a file of keys, or the course's own: not both."
+        if not options.course:
+            what = "there are no keys to design for."
+        raise HeedError(what, todo="Write `heed design keys.json` or `heed design --course`.")
+    if options.file is not None:
+        return read_problem(options.file, values=options.values, scale=options.scale)
+    if options.values is not None:
+        raise HeedError("--values is for a file of keys.", todo="Leave it out with --course.")
+    return COURSE if options.scale is None else replace(COURSE, scale=options.scale)
+
+
+def _describe_problem(problem: Problem) -> str:
+    items, width = problem.keys_md.shape
+    scale = "1/√width" if problem.scale is None else f"{problem.scale:.4g}"
+    return f"{problem.name}: {items} keys of {width} numbers, scale {scale}"
+
+
+def _describe_all(solutions: list[Solution]) -> list[str]:
+    from heed.probe.design_text import describe_solution
+
+    return [describe_solution(solution) for solution in solutions]
+
+
+def _check_figure(out: Path) -> None:
+    from heed.evaluate.score_files import check_writable
+    from heed.runs.metric_plot import check_format
+
+    check_format(out)
+    check_writable(out)
+
+
+def _draw(solutions: list[Solution], out: Path) -> str:
+    from heed import plot
+    from heed.probe.design_figure import draw_solutions
+
+    plot.save_as(draw_solutions(solutions), out)
+    return f"The figure is in {out}."
