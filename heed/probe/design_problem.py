@@ -21,9 +21,9 @@ from heed.probe.design import (
     Design,
     average_target,
     design_query,
-    replace_key,
     select_target,
 )
+from heed.probe.key_replacement import replace_key
 from heed.probe.separation import Floats
 
 COURSE_KEYS = (

@@ -21,11 +21,11 @@ from heed.probe.design import (
     divergence,
     largest_weight,
     least_squares_weights,
-    replace_key,
     select_target,
 )
 from heed.probe.design_problem import COURSE, Task, read_problem, solve_course, solve_task
 from heed.probe.design_text import describe_solution
+from heed.probe.key_replacement import replace_key
 from heed.probe.separation import Dependence, Separation, nonnegative_least_squares, separate
 from heed.probe.weight_fit import softmax
 
