@@ -144,13 +144,16 @@ def design_query(
     keys_md, values_mv = check_items(keys, values)
     target_m = check_target(target, len(keys_md))
     scale, sharpness = check_settings(scale, sharpness, keys_md.shape[1])
-    face_m, dependence = find_face(keys_md, target_m > 0)
-    inner_d = fit_query(keys_md[face_m], target_m[face_m], scale)
+    size = float(np.abs(keys_md).max()) or 1.0
+    rows_md = keys_md / size  # rounding is that of keys near 1, whatever their unit
+    face_m, dependence = find_face(rows_md, target_m > 0)
+    inner_d = fit_query(rows_md[face_m], target_m[face_m])
     limit_m = np.zeros(len(keys_md))
-    limit_m[face_m] = softmax(scale * keys_md[face_m] @ inner_d)
+    limit_m[face_m] = softmax(rows_md[face_m] @ inner_d)
     if dependence is None and np.abs(limit_m - target_m).max() > EQUAL:
-        dependence = find_dependence(keys_md, target_m)
-    query_d = inner_d + _push_others_down(keys_md, face_m, inner_d, scale, 1 - sharpness)
+        dependence = find_dependence(rows_md, target_m)
+    whole_d = inner_d + _push_others_down(rows_md, face_m, inner_d, 1 - sharpness)
+    query_d = whole_d / size / scale
     return Design(
         keys_md, target_m, query_d, limit_m, scale, sharpness, dependence, values_mv=values_mv
     )
@@ -232,7 +235,7 @@ def divergence(target_m: Floats, weights_m: Floats) -> float:
 
 
 def _push_others_down(
-    keys_md: Floats, face_m: NDArray[np.bool_], inner_d: Floats, scale: float, share: float
+    keys_md: Floats, face_m: NDArray[np.bool_], inner_d: Floats, share: float
 ) -> Floats:
     """The shortest addition to a query that leaves keys outside a face this share of the weight.
 
@@ -240,8 +243,8 @@ def _push_others_down(
     """
     face_fd, others_od = keys_md[face_m], keys_md[~face_m]
     basis_db = null_space(face_fd - face_fd[0])
-    start_o = scale * others_od @ inner_d - log_sum_exp(scale * face_fd @ inner_d)
-    rows_ob = scale * (others_od - face_fd[0]) @ basis_db
+    start_o = others_od @ inner_d - log_sum_exp(face_fd @ inner_d)
+    rows_ob = (others_od - face_fd[0]) @ basis_db
     return np.asarray(basis_db @ shortest_sharp_query(rows_ob, start_o, share))
 
 

@@ -99,7 +99,8 @@ def _draw_keys(axes: Axes, design: Design) -> None:
     for index, (point_2, weight) in enumerate(zip(points_m2, design.weights_m, strict=True)):
         chosen = design.target_m[index] > 0
         axes.scatter(
-            *point_2,
+            [point_2[0]],
+            [point_2[1]],
             s=28 + 260 * weight,
             marker="s" if chosen else "o",
             facecolor=CHOSEN if chosen else OTHER,
@@ -123,7 +124,7 @@ def _draw_keys(axes: Axes, design: Design) -> None:
     axes.plot(0, 0, marker="+", color=plot.INK, markersize=7, zorder=2)
     if design.length > EQUAL:
         arrow = {"arrowstyle": "-|>", "color": plot.INK, "linewidth": 1.6, "shrinkA": 0}
-        axes.annotate("", tip_2, (0, 0), arrowprops=arrow, zorder=2)
+        axes.annotate("", (tip_2[0], tip_2[1]), (0, 0), arrowprops=arrow, zorder=2)
         _draw_level(axes, points_m2, up_2)
     limits = {"xlim": center_2[0] + reach * UNIT, "ylim": center_2[1] + reach * UNIT}
     axes.set(**limits, aspect="equal", xticks=[], yticks=[])

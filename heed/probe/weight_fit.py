@@ -1,6 +1,6 @@
 """Fit of attention weights by a query: the closest weights, and the shortest query that is sharp.
 
-The weights softmax(scale · K q) over all queries q are an exponential family (Barndorff-Nielsen
+The weights softmax(K q) over all queries q are an exponential family (Barndorff-Nielsen
 1978). The member closest to target weights p by KL(p ‖ w) is the one whose mean key Σ w_j k_j is
 that of p, and both problems below are convex: Newton's method solves them to rounding.
 
@@ -33,7 +33,7 @@ def log_sum_exp(scores_m: Floats) -> float:
     return top + float(np.log(np.exp(scores_m - top).sum()))
 
 
-def fit_query(keys_md: Floats, target_m: Floats, scale: float) -> Floats:
+def fit_query(keys_md: Floats, target_m: Floats) -> Floats:
     """The shortest query whose weights are closest to the target by KL(target ‖ weights).
 
     The target's mean key must lie inside the keys' hull, not on its border: else no query is best.
@@ -42,7 +42,7 @@ def fit_query(keys_md: Floats, target_m: Floats, scale: float) -> Floats:
     _, singular, directions = np.linalg.svd(keys_md - mean_d, full_matrices=False)
     rank = int((singular > 1e-10 * max(1.0, float(singular.max(initial=0.0)))).sum())
     basis_db = directions[:rank].T
-    rows_mb = scale * (keys_md - mean_d) @ basis_db
+    rows_mb = (keys_md - mean_d) @ basis_db
 
     def curve(z_b: Floats) -> tuple[float, Floats, Floats]:
         return _log_sum_curve(rows_mb, np.zeros(len(rows_mb)), z_b)

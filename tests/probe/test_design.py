@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +220,7 @@ def test_weights_and_output_are_those_of_attend() -> None:
         )
         out, weights = attend(q, k, v, scale=design.scale)
         assert np.allclose(weights.flatten().numpy(), design.weights_m, atol=1e-6)
+        assert design.output_v is not None
         assert np.allclose(out.flatten().numpy(), design.output_v, atol=1e-6)
 
 
@@ -226,6 +228,16 @@ def test_the_scale_is_that_of_attend() -> None:
     narrow, wide = (design_query(np.eye(4), select_target(4, 0), scale=s) for s in (1.0, None))
     assert wide.length == pytest.approx(2 * narrow.length)
     assert np.allclose(wide.weights_m, narrow.weights_m)
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1e8, 1e100])
+def test_the_unit_of_the_keys_does_not_matter(unit: float) -> None:
+    plain, scaled = (
+        design_query(keys_md, average_target(4, [0, 1]))
+        for keys_md in (COURSE.keys_md, unit * COURSE.keys_md)
+    )
+    assert np.allclose(scaled.query_d * unit, plain.query_d)
+    assert np.allclose(scaled.weights_m, plain.weights_m)
 
 
 def test_a_key_in_the_hull_is_refused_with_the_combination() -> None:
@@ -340,7 +352,8 @@ def test_a_given_query_gets_its_key() -> None:
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
 def test_nonnegative_least_squares_is_scipys(rows: int, unknowns: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    matrix, wanted = random.integers(-2, 3, (rows, unknowns)) * 1.0, random.normal(size=rows)
+    matrix = random.integers(-2, 3, (rows, unknowns)).astype(np.float64)
+    wanted = random.normal(size=rows)
     x = nonnegative_least_squares(matrix, wanted)
     assert (x >= 0).all()
     assert np.linalg.norm(matrix @ x - wanted) == pytest.approx(nnls(matrix, wanted)[1], abs=1e-7)
@@ -362,11 +375,11 @@ def test_nonnegative_least_squares_is_scipys(rows: int, unknowns: int, seed: int
 def test_invalid_problems_are_refused_in_words(
     keys_md: list[list[float]],
     target: list[float],
-    settings_of: dict[str, float],
+    settings_of: dict[str, Any],
     message: str,
 ) -> None:
     with pytest.raises(HeedError, match=message):
-        design_query(keys_md, target, **settings_of)  # type: ignore[arg-type] # one is values
+        design_query(keys_md, target, **settings_of)
 
 
 @pytest.mark.parametrize(
