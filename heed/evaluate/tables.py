@@ -57,6 +57,8 @@ def render_evaluation(result: Result) -> Group:
     rows = ROWS | TOKEN_ACCURACY
     if result["task"] == "classify":
         rows = {key: row for key, row in ROWS.items() if key != "perplexity"}
+        if "calibration" in result:  # then the log loss is of calibrated probabilities
+            rows |= {"loss": ("loss, before calibration", "{:.4f}")}
     table = build_metrics_table(columns, rows)
     return Group(*_provenance(result), table, *_details(result))
 

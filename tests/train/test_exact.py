@@ -392,6 +392,7 @@ def finished(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
+@pytest.mark.slow  # seven starts of the command; tests/robustness kills at every file operation
 def test_killed_for_real_at_random_moments(corpus: Path, tmp_path: Path) -> None:
     """`kill -9` on the real command, then `heed resume`, again and again to the end."""
     recipe = make_recipe(corpus, steps=60, checkpoint_every=2, evaluate_every=10)
