@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from browser import Scheme, visit_file
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
+import heed
+from heed import assets
 from heed.assets import fill_page
+from heed.cli.main import app
 from heed.decode.alignment import by_word
 
 if TYPE_CHECKING:
@@ -183,9 +188,11 @@ def test_arrow_keys_switch_layer_and_head(chromium: Browser, page_file: Path) ->
         assert shown_row(page) == [float(w) for w in CROSS[1][1, 0]]
         for _ in range(9):
             page.keyboard.press("ArrowRight")
-        assert heading.inner_text() == "Cross, layer 2, head 4"
+        assert heading.inner_text() == "Cross, layer 2, mean of heads"
+        mean = CROSS[1][:, 0].astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(shown_row(page), mean, rtol=0, atol=1e-12)
         focused = page.evaluate("document.activeElement.ariaLabel")
-        assert focused == "layer 2, head 4"
+        assert focused == "layer 2, mean of heads"
         ring = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
         assert ring == "3px"
 
@@ -209,6 +216,7 @@ def test_a_pruned_layer_and_masked_cells(chromium: Browser, page_file: Path) -> 
         page.get_by_role("radio", name="Decoder").check()
         page.get_by_role("gridcell", name="layer 2, head 3").click()
         assert not page.get_by_role("gridcell", name="layer 2, head 4").count()
+        assert page.get_by_role("gridcell", name="layer 1, head 4").count()
         hover_cell(page, 3, 2)
         assert shown_value(page) == float(DECODER[1][2, 3, 2])
         assert page.get_by_test_id("row").get_by_text("masked").count() == len(TARGET) - 4
@@ -353,8 +361,37 @@ def test_the_whole_map_is_printed_in_light(chromium: Browser, page_file: Path) -
         assert visit.page.pdf().startswith(b"%PDF")
 
 
-def test_a_template_without_data_says_so(chromium: Browser) -> None:
-    from heed import assets
+def test_the_numbers_of_a_run_are_those_of_its_trace(
+    chromium: Browser, run: Path, text: Path, tmp_path: Path
+) -> None:
+    """By the command, from the run folder to the screen: every kind, layer and head."""
+    source = (text / "test.en").read_text("utf-8").splitlines()[0]
+    target = (text / "test.fr").read_text("utf-8").splitlines()[0]
+    path = tmp_path / "map.html"
+    command = ["attend", str(run), source, "--target", target, "--out", str(path)]
+    answer = CliRunner().invoke(app, [*command, "--device", "cpu"])
+    assert answer.exit_code == 0, answer.output
 
+    loaded = heed.load(run, device="cpu")
+    assert isinstance(loaded, heed.Translator)
+    encode, specials = loaded.tokenizer.encode, loaded.tokenizer.specials
+    source_ids = torch.tensor([[*encode(source), specials.eos]])
+    target_ids = torch.tensor([[specials.bos, *encode(target)]])
+    with torch.no_grad():
+        trace = loaded.model.trace(source_ids, target_ids)
+    with visit_file(chromium, path) as visit:
+        page = visit.page
+        for kind in ("encoder", "decoder", "cross"):
+            page.get_by_role("radio", name=kind.title()).check()
+            for layer, weights_bhnm in enumerate(getattr(trace, kind)):
+                for head, weights_nm in enumerate(weights_bhnm[0]):
+                    page.locator(f"[data-layer='{layer + 1}'][data-head='{head + 1}']").click()
+                    for row in (0, len(weights_nm) - 1):
+                        heat_map(page).locator(f"[data-query='{row}']").hover()
+                        numbers = weights_nm[row].tolist()
+                        assert shown_row(page) == pytest.approx(numbers, rel=0, abs=1e-6)
+
+
+def test_a_template_without_data_says_so(chromium: Browser) -> None:
     with visit_file(chromium, Path(assets.__file__).parent / "map.html") as visit:
         assert "template" in visit.page.inner_text("body")

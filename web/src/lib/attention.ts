@@ -117,11 +117,36 @@ function decodeBytes(base64: string): Uint8Array<ArrayBuffer> {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
-/** The weights of one head [n, m]: a view, no copy. */
-export function headWeights(map: AttentionMap, layer: number, head: number): Float32Array {
+/** How many maps a layer has: its heads and, where there are several, their mean as the last. */
+export function mapCount(map: AttentionMap, layer: number): number {
+  const heads = map.heads[layer] ?? 0;
+  return heads > 1 ? heads + 1 : heads;
+}
+
+/** The name of a map of a layer, counted from 1. */
+export function headName(map: AttentionMap, layer: number, head: number): string {
+  const name = head < map.heads[layer] ? `head ${head + 1}` : "mean of heads";
+  return `layer ${map.layers[layer]}, ${name}`;
+}
+
+/** The weights of one head [n, m], a view; beyond the last head, the mean of all of its layer. */
+export function headWeights(
+  map: AttentionMap,
+  layer: number,
+  head: number,
+): Float32Array | Float64Array {
   const size = map.queries.length * map.keys.length;
-  const before = map.heads.slice(0, layer).reduce((sum, count) => sum + count, 0);
-  return map.weights.subarray((before + head) * size, (before + head + 1) * size);
+  const before = map.heads.slice(0, layer).reduce((sum, count) => sum + count, 0) * size;
+  if (head < map.heads[layer]) {
+    return map.weights.subarray(before + head * size, before + (head + 1) * size);
+  }
+  const heads = map.heads[layer];
+  const mean = new Float64Array(size);
+  for (let h = 0; h < heads; h++) {
+    const start = before + h * size;
+    for (let at = 0; at < size; at++) mean[at] += map.weights[start + at] / heads;
+  }
+  return mean;
 }
 
 /** One head, token by token. */
