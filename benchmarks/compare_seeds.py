@@ -34,6 +34,7 @@ CLAIMS = {Verdict.BETTER, Verdict.WORSE}
 MAX_FALSE_CLAIMS = 0.07
 MIN_POWER = 0.75
 SEEDS_EACH = 3
+QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5)
 MAX_SPLITS = 1000
 """With more splits of the runs into three and three, a random sample serves."""
 
@@ -138,6 +139,7 @@ def judge_task(records: Path) -> dict[str, Any]:
     planted = [_compare_pair([*some, *half]) for some in combinations(whole, SEEDS_EACH)]
     effect = abs(_mean(scores, "half") - _mean(scores, "whole"))
     visible = [one for one in planted if effect >= one["smallest_visible"]]
+    visible_sizes = [one["smallest_visible"] for one in planted]
     return {
         "metric": report["metric"],
         "items": report["items"],
@@ -148,9 +150,13 @@ def judge_task(records: Path) -> dict[str, Any]:
         "single_claims": sum(singles),
         "splits": len(splits),
         "split_claims": sum(one["claim"] for one in splits),
-        "split_p": [one["p"] for one in splits],
+        "split_p_quantiles": {
+            f"{share:g}": float(np.quantile([one["p"] for one in splits], share))
+            for share in QUANTILES
+            if splits
+        },
         "effect": effect,
-        "smallest_visible": [one["smallest_visible"] for one in planted],
+        "smallest_visible": [float(bound(visible_sizes)) for bound in (min, np.median, max)],
         "planted": len(planted),
         "planted_found": sum(one["claim"] for one in planted),
         "visible": len(visible),
@@ -216,7 +222,7 @@ def build_tables(results: dict[str, dict[str, Any]]) -> str:
                 f"{one['single_claims']} of {one['single_pairs']}",
                 f"{one['split_claims']} of {one['splits']}",
                 f"{one['effect']:.3f}",
-                f"{np.median(one['smallest_visible']):.3f}",
+                f"{one['smallest_visible'][1]:.3f}",
                 f"{one['planted_found']} of {one['planted']}",
             ]
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from heed.stats.verdicts import format_p
+from heed.stats.verdicts import MAX_PLAIN, format_p
 
 Result = Mapping[str, Any]
 
@@ -16,7 +16,13 @@ def format_interval(interval: Result, form: str = "{:.2f}", metric: str | None =
     low, high = interval["low"], interval["high"]
     if metric is not None:
         low, high = max(0.0, low), high if metric == "ter" else min(100.0, high)
-    return f"[{form.format(low)}, {form.format(high)}]"
+    return f"[{format_number(low, form)}, {format_number(high, form)}]"
+
+
+def format_number(value: float, form: str) -> str:
+    """A number in its format; a perplexity of millions with three digits."""
+    is_huge = isinstance(value, float) and abs(value) >= MAX_PLAIN
+    return f"{value:.3g}" if is_huge else form.format(value)
 
 
 def format_percent(result: Result, key: str) -> str:

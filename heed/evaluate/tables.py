@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.evaluate import tables_classification, tables_perplexity, tables_translation
-from heed.evaluate.table_cells import format_interval
+from heed.evaluate.table_cells import format_interval, format_number
 from heed.evaluate.tables_translation import NLTK, SACREBLEU_NAMES
 from heed.terminal import build_note, build_table
 
@@ -82,9 +82,9 @@ def _format_metric(result: Result, key: str, form: str) -> str:
         return tables_classification.format_perfect_error(result[key])
     interval = result.get("interval", {}).get(key)
     if not interval:
-        return form.format(result[key])
+        return format_number(result[key], form)
     metric = key if key in SACREBLEU_NAMES else None
-    return f"{form.format(result[key])}  {format_interval(interval, form, metric)}"
+    return f"{format_number(result[key], form)}  {format_interval(interval, form, metric)}"
 
 
 def _provenance(result: Result) -> Iterator[RenderableType]:

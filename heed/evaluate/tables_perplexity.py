@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from heed.evaluate.table_cells import format_number
 from heed.stats.intervals import MIN_ITEMS
 from heed.terminal import build_note, build_table
 
@@ -73,7 +74,8 @@ def render_token_losses(result: Result) -> Group:
 
 
 def _summarize(one: Result) -> str:
+    token, word = (format_number(one[key], "{:.2f}") for key in ("perplexity", "word_perplexity"))
     return (
-        f"{one['tokens']:,} tokens, loss {one['loss']:.4f}, perplexity {one['perplexity']:.2f}; "
-        f"per word {one['word_perplexity']:.2f}; {one['bits_per_byte']:.4f} bits per byte"
+        f"{one['tokens']:,} tokens, loss {one['loss']:.4f}, perplexity {token}; per word {word}; "
+        f"{one['bits_per_byte']:.4f} bits per byte"
     )

@@ -55,12 +55,12 @@ def render_comparison(
         f"{result['texts']:,} texts; each system is compared with {result['baseline']}"
     )
     yield table
+    yield build_note(ITEMS_ONLY)
     yield untested
     if "by_source_length" in baseline:
         yield _build_length_table(systems)
     yield _build_signatures(baseline["signature"])
     yield build_note(_describe_test(result, "by_source_length" in baseline))
-    yield build_note(ITEMS_ONLY)
 
 
 def _describe_test(result: Result, by_length: bool) -> str:

@@ -1,13 +1,13 @@
 """The list of runs below a folder: their settings, how far they trained, and their scores.
 
 By default the table shows the settings that differ between the runs. `--columns` chooses others:
-the names in `COMPUTED`, `dev/METRIC`, `test/METRIC`, or any key of a recipe.
+the names in `COMPUTED`, `dev/METRIC`, `SET/METRIC` of an evaluated set, or any key of a recipe.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.discovery import runs_below
 from heed.runs.groups import differing_keys
-from heed.runs.results_file import read_results
+from heed.runs.results_file import OTHER_WEIGHTS, read_results
 from heed.runs.run import Run
 from heed.terminal import build_note, build_table
 
@@ -71,6 +71,7 @@ def _describe(run: Run) -> Entry:
     """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
     names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
     entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
+    entry["sets"] = {}
     try:
         recipe, lines = Run.open(run.folder).recipe(), run.metrics()
         evaluation = chosen_evaluation(lines, recipe.train.best_metric)
@@ -84,6 +85,11 @@ def _describe(run: Run) -> Entry:
             "best": evaluation["step"] if evaluation else None,
             "dev": evaluation.get("dev") if evaluation else None,
             "test": _numbers(results["test"]) if "test" in results else None,
+            "sets": {
+                name: _numbers(result)
+                for name, result in results.items()
+                if name not in ("dev", "test", "train") and OTHER_WEIGHTS not in name
+            },
         }
     except (HeedError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return entry | {"broken": str(error)}
@@ -145,10 +151,14 @@ def build_runs_table(
     Without `columns`, settings that differ are shown as far as the width allows.
     """
     if columns is not None:
-        chosen = [_find_column(name) for name in columns]
+        sets = {name for run in runs for name in run["sets"]}
+        chosen = [_find_column(name, sets) for name in columns]
         return Group(_table(runs, chosen))
     differing = _differing_keys(runs)
     before, after = _default_columns(runs, has_settings=bool(differing))
+    for column in _set_columns(runs):
+        if _width(runs, [*before, *after, column]) <= width:
+            after.append(column)
     shown: list[str] = []
     for key in differing:
         if key not in FILE_KEYS and _width(runs, [*before, *shown, key, *after]) <= width:
@@ -178,6 +188,12 @@ def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list
     return before, [*after, *(f"dev/{one}" for one in has_dev), *(f"test/{one}" for one in tests)]
 
 
+def _set_columns(runs: Sequence[Entry]) -> list[str]:
+    """The primary metric of every evaluated set that is neither dev nor test."""
+    columns = (f"{name}/{TEST_METRIC[run['task']]}" for run in runs for name in run["sets"])
+    return list(dict.fromkeys(columns))
+
+
 def _differing_keys(runs: Sequence[Entry]) -> list[str]:
     """Recipe keys with more than one value among the runs, usual ones first."""
     settings = [run["settings"] for run in runs if run["settings"] is not None]
@@ -185,24 +201,30 @@ def _differing_keys(runs: Sequence[Entry]) -> list[str]:
     return sorted(differing, key=lambda key: (*USUAL_KEYS, key).index(key))
 
 
-def _find_column(name: str) -> str:
-    """The whole name of a column: a key may be given without its section, [model]'s first."""
+def _find_column(name: str, sets: Collection[str] = ()) -> str:
+    """The whole name of a column: a key may be given without its section, [model]'s first.
+
+    `sets` are the names of evaluated sets beside dev and test.
+    """
     by_section = {section: kind.keys() for section, kind in SECTIONS.items()}
     keys = ["seed", *(f"{one}.{key}" for one, names in by_section.items() for key in names)]
-    if name in (*COMPUTED, *keys) or re.fullmatch(r"(dev|test)/\w+", name):
+    evaluated, _, metric = name.rpartition("/")
+    is_score = evaluated in ("dev", "test", *sets) and re.fullmatch(r"\w+", metric)
+    if name in (*COMPUTED, *keys) or is_score:
         return name
     matching = [key for key in keys if key.partition(".")[2] == name]
-    if name in ("dev", "test"):
+    if name in ("dev", "test", *sets):
         raise ConfigError([f"{name} has several scores: name one, such as {name}/loss."])
     if matching:  # model.dropout rather than tokenizer.dropout
         return min(matching, key=lambda key: not key.startswith(("model.", "train.")))
     known = [*COMPUTED, *keys, *(key.partition(".")[2] for key in keys)]
-    examples = f"{', '.join(COMPUTED)}, dev/METRIC, test/METRIC, or a key such as model.heads"
+    scores = ", ".join(f"{one}/METRIC" for one in ("dev", "test", *sorted(sets)))
+    examples = f"{', '.join(COMPUTED)}, {scores}, or a key such as model.heads"
     raise ConfigError([f"There is no column {name!r}: use {examples}.{nearest(name, known)}"])
 
 
 def _header(column: str) -> str:
-    split, slash, metric = column.partition("/")
+    split, slash, metric = column.rpartition("/")
     if slash:
         return f"{split}\n{METRICS.get(metric, (metric, ''))[0]}"
     if column == "status":
@@ -214,9 +236,10 @@ def _cell(run: Entry, column: str) -> str:
     if column == "status":
         status = "finished" if run["finished"] else "to resume"
         return "broken" if run["broken"] else status
-    split, slash, metric = column.partition("/")
+    split, slash, metric = column.rpartition("/")
     if slash:
-        value = (run[split] or {}).get(metric)
+        scores = run[split] if split in ("dev", "test") else run["sets"].get(split)
+        value = (scores or {}).get(metric)
         return NONE if value is None else METRICS.get(metric, ("", "{:.4g}"))[1].format(value)
     value = run[column] if column in COMPUTED else (run["settings"] or {}).get(column)
     if column in ("parameters", "steps", "best") and value is not None:

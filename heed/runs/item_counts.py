@@ -32,6 +32,8 @@ from heed.errors import RunError
 from heed.files import write_atomic
 
 FORMAT = 1
+MAX_DIGITS = 15
+"""Digits of an integer that a float64 holds exactly."""
 MAX_BYTES = 1 << 28
 """Bytes of a decompressed file: about a million sentences."""
 FOLDER = "evaluations"
@@ -121,12 +123,12 @@ def decode_items(data: bytes, where: str) -> ItemCounts:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ValueError("too large")
-        head, header, body = content.decode().split("\n", 2)
-        info = json.loads(head.removeprefix("# "))
+        head, header, body = content.split(b"\n", 2)
+        info = json.loads(head.removeprefix(b"# "))
         if info.pop("format") != FORMAT:
             raise ValueError("another format")
-        names = header.split("\t")
-        table = np.fromstring(body, dtype=np.float64, sep=" ").reshape(-1, len(names))
+        names = header.decode().split("\t")
+        table = parse_numbers(body).reshape(-1, len(names))
         columns = dict(zip(names, table.T, strict=True))
         info["classes"] = tuple(info["classes"])
         return ItemCounts(columns=columns, **info)
@@ -136,6 +138,30 @@ def decode_items(data: bytes, where: str) -> ItemCounts:
             where=where,
             todo="Move this file away, and evaluate again.",
         ) from error
+
+
+def parse_numbers(body: bytes) -> Floats:
+    """The numbers of a text, separated by single tabs and line feeds, the last one ended by one.
+
+    Integers, nearly all numbers of a file, are added up digit by digit, all at once.
+    """
+    characters = np.frombuffer(body, dtype=np.uint8)
+    ends = np.flatnonzero(characters <= ord("\n"))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    is_digit = (characters >= ord("0")) & (characters <= ord("9"))
+    lengths = ends - starts
+    digits = int(lengths.max(initial=0))
+    if len(ends) + int(is_digit.sum()) < len(body) or digits > MAX_DIGITS:
+        return np.fromstring(body.decode(), dtype=np.float64, sep=" ")
+    if lengths.min(initial=1) < 1:
+        raise ValueError("a cell is empty")
+    numbers = np.zeros(len(ends), dtype=np.int64)
+    for place in range(digits):
+        rows = np.flatnonzero(lengths > place)
+        numbers[rows] += (characters[ends[rows] - 1 - place] - ord("0")).astype(
+            np.int64
+        ) * 10**place
+    return numbers.astype(np.float64)
 
 
 def set_names(folder: Path) -> list[str]:

@@ -59,8 +59,7 @@ def judge_family(
         critical = student_t_quantile(1 - alpha / 2, dfs[0])
         p = student_t_p(t_values[0], dfs[0])
         return [JudgedContrast(differences[0], errors[0], dfs[0], p, p, critical)]
-    normal_rf = _correlated_normals(variances, contrasts, errors, draws)
-    largest_r = np.abs(normal_rf).max(axis=1)
+    largest_r = np.abs(_correlated_normals(variances, contrasts, errors, draws)).max(axis=1)
     judged = []
     for difference, error, df, t in zip(differences, errors, dfs, t_values, strict=True):
         largest = largest_r / _chi_scale(df, draws)
@@ -83,27 +82,33 @@ def best_set(
     """
     k = len(variances.names)
     sign = 1.0 if higher_is_better else -1.0
-    best = []
-    for i in range(k):
-        rivals = [variances.contrast(j, i) for j in range(k) if j != i]
-        if not rivals:
-            return [i]
-        errors = [sqrt(variances.variance(contrast)) for contrast in rivals]
-        dfs = [variances.degrees_of_freedom(contrast) for contrast in rivals]
-        if len(rivals) == 1:
-            criticals = [student_t_quantile(1 - alpha, dfs[0])]
-        else:
-            largest_r = _correlated_normals(variances, rivals, errors, draws).max(axis=1)
-            criticals = [
-                float(np.quantile(largest_r / _chi_scale(df, draws), 1 - alpha)) for df in dfs
-            ]
-        beaten = any(
-            _t_value(sign * float(contrast @ variances.means_k), error) > critical
-            for contrast, error, critical in zip(rivals, errors, criticals, strict=True)
-        )
-        if not beaten:
-            best.append(i)
-    return best
+    return [i for i in range(k) if not _is_beaten(variances, i, sign, alpha, draws)]
+
+
+def _is_beaten(variances: Variances, i: int, sign: float, alpha: float, draws: int) -> bool:
+    """Whether some other system is better than system i, by Dunnett's one-sided comparison."""
+    rivals = [variances.contrast(j, i) for j in range(len(variances.names)) if j != i]
+    errors = [sqrt(variances.variance(contrast)) for contrast in rivals]
+    dfs = [variances.degrees_of_freedom(contrast) for contrast in rivals]
+    t_values = [
+        _t_value(sign * float(contrast @ variances.means_k), error)
+        for contrast, error in zip(rivals, errors, strict=True)
+    ]
+    # The critical value is between those of a single comparison and of Bonferroni's correction.
+    single = [student_t_quantile(1 - alpha, df) for df in dfs]
+    if all(t <= low for t, low in zip(t_values, single, strict=True)):
+        return False
+    if len(rivals) == 1:
+        return True
+    corrected = [student_t_quantile(1 - alpha / len(rivals), df) for df in dfs]
+    if any(t > high for t, high in zip(t_values, corrected, strict=True)):
+        return True
+    half_rf = _correlated_normals(variances, rivals, errors, draws)
+    largest_r = np.concatenate([half_rf.max(axis=1), (-half_rf).max(axis=1)])
+    return any(
+        t > np.quantile(largest_r / np.tile(_chi_scale(df, draws), 2), 1 - alpha)
+        for t, df in zip(t_values, dfs, strict=True)
+    )
 
 
 def _t_value(difference: float, error: float) -> float:
@@ -115,7 +120,10 @@ def _t_value(difference: float, error: float) -> float:
 def _correlated_normals(
     variances: Variances, contrasts: Sequence[Floats], errors: Sequence[float], draws: int
 ) -> Floats:
-    """Draws [r, f] of a normal distribution with the correlations of the contrasts."""
+    """Half of the draws [r/2, f] of a normal distribution with the correlations of the contrasts.
+
+    The other half has the opposite signs, and the same largest absolute values.
+    """
     matrix_fk = np.stack(contrasts)
     scale_f = np.array([error or 1.0 for error in errors])
     correlation = (matrix_fk @ variances.total_kk @ matrix_fk.T) / np.outer(scale_f, scale_f)
@@ -127,13 +135,11 @@ def _correlated_normals(
     np.fill_diagonal(positive, 1.0)
     root = np.linalg.cholesky(positive + 1e-10 * np.eye(len(positive)))
     random = np.random.Generator(np.random.PCG64(SEED))
-    half = random.standard_normal((draws // 2, len(contrasts))) @ root.T
-    return np.concatenate([half, -half])
+    return random.standard_normal((draws // 2, len(contrasts))) @ root.T
 
 
 @lru_cache(maxsize=64)
 def _chi_scale(df: float, draws: int) -> Floats:
-    """Draws [r] of √(χ²/ν), the denominator of Student's t; the same for both signs of a normal."""
+    """Draws [r/2] of √(χ²/ν), the denominator of t; the same for both signs of a normal."""
     random = np.random.Generator(np.random.PCG64(SEED + 1))
-    half = np.sqrt(random.chisquare(df, draws // 2) / df) if df < 1e8 else np.ones(draws // 2)
-    return np.concatenate([half, half])
+    return np.sqrt(random.chisquare(df, draws // 2) / df) if df < 1e8 else np.ones(draws // 2)

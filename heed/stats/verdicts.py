@@ -5,12 +5,19 @@ Every claim comes from the interval printed beside it, so sentence and interval 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil
+from math import ceil, log10
 
 from heed.stats.comparison import MIN_SEEDS, Pair, SumMetric
+from heed.stats.intervals import Interval
 from heed.stats.power import MAX_SEEDS
+
+MAX_PLAIN = 1e6
+"""Larger scores, such as the perplexity per word of a bad model, have three digits."""
+MAX_MORE_DIGITS = 4
+"""Decimal places beyond those of the metric that a tiny difference may have."""
 
 
 class Verdict(Enum):
@@ -72,6 +79,29 @@ def _is_within(pair: Pair, margin: float) -> bool:
     return -margin < pair.interval_90.low and pair.interval_90.high < margin
 
 
+def format_score(value: float, metric: SumMetric) -> str:
+    """A score as it is shown; a perplexity of millions with three digits."""
+    return f"{value:.3g}" if abs(value) >= MAX_PLAIN else f"{value:.{metric.digits}f}"
+
+
+def format_differences(values: Sequence[float], metric: SumMetric) -> list[str]:
+    """Signed differences with as many decimal places as they need to show their sign.
+
+    So an interval that excludes 0 does not end in -0.00.
+    """
+    if max(map(abs, values)) >= MAX_PLAIN:
+        return [f"{value:+.3g}" for value in values]
+    has_one_sign = min(values) > 0 or max(values) < 0
+    smallest = min(map(abs, values)) if has_one_sign else max(map(abs, values))
+    needed = ceil(-log10(smallest)) if 0 < smallest < 1 else 0
+    digits = min(max(metric.digits, needed), metric.digits + MAX_MORE_DIGITS)
+    return [f"{round(value, digits) + 0.0:+.{digits}f}" for value in values]
+
+
+def _format_interval(interval: Interval, metric: SumMetric) -> str:
+    return " to ".join(format_differences([interval.low, interval.high], metric))
+
+
 def _sentence(
     pair: Pair,
     metric: SumMetric,
@@ -80,12 +110,11 @@ def _sentence(
     margin: float | None,
     minutes: float | None,
 ) -> str:
-    number = f".{metric.digits}f"
-    difference = f"{pair.difference:+{number}} {metric.difference_unit}"
-    low, high = pair.interval.low, pair.interval.high
-    interval = f"95% interval {low:+{number}} to {high:+{number}}"
+    [shown] = format_differences([pair.difference], metric)
+    difference = f"{shown} {metric.difference_unit}"
+    interval = f"95% interval {_format_interval(pair.interval, metric)}"
     support = f"{difference} ({interval}, p {format_p(pair.corrected_p)})"
-    delta = f"{margin:{number}} {metric.difference_unit}" if margin is not None else ""
+    delta = f"{margin:g} {metric.difference_unit}" if margin is not None else ""
     match verdict:
         case Verdict.BETTER | Verdict.WORSE:
             small = f" The difference is within {delta}: too small to matter." if within else ""
@@ -94,13 +123,13 @@ def _sentence(
             word = "better" if verdict is Verdict.BETTER_BY_MARGIN else "worse"
             return f"{pair.a} is {word} than {pair.b} by at least {delta}: {support}."
         case Verdict.AS_GOOD:
-            ends = f"{pair.interval_90.low:+{number}} to {pair.interval_90.high:+{number}}"
+            ends = _format_interval(pair.interval_90, metric)
             return (
                 f"{pair.a} is as good as {pair.b}, within {delta}: {difference} "
                 f"(90% interval {ends}; {interval})."
             )
         case Verdict.UNDECIDED:
-            ends = f"{pair.interval_90.low:+{number}} to {pair.interval_90.high:+{number}}"
+            ends = _format_interval(pair.interval_90, metric)
             equal = f"Equivalence within {delta} is not shown either (90% interval {ends}). "
             words = f"Can't tell yet: {pair.a} and {pair.b} differ by {support}. "
             words += equal if delta else ""
@@ -110,10 +139,10 @@ def _sentence(
 
 
 def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
-    number = f".{metric.digits}f"
     if pair.smallest_visible is None:
         return ""
-    visible = f"These runs would have shown a difference of {pair.smallest_visible:{number}}. "
+    smallest = format_score(pair.smallest_visible, metric)
+    visible = f"These runs would have shown a difference of {smallest}. "
     if pair.seeds_needed is None:
         if pair.needs_items:
             return visible + "More seeds alone would not show the one seen: use more test items."
@@ -129,16 +158,16 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
 
 
 def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
-    number = f".{metric.digits}f"
-    low, high = pair.interval.low, pair.interval.high
+    [difference] = format_differences([pair.difference], metric)
     p, exchange = pair.corrected_p, pair.item_exchange
     bound = exchange is not None and exchange.is_bound
     models = "the two models" if max(pair.seeds) == 1 else "these models"
     more = sum(max(MIN_SEEDS - seeds, 0) for seeds in pair.seeds)
     return (
-        f"Two models only: {pair.a} and {pair.b} differ by {pair.difference:+{number}} "
+        f"Two models only: {pair.a} and {pair.b} differ by {difference} "
         f"{metric.difference_unit} as {models} score these test items (95% interval "
-        f"{low:+{number}} to {high:+{number}}, p {format_p(p, below_resolution=bound)}). Another "
+        f"{_format_interval(pair.interval, metric)}, "
+        f"p {format_p(p, below_resolution=bound)}). Another "
         f"seed can change that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds "
         f"each) would compare the recipes{_duration(more, minutes)}."
     )

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from heed.stats.comparison import Pair
-from heed.stats.verdicts import format_p
+from heed.stats.verdicts import format_differences, format_p, format_score
 from heed.study.recipe_comparison import RecipeComparison
 from heed.terminal import build_note, build_table
 
@@ -109,26 +109,33 @@ def _caption(comparison: RecipeComparison) -> str:
 
 
 def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
-    number = f".{comparison.metric.digits}f"
-    rows = []
+    metric, rows = comparison.metric, []
     for group, values in zip(comparison.groups, comparison.whole.systems.values(), strict=True):
-        spread = f"{values.std(ddof=1):{number}}" if len(values) > 1 else "–"
-        rows.append([group.name, str(len(values)), f"{values.mean():{number}}", spread])
+        spread = format_score(float(values.std(ddof=1)), metric) if len(values) > 1 else "–"
+        mean = format_score(float(values.mean()), metric)
+        rows.append([group.name, str(len(values)), mean, spread])
     return ["system", "seeds", "mean", "sd"], rows
 
 
 def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
     """One row for each pair; against a baseline the first column names the system alone."""
-    number, baseline = f"+.{comparison.metric.digits}f", _has_baseline(comparison)
-    rows = []
+    baseline, rows = _has_baseline(comparison), []
     for pair in comparison.whole.pairs:
-        interval = f"{pair.interval.low:{number}} to {pair.interval.high:{number}}"
+        difference, interval = _format_pair(pair, comparison)
         name = pair.a if baseline else f"{pair.a} − {pair.b}"
         is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
         p = format_p(pair.corrected_p, below_resolution=is_bound).removeprefix("= ")
-        rows.append([name, f"{pair.difference:{number}}", interval, p, f"{pair.win_share:.2f}"])
+        rows.append([name, difference, interval, p, f"{pair.win_share:.2f}"])
     first = f"against {comparison.whole.pairs[0].b}" if baseline else "difference"
     return [first, "D", "95% interval", "p", "P(A>B)"], rows
+
+
+def _format_pair(pair: Pair, comparison: RecipeComparison) -> tuple[str, str]:
+    """The difference of a pair, and its interval."""
+    bounds = [pair.interval.low, pair.interval.high]
+    low, high = format_differences(bounds, comparison.metric)
+    [difference] = format_differences([pair.difference], comparison.metric)
+    return difference, f"{low} to {high}"
 
 
 def _has_baseline(comparison: RecipeComparison) -> bool:
@@ -149,11 +156,10 @@ def _all_notes(comparison: RecipeComparison) -> list[str]:
 
 def _power_notes(comparison: RecipeComparison) -> list[str]:
     """The smallest visible difference of each pair, and the seeds that the one seen needs."""
-    number = f".{comparison.metric.digits}f"
     visible = [p.smallest_visible for p in comparison.whole.pairs if p.smallest_visible is not None]
     if not visible:
         return []
-    low, high = f"{min(visible):{number}}", f"{max(visible):{number}}"
+    low, high = (format_score(bound, comparison.metric) for bound in (min(visible), max(visible)))
     span = low if low == high else f"{low} to {high}"
     note = f"Smallest difference that these runs would show in 80% of cases: {span}."
     if len(comparison.whole.pairs) == 1:
@@ -172,15 +178,13 @@ def _clean_notes(comparison: RecipeComparison) -> list[str]:
     """The differences on the texts that are not in train."""
     if comparison.clean is None:
         return []
-    number, seen = f"+.{comparison.metric.digits}f", comparison.whole.items - comparison.clean.items
+    seen = comparison.whole.items - comparison.clean.items
+    differences = []
+    for pair in comparison.clean.pairs:
+        difference, interval = _format_pair(pair, comparison)
+        differences.append(f"{pair.a} − {pair.b} {difference} ({interval})")
     return [
-        f"Without {seen:,} {comparison.unit}s that are also in train: "
-        + "; ".join(
-            f"{pair.a} − {pair.b} {pair.difference:{number}} "
-            f"({pair.interval.low:{number}} to {pair.interval.high:{number}})"
-            for pair in comparison.clean.pairs
-        )
-        + "."
+        f"Without {seen:,} {comparison.unit}s that are also in train: {'; '.join(differences)}."
     ]
 
 

@@ -23,7 +23,7 @@ from heed.runs.item_counts import BLOCK, ItemCounts
 from heed.stats.comparison import Comparison, Pair, SumMetric, compare_systems
 from heed.stats.intervals import Interval
 from heed.stats.variance import MIN_CLUSTERS, System
-from heed.stats.verdicts import Judgement, judge_pair
+from heed.stats.verdicts import Judgement, format_score, judge_pair
 from heed.study.run_records import ScoredRun, open_scored_runs, recipes_to_group
 
 SAME_TOKENIZER = ("perplexity", "loss", "accuracy")
@@ -413,12 +413,14 @@ def _notes(
 def _describe_one_recipe(comparison: RecipeComparison) -> str:
     """What several runs of one recipe show: how much the seed matters."""
     metric, [values] = comparison.metric, comparison.whole.systems.values()
-    number = f".{metric.digits}f"
-    spread = f"{values.std(ddof=1):{number}}"
+    mean, spread, low, high = (
+        format_score(float(value), metric)
+        for value in (values.mean(), values.std(ddof=1), values.min(), values.max())
+    )
     return (
-        f"These {len(values)} runs have one recipe: {metric.name} {values.mean():{number}} on "
-        f"average, standard deviation {spread} over seeds ({values.min():{number}} to "
-        f"{values.max():{number}}). There is no other recipe to compare it with."
+        f"These {len(values)} runs have one recipe: {metric.name} {mean} on average, standard "
+        f"deviation {spread} over seeds ({low} to {high}). There is no other recipe to compare it "
+        "with."
     )
 
 

@@ -17,6 +17,7 @@ from heed.runs.item_counts import (
     encode_items,
     hash_texts,
     item_path,
+    parse_numbers,
     read_items,
     set_names,
     write_items,
@@ -46,6 +47,18 @@ def test_what_is_written_is_read_back(rows: dict[str, list[float]], name: str) -
     for key, values in columns.items():
         np.testing.assert_array_equal(again.columns[key], values)
     assert encode_items(again) == encode_items(items)
+
+
+@given(st.lists(st.integers(0, 10**15 - 1), min_size=1), st.sampled_from(["\t", "\n"]))
+def test_integers_are_parsed_exactly(values: list[int], separator: str) -> None:
+    body = separator.join(map(str, values)) + "\n"
+    assert parse_numbers(body.encode()).tolist() == values
+
+
+@pytest.mark.parametrize("body", [b"1\t\t2\n", b"\n", b"1\t2\n\n"])
+def test_an_empty_cell_is_an_error(body: bytes) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        parse_numbers(body)
 
 
 @given(st.data())

@@ -119,6 +119,7 @@ def test_at_eighty_columns_nothing_is_cut(
     line: dict[str, Any] = {"run": name, "task": "translate", "model": "transformer 12x1024 rope"}
     line |= {"finished": False, "broken": None, "steps": steps, "best": steps, "parameters": 10**9}
     line |= {"dev": {"loss": 2.125, "accuracy": 1.0, "bleu": 31.5}, "test": {"bleu": 30.25}}
+    line["sets"] = {"newstest": {"bleu": 28.5}}
     text = shown([line | {"settings": one} for one in settings], 80)
     rows = text.splitlines()
     rule = next(i for i, row in enumerate(rows) if row.startswith("─"))
@@ -156,6 +157,19 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
         shown(list_runs(tmp_path), 100, ["hedas"])
     answer = heed("runs", str(tmp_path), "--columns", "run, heads")
     assert answer.stdout.split()[:2] == ["run", "heads"]
+
+
+def test_scores_of_other_sets_are_shown(tmp_path: Path) -> None:
+    run = begun(tmp_path / "a", [evaluation(7, loss=2.0)]).folder
+    save_result(run, "newstest", {"bleu": 31.25, "split": "newstest"})
+    save_result(run, "newstest@step-5", {"bleu": 12.5, "split": "newstest"})
+    runs = list_runs(tmp_path)
+    assert "newstest" in shown(runs, 100)
+    assert "31.2" in shown(runs, 100)
+    assert "12.5" not in shown(runs, 100)
+    assert "31.2" in shown(runs, 100, ["run", "newstest/bleu"])
+    with pytest.raises(ConfigError, match="newstest/METRIC"):
+        shown(runs, 100, ["newtest/bleu"])
 
 
 def test_scores_stand_beside_their_step(tmp_path: Path) -> None:

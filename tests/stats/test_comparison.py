@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from heed.stats.comparison import SumMetric, compare_systems
 from heed.stats.variance import System
-from heed.stats.verdicts import Verdict, format_p, judge_pair
+from heed.stats.verdicts import Verdict, format_differences, format_p, format_score, judge_pair
 
 SCORE = SumMetric("points", mean_value)
 LOSS = SumMetric("loss", mean_value, higher_is_better=False)
@@ -164,3 +164,20 @@ def test_unknown_baselines_and_repeated_names_are_refused() -> None:
         compare_systems(systems, SCORE, baseline="system 9")
     with pytest.raises(ValueError, match="different names"):
         compare_systems([systems[0], systems[0]], SCORE)
+
+
+@given(st.lists(st.floats(-1e9, 1e9).filter(lambda x: x == 0 or abs(x) > 1e-5), min_size=2))
+def test_printed_differences_keep_their_sign_and_size(values: list[float]) -> None:
+    texts = format_differences(values, SCORE)
+    assert not any(re.fullmatch(r"-0\.0+", text) for text in texts)
+    for value, text in zip(values, texts, strict=True):
+        assert float(text) == pytest.approx(value, abs=max(0.0051, 0.006 * max(map(abs, values))))
+    if min(values) > 0 or max(values) < 0:
+        assert all(float(text) * value > 0 for value, text in zip(values, texts, strict=True))
+
+
+def test_huge_scores_are_short() -> None:
+    assert format_score(123456789012.3, SCORE) == "1.23e+11"
+    assert format_score(12345.678, SCORE) == "12345.68"
+    assert format_differences([-0.0123, -0.0031], SCORE) == ["-0.012", "-0.003"]
+    assert format_differences([-0.2, -0.0], SCORE) == ["-0.20", "+0.00"]

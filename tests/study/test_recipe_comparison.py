@@ -255,7 +255,7 @@ def test_many_systems_against_a_baseline_as_tables() -> None:
     assert markdown.count("| position=") == 4 + 3
     assert latex.count("\\\\\n") == 1 + 4
     assert "position=none" in latex
-    assert "1.00 BLEU" in markdown
+    assert "1 BLEU" in markdown
     json.dumps(comparison.to_dict())
 
 
