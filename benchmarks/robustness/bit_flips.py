@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from hashlib import sha256
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -41,14 +40,6 @@ from robustness.forked_command import Result, import_commands, run_command
 ENDS = ("error", "same answer", "recovered", "next intact one", "SILENT DIFFERENCE", "TRACEBACK")
 """What a damaged file leads to. Recovered: the same answer, after saying what is damaged."""
 FAULTS = ENDS[-2:]
-IMPORTED_ONCE = (
-    "torch._dynamo",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
-    "sacrebleu",
-)
-"""What training and scoring import, beside heed."""
 UNREAD = (".lock", ".png", ".svg", ".align")
 """Ends of names of files that no command reads."""
 SIZES = ("data.synthetic=40", "data.synthetic_test=8", "data.max_length=32", "tokenizer.kind=word")
@@ -156,13 +147,6 @@ SCENES = (
 # ------------------------------------------------------------------------------------- the files
 
 
-def import_once() -> None:
-    """Import what commands import, before the first is forked."""
-    import_commands()
-    for name in IMPORTED_ONCE:
-        import_module(name)
-
-
 def make_files(folder: Path) -> None:
     """Train the runs: a classifier and a translator that are finished, and a stopped translator."""
     folder.mkdir(parents=True)
@@ -186,9 +170,9 @@ def make_files(folder: Path) -> None:
 
 def heed(arguments: Sequence[str], folder: Path, cache: str) -> Result:
     """Run a command in this folder, with this cache in it."""
-    os.environ["HEED_CACHE"] = str(folder / cache)
     device = () if arguments[0] in ("runs", "score") else ("--device", "cpu")
-    return run_command([*arguments, *device], folder, seconds=120)
+    environment = {"HEED_CACHE": str(folder / cache)}
+    return run_command([*arguments, *device], folder, seconds=120, environment=environment)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -322,7 +306,7 @@ def main() -> None:
     parser.add_argument("--scene", choices=[scene.name for scene in SCENES], help="only this one")
     parser.add_argument("--jobs", type=int, default=2, help="scenes at the same time")
     options = parser.parse_args()
-    import_once()
+    import_commands()
     began, counts = time.monotonic(), dict[str, Counts]()
     scenes = [scene for scene in SCENES if options.scene in (None, scene.name)]
     with tempfile.TemporaryDirectory() as place:

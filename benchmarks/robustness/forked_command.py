@@ -14,17 +14,28 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 OUTCOMES = ("answer", "sentence", "findings", "memory", "time", "traceback", "signal", "other")
 """How a command can end. Of these, `traceback`, `signal` and `other` are faults of heed."""
 FAULTS = ("traceback", "signal", "other")
 MAX_SENTENCE = 4000
 """Characters of an error message: it is a sentence, not a dump of its input."""
+TRACEBACK = "Traceback (most recent call last)"
 OUTPUT_BYTES = 1 << 24
 """Largest output that is read back."""
+IMPORTED_ONCE = (
+    *("torch._dynamo", "sacrebleu", "matplotlib.figure"),
+    *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
+    *("heed.api", "heed.cli.main", "heed.data.doctor", "heed.runs.index"),
+    *("heed.evaluate.after_training", "heed.evaluate.score_files", "heed.evaluate.tables"),
+    *("heed.export.huggingface", "heed.train.estimate", "heed.train.resolve", "heed.train.run"),
+)
+"""What commands import, and children inherit."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +49,24 @@ class Result:
     err: str
     seconds: float
 
+    @property
+    def output(self) -> str:
+        """All that it wrote."""
+        return self.out + self.err
+
+    @property
+    def has_traceback(self) -> bool:
+        """Whether it wrote a traceback."""
+        return TRACEBACK in self.err
+
 
 def import_commands() -> None:
     """Import all that commands import, so that forked children need not."""
     import torch
 
     torch.set_num_threads(1)
-    import heed.api
-    import heed.cli.main
-    import heed.data.doctor
-    import heed.evaluate.evaluate_run
-    import heed.evaluate.score_files
-    import heed.evaluate.tables
-    import heed.export.huggingface
-    import heed.runs.index
-    import heed.train.estimate
-    import heed.train.run  # noqa: F401
+    for name in IMPORTED_ONCE:
+        import_module(name)
 
 
 def run_command(
@@ -63,20 +76,35 @@ def run_command(
     stdin: bytes = b"",
     seconds: float = 30.0,
     memory: int = 6 << 30,
+    environment: Mapping[str, str] | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> Result:
-    """Run `heed ARGUMENTS` in a folder, with an address space of `memory` bytes."""
-    files = {name: folder / f".{name}" for name in ("in", "out", "err")}
-    files["in"].write_bytes(stdin)
-    began = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        _run_child(arguments, folder, files, memory)
-    code = _wait(child, began + seconds)
-    out, err = (_read_text(files[name]) for name in ("out", "err"))
+    """Run `heed ARGUMENTS` in a folder, with an address space of `memory` bytes.
+
+    `environment` is added to the child's; `prepare` is called in the child before the command.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with TemporaryDirectory() as name:
+        files = {stream: Path(name) / stream for stream in ("in", "out", "err")}
+        files["in"].write_bytes(stdin)
+        began = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            os.environ.update(environment or {})
+            _run_child(arguments, folder, files, memory, prepare)
+        code = _wait(child, began + seconds)
+        out, err = (_read_text(files[stream]) for stream in ("out", "err"))
     return Result(_classify(code, out, err), code, out, err, time.monotonic() - began)
 
 
-def _run_child(arguments: Sequence[str], folder: Path, files: dict[str, Path], memory: int) -> None:
+def _run_child(
+    arguments: Sequence[str],
+    folder: Path,
+    files: dict[str, Path],
+    memory: int,
+    prepare: Callable[[], None] | None,
+) -> None:
     """Become the command: never returns."""
     code = 70
     try:
@@ -92,9 +120,13 @@ def _run_child(arguments: Sequence[str], folder: Path, files: dict[str, Path], m
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         sys.argv = ["heed", *arguments]
+        from heed import plot
         from heed.cli.main import main
 
+        plot.PNG_DPI = 16  # full figures would take half of the time
         try:
+            if prepare is not None:
+                prepare()
             main()
             code = 0
         except SystemExit as end:
@@ -135,7 +167,7 @@ def _classify(code: int, out: str, err: str) -> str:
         return "time"
     if code < 0:
         return "signal"
-    if "Traceback (most recent call last)" in err:
+    if TRACEBACK in err:
         return "memory" if err.rstrip().splitlines()[-1].startswith("MemoryError") else "traceback"
     if code == 0:
         return "answer"

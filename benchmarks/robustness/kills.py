@@ -18,16 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from robustness.commands import import_once, run_in_parallel
 from robustness.file_operations import Watch, kill_at
+from robustness.forked_command import import_commands
+from robustness.parallel import run_in_parallel
 from robustness.trials import (
     Counts,
     Trial,
+    add_options,
     exportable_recipe,
-    keep_counts,
     merge_counts,
     new_trial,
     outcome,
+    report_counts,
     require_success,
 )
 
@@ -118,14 +120,11 @@ def _kill_share(
 def main() -> None:
     """Kill every command everywhere, and save the counts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--every", type=int, default=1, help="Kill before every N-th operation.")
-    parser.add_argument("--first", type=int, default=0, help="The first operation to kill before.")
-    parser.add_argument("--jobs", type=int, default=1, help="Processes that share the work.")
+    add_options(parser, "Kill before")
     parser.add_argument("--only", help="One command: train, evaluate or import.")
-    parser.add_argument("--keep", action="store_true", help="Save the counts in the results.")
     options = parser.parse_args()
-    import_once()
-    begin, counts = time.monotonic(), {}
+    import_commands()
+    began, counts = time.monotonic(), {}
     with tempfile.TemporaryDirectory() as name:
         for kind, (make_base, command, again) in COMMANDS.items():
             if options.only in (None, kind):
@@ -135,13 +134,7 @@ def main() -> None:
                 kill = partial(_kill_share, base, folder, command, again, every, first)
                 shares = run_in_parallel(options.jobs, partial(kill, options.jobs))
                 counts[kind] = merge_counts(shares)
-    if options.keep:
-        often = "every" if options.every == 1 else f"every {options.every}th"
-        title = f"Kills before {often} file operation"
-        keep_counts("robustness-kills", title, counts, time.monotonic() - begin)
-    for kind, one in counts.items():
-        print(kind, dict(one.numbers), *one.examples, sep="\n", flush=True)
-    raise SystemExit(0 if all(one.is_harmless for one in counts.values()) else 1)
+    report_counts("robustness-kills", "Kills before", counts, options, began)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from robustness.commands import import_once, run_in_parallel
 from robustness.disk import Disk, Loss, Recording, hash_files, write_files
+from robustness.forked_command import import_commands
+from robustness.parallel import run_in_parallel
 from robustness.trials import (
     Counts,
     Outcome,
     Trial,
-    keep_counts,
+    add_options,
     merge_counts,
     new_trial,
     outcome,
+    report_counts,
     require_success,
 )
 
@@ -85,24 +87,15 @@ def cut_everywhere(folder: Path, *, every: int, first: int, jobs: int) -> dict[s
 def main() -> None:
     """Cut everywhere, and save the counts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--every", type=int, default=1, help="Cut after every N-th operation.")
-    parser.add_argument("--first", type=int, default=0, help="The first operation to cut after.")
-    parser.add_argument("--jobs", type=int, default=1, help="Processes that share the work.")
-    parser.add_argument("--keep", action="store_true", help="Save the counts in the results.")
+    add_options(parser, "Cut after")
     options = parser.parse_args()
-    import_once()
-    begin = time.monotonic()
+    import_commands()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         counts = cut_everywhere(
             Path(name), every=options.every, first=options.first, jobs=options.jobs
         )
-    if options.keep:
-        often = "every" if options.every == 1 else f"every {options.every}th"
-        title = f"Power cuts after {often} file operation"
-        keep_counts("robustness-power-cuts", title, counts, time.monotonic() - begin)
-    for loss, one in counts.items():
-        print(loss, dict(one.numbers), *one.examples, sep="\n", flush=True)
-    raise SystemExit(0 if all(one.is_harmless for one in counts.values()) else 1)
+    report_counts("robustness-power-cuts", "Power cuts after", counts, options, began)
 
 
 if __name__ == "__main__":

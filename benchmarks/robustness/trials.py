@@ -7,20 +7,24 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from common import RESULTS, machine
 
 from heed import checksums
 from heed.config import Recipe
 from heed.runs.run import LOCK, Run
-from robustness.commands import Ended, run_heed
+from robustness.forked_command import Result, run_command
 
 TINY_MODEL = {"layers": 1, "width": 8, "heads": 2, "dropout": 0.1}
+MAX_SECONDS = 300.0
+"""A command that takes longer hangs."""
 WORK = "work"
 """The folder below which file operations are watched: the run and the cache."""
 
@@ -97,9 +101,12 @@ class Trial:
         """The command that imports a model as the run."""
         return ["import", str(self.folder / "exported"), "--run", str(self.run)]
 
-    def heed(self, arguments: Sequence[str], **options: Any) -> Ended:
-        """Run a command with the trial's cache."""
-        return run_heed(arguments, cache=self.cache, **options)
+    def heed(self, arguments: Sequence[str], prepare: Callable[[], None] | None = None) -> Result:
+        """Run a command with the trial's cache; `prepare` is called in its process before it."""
+        cache = {"HEED_CACHE": str(self.cache)}
+        return run_command(
+            arguments, self.folder, seconds=MAX_SECONDS, environment=cache, prepare=prepare
+        )
 
 
 ON_CPU = ("--device", "cpu")
@@ -117,7 +124,7 @@ def new_trial(folder: Path, *, like: Path | None = None) -> Trial:
     return Trial(folder)
 
 
-def require_success(ended: Ended) -> None:
+def require_success(ended: Result) -> None:
     """Raise an error if an unbroken command failed: then nothing can be compared."""
     if ended.code != 0:
         raise RuntimeError(ended.output)
@@ -168,7 +175,7 @@ class Counts:
     examples: list[str] = field(default_factory=list)
     """Sentences about breaks that did harm."""
 
-    def add(self, where: str, ended: Ended, unbroken: Outcome, broken: Outcome) -> None:
+    def add(self, where: str, ended: Result, unbroken: Outcome, broken: Outcome) -> None:
         """Count one break, after which the command was given again and ended so."""
         self.numbers["breaks"] += 1
         differences = describe_differences(unbroken, broken)
@@ -207,6 +214,26 @@ def merge_counts(shares: Iterable[dict[str, Any]]) -> Counts:
     for share in shares:
         merged.merge(share)
     return merged
+
+
+def add_options(parser: ArgumentParser, verb: str) -> None:
+    """The options of both harnesses; `verb` says what is done at an operation."""
+    parser.add_argument("--every", type=int, default=1, help=f"{verb} every N-th operation.")
+    parser.add_argument("--first", type=int, default=0, help=f"{verb} the first operation on.")
+    parser.add_argument("--jobs", type=int, default=1, help="Processes that share the work.")
+    parser.add_argument("--keep", action="store_true", help="Save the counts in the results.")
+
+
+def report_counts(
+    name: str, what: str, counts: dict[str, Counts], options: Namespace, began: float
+) -> NoReturn:
+    """Print the counts, save them with `--keep`, and exit with 0 if no break did harm."""
+    if options.keep:
+        often = "every" if options.every == 1 else f"every {options.every}th"
+        keep_counts(name, f"{what} {often} file operation", counts, time.monotonic() - began)
+    for kind, one in counts.items():
+        print(kind, dict(one.numbers), *one.examples, sep="\n", flush=True)
+    raise SystemExit(0 if all(one.is_harmless for one in counts.values()) else 1)
 
 
 def keep_counts(name: str, title: str, counts: dict[str, Counts], seconds: float) -> None:

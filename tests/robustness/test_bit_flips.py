@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from robustness.bit_flips import SCENES, Command, Scene, import_once, make_files, run_scene
+from robustness.bit_flips import SCENES, Command, Scene, make_files, run_scene
+from robustness.forked_command import import_commands
 
 CHOSEN = {
     "classify": ("recipe.toml", "labels.json", "calibration.json", "model.safetensors"),
@@ -25,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import_once()
+    import_commands()
     folder = tmp_path_factory.mktemp("damaged")
     make_files(folder / "trial")
     return shutil.copytree(folder / "trial", folder / "base")
