@@ -80,6 +80,48 @@ def ratio_interval(numerators: Floats, denominators: Floats) -> Interval | None:
     return Interval.around(ratio, _student_quantile(items) * error)
 
 
+class RatioSums:
+    """Ratios Σ numerators / Σ denominators of items that are added batch by batch.
+
+    Only first and second moments are stored, so memory does not grow with the items. The standard
+    error is the infinitesimal jackknife's (Jaeckel 1972): the residuals n - r·d, divided by Σ d. It
+    approaches the delete-one jackknife of `ratio_interval` as items are added.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.items = np.zeros(shape)
+        """Items with a denominator above zero; the others say nothing about the ratio."""
+        self._sum_n, self._sum_d, self._sum_nn, self._sum_nd, self._sum_dd = np.zeros((5, *shape))
+
+    def add(self, numerators: Floats, denominators: Floats) -> None:
+        """Add items: both arrays are [items, …], their further axes broadcast to the shape."""
+        n, d = np.broadcast_arrays(numerators, denominators)
+        self.items += (d > 0).sum(axis=0)
+        self._sum_n += n.sum(axis=0)
+        self._sum_d += d.sum(axis=0)
+        self._sum_nn += (n * n).sum(axis=0)
+        self._sum_nd += (n * d).sum(axis=0)
+        self._sum_dd += (d * d).sum(axis=0)
+
+    def ratios(self) -> Floats:
+        """The ratios; NaN where the denominators are zero."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self._sum_d > 0, self._sum_n / self._sum_d, np.nan)
+
+    def half_widths(self) -> Floats:
+        """Half the width of each 95% interval; NaN for fewer than `MIN_ITEMS` items."""
+        r = self.ratios()
+        squares = self._sum_nn - 2 * r * self._sum_nd + r * r * self._sum_dd
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factor = self.items / (self.items - 1)
+            errors = np.sqrt(factor * np.maximum(squares, 0.0)) / self._sum_d
+        widths = [
+            _student_quantile(int(items)) * error if items >= MIN_ITEMS else np.nan
+            for items, error in zip(self.items.flat, errors.flat, strict=True)
+        ]
+        return np.array(widths).reshape(self.items.shape)
+
+
 def intervals_as_json(intervals: Mapping[str, Interval | None]) -> dict[str, dict[str, float]]:
     """Intervals by metric as JSON values, without metrics that have none."""
     return {key: asdict(interval) for key, interval in intervals.items() if interval is not None}

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from heed.stats.intervals import (
     MIN_ITEMS,
     Interval,
+    RatioSums,
     mean_interval,
     ratio_interval,
     wilson_interval,
@@ -108,3 +110,48 @@ def test_few_items_or_one_that_is_all_have_no_interval() -> None:
     alone = np.zeros(20)
     alone[3] = 5.0
     assert ratio_interval(np.ones(20), alone) is None
+
+
+pairs = st.lists(
+    st.tuples(st.floats(0, 10), st.floats(0.5, 5)), min_size=MIN_ITEMS, max_size=60
+).map(np.array)
+
+
+@given(pairs, st.integers(1, 7))
+def test_streamed_ratios_do_not_depend_on_the_batches(
+    items: NDArray[np.float64], size: int
+) -> None:
+    together, apart = RatioSums((2,)), RatioSums((2,))
+    together.add(items[:, [0, 1]], items[:, [1]])
+    for first in range(0, len(items), size):
+        part = items[first : first + size]
+        apart.add(part[:, [0, 1]], part[:, [1]])
+    assert np.allclose(together.ratios(), apart.ratios())
+    assert np.allclose(together.half_widths(), apart.half_widths(), atol=1e-6)
+    assert np.allclose(together.ratios(), [items[:, 0].sum() / items[:, 1].sum(), 1.0])
+    assert together.half_widths()[1] < 1e-6  # every item has the same ratio
+
+
+@given(st.integers(100, 400), st.integers(0, 1000))
+def test_streamed_intervals_approach_the_jackknife(items: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    d = random.uniform(1, 20, items)
+    n = d * random.uniform(0, 1, items)
+    sums = RatioSums((1,))
+    sums.add(n[:, None], d[:, None])
+    expected = ratio_interval(n, d)
+    assert expected is not None
+    width = (expected.high - expected.low) / 2
+    assert sums.half_widths()[0] == pytest.approx(width, rel=3 / items**0.5)
+    assert sums.ratios()[0] == pytest.approx(expected.center)
+
+
+def test_streamed_ratios_need_items() -> None:
+    """Items without a denominator say nothing about the ratio."""
+    sums = RatioSums((2,))
+    assert np.isnan(sums.ratios()).all()
+    d = np.stack([np.ones(MIN_ITEMS), np.arange(MIN_ITEMS) > 0], axis=1).astype(float)
+    sums.add(0.5 * d, d)
+    assert sums.items.tolist() == [MIN_ITEMS, MIN_ITEMS - 1]
+    assert sums.ratios().tolist() == [0.5, 0.5]
+    assert np.isnan(sums.half_widths()).tolist() == [False, True]
