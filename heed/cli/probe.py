@@ -1,4 +1,4 @@
-"""Commands that look inside: attend shows what a model attends to, design makes attention."""
+"""Commands that look inside: attend shows attention, heads measures it, design makes it."""
 
 from __future__ import annotations
 
@@ -104,6 +104,94 @@ def attend(
             print_json(maps.select(view.kind, view.layer).to_dict())
         elif path is None:
             console().print(render_view(maps, view))
+
+
+@app.command(rich_help_panel="Look inside")
+def heads(
+    run: RunFolder,
+    split: Annotated[
+        str | None,
+        typer.Option(help="dev, test, train or a name in data.sets. Default: dev."),
+    ] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(help="A file to read instead; repeat for more.")
+    ] = None,
+    gold: Annotated[
+        Path | None,
+        typer.Option(help="Gold alignments of the files in --test, a line for each pair: 0-0 1-2."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read the first N texts. Default: all.")] = None,
+    align: Annotated[
+        bool,
+        typer.Option(
+            "--align",
+            help="Choose the cross-attention heads that align words best on dev, and score them "
+            "on test (translators).",
+        ),
+    ] = False,
+    ablate: Annotated[
+        bool,
+        typer.Option("--ablate", help="Silence each head in turn, then remove heads greedily."),
+    ] = False,
+    how: Annotated[
+        str | None,
+        typer.Option(
+            help="How --ablate silences: zero, mean (its mean output) or uniform (attention). "
+            "Default: zero."
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What --ablate scores by: loss, bleu (greedy translations), or accuracy of "
+            "other tasks. Default: loss."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a figure (.png, .svg, .pdf); of --ablate, the removal curve beside it."
+        ),
+    ] = None,
+    json: AsJson = False,
+    weights: Weights = "best",
+    device: Device = "auto",
+    plugin: PluginFiles = None,
+) -> None:
+    """Measure what every attention head does, over a whole set, with intervals.
+
+    Entropy, mean distance, the share of weight on the previous, next, same and
+    first token and on punctuation, induction, and how well cross-attention
+    aligns words. Heads are named by these numbers, by rules that the table
+    states. Layers and heads count from 1.
+
+    heed heads runs/demo --out heads.png
+
+    heed heads runs/demo --align
+
+    heed heads runs/demo --ablate --how mean --limit 500
+    """
+    from heed.evaluate.score_files import check_writable
+    from heed.probe.inspect_heads import Options, inspect_heads, render_result
+
+    check_writable(out)
+    options = Options(
+        split=split,
+        test=test or (),
+        gold=gold,
+        limit=limit,
+        out=out,
+        align=align,
+        ablate=ablate,
+        how=how,
+        metric=metric,
+        weights=weights,
+    )
+    result = inspect_heads(run, options, device=device, notify=console(quiet=True).print)
+    if json:
+        print_json(result.to_dict())
+    else:
+        console().print(render_result(result))
 
 
 @app.command(rich_help_panel="Look inside")

@@ -318,9 +318,10 @@ class WordAligner:
     ) -> list[Links]:
         """The links of each pair; `symmetrize` says how the two directions are combined."""
         if symmetrize not in SYMMETRIZATIONS:
+            known = [*SYMMETRIZATIONS]
             raise DataError(
-                f"there is no symmetrization {symmetrize!r}.{nearest(symmetrize, SYMMETRIZATIONS)}",
-                todo=f"Choose from {', '.join(SYMMETRIZATIONS)}.",
+                f"there is no symmetrization {symmetrize!r}.{nearest(symmetrize, known)}",
+                todo=f"Choose from {', '.join(known)}.",
             )
         combine = SYMMETRIZATIONS[symmetrize]
         sentences = [self._encode(pair) for pair in pairs]
