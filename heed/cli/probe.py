@@ -64,6 +64,12 @@ def attend(
             "--check", help="Verify sums, masks, padding and the future; exit code 1 on a failure."
         ),
     ] = False,
+    lens: Annotated[
+        bool,
+        typer.Option(
+            "--lens", help="What each layer would predict, and the rank of the true token."
+        ),
+    ] = False,
     json: AsJson = False,
     weights: Weights = "best",
     device: Device = "auto",
@@ -81,12 +87,23 @@ def attend(
     heed attend runs/demo "The old woman sees the cat." --out map.html
 
     heed attend runs/demo "The old woman sees the cat." --check
+
+    heed attend runs/demo "The old woman sees the cat." --lens
     """
     from heed.api import load
     from heed.pipelines import line_io
-    from heed.probe.attend import View, attend_texts, check_texts, render_view
+    from heed.probe.attend import (
+        View,
+        attend_texts,
+        check_texts,
+        lens_texts,
+        refuse_conflicts,
+        render_view,
+    )
     from heed.probe.checks import render_checks
+    from heed.probe.lens import render_lens
 
+    refuse_conflicts(check=check, lens=lens, out=out)
     view = View.from_flags(kind, layer, head, words=words)
     lines = line_io.open_lines(text, file, notify=print_warning)
     model = load(run, device=device, weights=weights)
@@ -97,6 +114,13 @@ def attend(
         else:
             console().print(render_checks(checks))
         raise typer.Exit(0 if all(one.passed for one in checks) else 1)
+    if lens:
+        for one in lens_texts(model, lines, target=target):
+            if json:
+                print_json(one.to_dict())
+            else:
+                console().print(render_lens(one))
+        return
     for maps, path in attend_texts(model, lines, view, target=target, out=out):
         if path is not None:
             print_text(f"{path}: {maps.text}", err=json)

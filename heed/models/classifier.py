@@ -83,7 +83,7 @@ class Classifier(BaseModel):
         if cache is not None:
             raise ValueError("A classifier reads a whole sequence at once: it takes no cache.")
         tokens = Tokens.resolve(ids, tokens, mask)
-        return self._classify(ids, self.states(ids, tokens).x_bnw, tokens.real_bn)
+        return self.classify(ids, self.states(ids, tokens).x_bnw, tokens.real_bn)
 
     def trace(
         self, ids: Tensor, tokens: Tokens | None = None, *, mask: Tensor | None = None
@@ -91,7 +91,7 @@ class Classifier(BaseModel):
         """The logits, with every attention weight and every layer's vectors."""
         tokens = Tokens.resolve(ids, tokens, mask)
         out = self.states(ids, tokens, weights=True)
-        return Trace.of_one(self._classify(ids, out.x_bnw, tokens.real_bn), out, causal=False)
+        return Trace.of_one(self.classify(ids, out.x_bnw, tokens.real_bn), out, causal=False)
 
     def states(
         self,
@@ -112,7 +112,8 @@ class Classifier(BaseModel):
         for parameter in output.parameters():
             parameter.mul_(factor)
 
-    def _classify(self, ids: Tensor, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+    def classify(self, ids: Tensor, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits [b, classes] of the vectors before pooling."""
         pooled_bw = self.pool(x_bnw, mask)
         if self.grams is not None:
             pooled_bw = pooled_bw + self.grams(ids, mask)

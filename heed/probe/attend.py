@@ -13,6 +13,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, nearest
 from heed.probe.attention_maps import KINDS, AttentionMaps
 from heed.probe.checks import Check, check_attention
+from heed.probe.lens import Lens, read_lens
 from heed.probe.map_figure import MEAN
 from heed.probe.map_output import check_format, render_links
 from heed.probe.text_trace import InputTokens
@@ -61,6 +62,15 @@ class View:
                 raise ConfigError([f"--head cannot be {head!r}: use a number from 1 on, or mean."])
             index = int(head) - 1
         return cls(kind, None if layer is None else layer - 1, index, words)
+
+
+def refuse_conflicts(*, check: bool, lens: bool, out: Path | None) -> None:
+    """Raise an error for flags that ask for two results at once."""
+    if check and lens:
+        raise ConfigError(["--check and --lens are two tables: give one of them."])
+    if out is not None and (check or lens):
+        flag = "--check" if check else "--lens"
+        raise ConfigError([f"--out writes maps, and {flag} prints a table: omit one of them."])
 
 
 def read_texts(
@@ -119,6 +129,15 @@ def check_texts(
         inputs.append(text)
         sources += [] if source is None else [source]
     return check_attention(model.model, inputs, sources, pad=model.tokenizer.specials.pad)
+
+
+def lens_texts(
+    model: LoadedModel, groups: Iterable[list[str]], *, target: str | None = None
+) -> Iterator[Lens]:
+    """What each layer would predict over each text."""
+    classes = model.pipeline.classes.names if model.recipe.task == "classify" else ()
+    for of_text in read_texts(model, groups, target):
+        yield read_lens(model.model, model.tokenizer, *model.inputs(*of_text), classes=classes)
 
 
 def render_view(maps: AttentionMaps, view: View) -> Any:

@@ -77,8 +77,10 @@ class InputTokens:
     labels: TokenLabels
     text: str
     """The text as it came in, also where only its beginning is read."""
+    written: list[int] = field(default_factory=list)
+    """For a decoder, the id that each position writes: the next one. The last may write nothing."""
     following: TokenLabels | None = None
-    """For a decoder, the token that each position writes: the next one."""
+    """The tokens that a translator's decoder writes."""
 
 
 @dataclass
@@ -124,7 +126,7 @@ def language_model_input(
     end = [] if model.causal else [specials.eos]
     ids, words = [specials.bos, *ids, *end], [None, *words, *(None for _ in end)]
     labels = TokenLabels(tokenizer.ids_to_tokens(ids), words, text.split())
-    return InputTokens(ids, labels, text)
+    return InputTokens(ids, labels, text, ids[1:] if model.causal else [])
 
 
 def source_input(tokenizer: Tokenizer, text: str, *, max_source: int) -> InputTokens:
@@ -194,7 +196,7 @@ def _target_tokens(
     written = [*ids, tokenizer.specials.eos][:count]
     labels = TokenLabels(tokenizer.ids_to_tokens(read), [None, *words][:count], word_texts)
     following = TokenLabels(tokenizer.ids_to_tokens(written), [*words, None][:count], word_texts)
-    return InputTokens(read, labels, " ".join(word_texts), following)
+    return InputTokens(read, labels, " ".join(word_texts), written, following)
 
 
 def _cut(ids: list[int], limit: int, what: str) -> list[int]:

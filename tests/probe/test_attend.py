@@ -107,6 +107,9 @@ def test_every_task_shows_files_and_passes_checks(
     assert json.loads(printed) == json.loads(json.dumps(maps.by_word().to_dict()))
     code, out, _ = attend(TEXT, "--check")
     assert (code, "FAIL" in out) == (0, False)
+    code, out, _ = attend(TEXT, "--lens", "--json")
+    shown = json.loads(out)["tokens"]
+    assert (code, {len(row["layers"]) for row in shown}) == (0, {3})
 
 
 def test_a_leak_is_a_failed_check(
@@ -141,6 +144,8 @@ def test_texts_that_are_too_long_are_cut_with_a_word(
         ("translate", [TEXT, "--out", "map.gif"], "End the name in .png"),
         ("translate", [TEXT, "--out", "map.json", "--head", "1"], "has every head"),
         ("translate", [" "], "no text to look at"),
+        ("translate", [TEXT, "--check", "--lens"], "give one of them"),
+        ("translate", [TEXT, "--lens", "--out", "map.png"], "--out writes maps"),
         ("classify", [TEXT, "--target", "x"], "--target is for translators"),
         ("classify", [TEXT, "--kind", "cross"], "no cross attention. It has encoder."),
     ],
