@@ -178,6 +178,26 @@ def test_texts_of_ones_own_token_by_token(run: Path, model: LanguageModel) -> No
         assert words in shown
 
 
+def test_texts_under_several_runs(run: Path, place: Path, model: LanguageModel) -> None:
+    """Perplexity with and without the end token, which the losses of the tokens give."""
+    other = place / "copy"
+    shutil.copytree(run, other)
+    flags = [part for text in TEXTS for part in ("--text", text)]
+    result = json.loads(run_command("evaluate", str(run), str(other), *flags, "--json"))
+    assert [Path(one["run"]).name for one in result["runs"]] == [run.name, "copy"]
+    for one in result["runs"]:
+        for text, own in zip(one["scored_texts"], model.token_losses(TEXTS), strict=True):
+            inner = own.losses[:-1]
+            assert text["perplexity"] == pytest.approx(np.exp(own.losses.mean()))
+            if len(inner):
+                assert text["without_end"]["perplexity"] == pytest.approx(np.exp(inner.mean()))
+            else:
+                assert text["without_end"] is None
+    shown = run_command("evaluate", str(run), str(other), *flags)
+    assert shown.count("without <eos>") == len(TEXTS)
+    assert "several runs" in refused("evaluate", str(run), str(other))
+
+
 def test_without_its_files_a_run_judges_all_the_same(run: Path, place: Path) -> None:
     """Moved away from its text, it says what it cannot know."""
     alone, text = place / "alone", place / "own.txt"

@@ -14,7 +14,6 @@ from heed.cli.common import (
     Device,
     Metric,
     PluginFiles,
-    RunFolder,
     SentencesTo,
     Weights,
     app,
@@ -25,7 +24,13 @@ from heed.cli.common import (
 
 @app.command(rich_help_panel="Score", cls=DecodingCommand)
 def evaluate(
-    run: RunFolder,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN",
+            help="A run folder, created by `heed train`; with --text, several to compare.",
+        ),
+    ],
     test: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,7 +69,8 @@ def evaluate(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="A text: print the loss of each token (language models); repeat for more."
+            help="A text: print the loss of each token (language models); repeat for more. With "
+            "several runs: a table of texts and runs."
         ),
     ] = None,
     stride: Annotated[
@@ -86,8 +92,10 @@ def evaluate(
     heed evaluate runs/sorter --baseline --calibrate
 
     heed evaluate runs/writer --text "My fellow citizens, thank you."
+
+    heed evaluate runs/writer runs/poet --text "Thank you." --text "Good night."
     """
-    from heed.evaluate.evaluate_run import evaluate_run
+    from heed.evaluate.evaluate_run import evaluate_run, score_texts
     from heed.evaluate.job import Options
     from heed.evaluate.score_files import check_resamples, check_writable, parse_metrics
     from heed.evaluate.tables import render_evaluation
@@ -111,14 +119,12 @@ def evaluate(
         stride=stride,
         weights=weights,
     )
+    show = print_json if json else lambda result: console().print(render_evaluation(result))
+    if len(runs) > 1:
+        show(score_texts(runs, options, device=device))
+        return
     # Messages go to standard error: a closed pipe must not end the work before its result is saved.
-    evaluate_run(
-        run,
-        options,
-        device=device,
-        notify=console(quiet=True).print,
-        on_result=print_json if json else lambda result: console().print(render_evaluation(result)),
-    )
+    evaluate_run(runs[0], options, device=device, notify=console(quiet=True).print, on_result=show)
 
 
 @app.command(rich_help_panel="Score")

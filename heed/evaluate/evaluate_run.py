@@ -72,6 +72,19 @@ def evaluate_run(
     return result
 
 
+def score_texts(folders: Sequence[Path], options: Options, *, device: str) -> Result:
+    """The loss of every token of the given texts under each of several language models."""
+    if not options.text:
+        raise ConfigError(
+            ["several runs are scored together on given texts only: add --text, or name one run."]
+        )
+    results = []
+    for folder in folders:
+        result, _ = _evaluate(folder, options, device=device, notify=lambda _: None)
+        results.append(result)
+    return {"runs": results}
+
+
 def _evaluate(
     folder: Path, options: Options, *, device: str, notify: Notify
 ) -> tuple[Result, Callable[[], None]]:

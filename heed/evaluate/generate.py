@@ -23,6 +23,7 @@ from heed.metrics.perplexity import (
     LossCounts,
     TokenLosses,
     count_losses,
+    exponential,
     perplexity_metrics,
     token_losses,
 )
@@ -158,6 +159,15 @@ def score_texts(model: Model, tokenizer: Tokenizer, recipe: Recipe, options: Opt
                 tokenizer.ids_to_tokens(one.ids.tolist()), one.losses.tolist(), strict=True
             )
         ]
-        metrics = perplexity_metrics([text_counts])
+        metrics = perplexity_metrics([text_counts]) | {"without_end": _without_end(one)}
         rows.append({"text": text} | metrics | {"by_token": tokens})
-    return {"scored_texts": rows}
+    return {"tokenizer": tokenizer.fingerprint(), "scored_texts": rows}
+
+
+def _without_end(scored: TokenLosses) -> Result | None:
+    """Loss and perplexity of a text's own tokens, without the end token; None if it has none."""
+    losses = scored.losses[:-1]
+    if not len(losses):
+        return None
+    loss = float(losses.mean())
+    return {"tokens": len(losses), "loss": loss, "perplexity": exponential(loss)}

@@ -49,6 +49,8 @@ def render_scores(result: Result) -> Group:
 
 def render_evaluation(result: Result) -> Group:
     """The result of `heed evaluate`: the whole set, and its clean part where they differ."""
+    if "runs" in result:
+        return tables_perplexity.render_texts_by_run(result)
     if "scored_texts" in result:
         return tables_perplexity.render_token_losses(result)
     columns = {result["split"]: result}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -75,7 +76,41 @@ def render_token_losses(result: Result) -> Group:
 
 def _summarize(one: Result) -> str:
     token, word = (format_number(one[key], "{:.2f}") for key in ("perplexity", "word_perplexity"))
+    without = f" (without the end token {_format_without_end(one)})" if one["without_end"] else ""
     return (
-        f"{one['tokens']:,} tokens, loss {one['loss']:.4f}, perplexity {token}; per word {word}; "
+        f"{one['tokens']:,} tokens, loss {one['loss']:.4f}, perplexity {token}{without}; "
+        f"per word {word}; "
         f"{one['bits_per_byte']:.4f} bits per byte"
     )
+
+
+def render_texts_by_run(result: Result) -> Group:
+    """Texts × runs: perplexity with and without the end token, and bits per byte."""
+    runs = result["runs"]
+    names = _short_names([one["run"] for one in runs])
+    table = build_table("text", "", *names, right=names, compact=True)
+    for i, first in enumerate(runs[0]["scored_texts"]):
+        texts = [one["scored_texts"][i] for one in runs]
+        table.add_row(
+            Text(first["text"]),
+            "perplexity",
+            *(format_number(one["perplexity"], "{:.2f}") for one in texts),
+        )
+        table.add_row("", "without <eos>", *map(_format_without_end, texts))
+        table.add_row("", "bits per byte", *(f"{one['bits_per_byte']:.4f}" for one in texts))
+    notes = []
+    if len({one["tokenizer"] for one in runs}) > 1:
+        notes.append("perplexities of different tokenizers do not compare: bits per byte do")
+    every_text = [one for run in runs for one in run["scored_texts"]]
+    return Group(table, *map(build_note, notes), *render_caveat(*every_text))
+
+
+def _format_without_end(one: Result) -> str:
+    inner = one["without_end"]
+    return "–" if inner is None else format_number(inner["perplexity"], "{:.2f}")
+
+
+def _short_names(folders: Sequence[str]) -> list[str]:
+    """The last part of each folder's path, or the whole where two would be the same."""
+    names = [Path(folder).name for folder in folders]
+    return names if len({*names}) == len(names) else list(folders)

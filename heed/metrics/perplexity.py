@@ -190,8 +190,8 @@ class LossCounts:
         """Mean loss per token, perplexity per token and per word, bits per byte, accuracy."""
         return {
             "loss": self.loss / self.tokens,
-            "perplexity": _exp(self.loss / self.tokens),
-            "word_perplexity": _exp(self.loss / max(1, self.words)),
+            "perplexity": exponential(self.loss / self.tokens),
+            "word_perplexity": exponential(self.loss / max(1, self.words)),
             "bits_per_byte": self.loss / LN2 / self.bytes,
             "accuracy": self.correct / self.tokens,
         }
@@ -220,7 +220,7 @@ def count_losses(
 def perplexity_metrics(counts: Sequence[LossCounts]) -> dict[str, Any]:
     """Loss, perplexities, bits per byte, accuracy and counts of texts, with intervals."""
     total = sum(counts[1:], counts[0])
-    text_perplexities = np.array([_exp(one.loss / one.tokens) for one in counts])
+    text_perplexities = np.array([exponential(one.loss / one.tokens) for one in counts])
     return total.metrics() | {
         "mean_text_perplexity": float(text_perplexities.mean()),
         "tokens": total.tokens,
@@ -250,13 +250,13 @@ def perplexity_intervals(counts: Sequence[LossCounts]) -> dict[str, dict[str, fl
         interval = ratio_interval(loss, np.array(divisor, np.float64))
         if interval is not None:
             low, high = (
-                max(0.0, bound) / LN2 if name == "bits_per_byte" else _exp(max(0.0, bound))
+                max(0.0, bound) / LN2 if name == "bits_per_byte" else exponential(max(0.0, bound))
                 for bound in (interval.low, interval.high)
             )
             intervals[name] = {"low": low, "high": high}
     return intervals
 
 
-def _exp(x: float) -> float:
+def exponential(x: float) -> float:
     """e^x, infinite where it would overflow."""
     return math.exp(x) if x < 700 else math.inf
