@@ -114,7 +114,9 @@ def read_lens(
             trace = trace_batch(model, [text], [] if source is None else [source])
             hidden = [layer[0] for layer in trace.hidden["decoder"]]
             rows = _token_rows(model, stack, tokenizer, hidden, text.labels.tokens, text.written)
-    return Lens(text.text if source is None else source.text, source and text.text, rows)
+    if source is None:
+        return Lens(text.text, None, rows)
+    return Lens(source.text, text.text, rows)
 
 
 def _require_transformer(model: Model) -> Stack:
