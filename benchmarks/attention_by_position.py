@@ -1,11 +1,13 @@
 """Where do heads look under each position encoding: near, at the first tokens, on diagonals?
 
     python benchmarks/attention_by_position.py train --data DIR --runs RUNS --out OUT --jobs 16
+    python benchmarks/attention_by_position.py report --measured OUT
 
-Trains the course report's models of the speeches in DIR with seven positions and five
+The first trains the course report's models of the speeches in DIR with seven positions and five
 seeds, by the real command: a classifier (encoder), the same classifier with padding as words that
 nothing hides, and a language model (decoder). It writes one JSON file per run into OUT, and skips
-those that are there.
+those that are there. The second writes `docs/results/attention-by-position.md`, its figures, and
+`benchmarks/results/attention-by-position.json`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from by_position.measure import measure_run
+from by_position.report import write_report
 from by_position.systems import MODELS, SEEDS, RunPlan, plan_runs, write_padded_speeches
-from common import machine
+from common import DOCS, RESULTS, machine
 from running import Plan, all_of, learn, settings, spawn
 
 from heed.files import to_json
@@ -81,16 +84,21 @@ def options() -> argparse.Namespace:
     measuring.add_argument("run", type=Path)
     measuring.add_argument("--data", type=Path, required=True)
     measuring.add_argument("--out", type=Path, required=True)
+    reporting = commands.add_parser("report", help="write the page from the measurements")
+    reporting.add_argument("--measured", type=Path, help="default: the results that are kept")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train all runs, or measure one."""
+    """Train all runs, measure one, or report."""
     arguments = options()
     if arguments.command == "train":
         raise SystemExit(0 if train(arguments) else 1)
-    measured = to_json(measure_run(arguments.run, arguments.data))
-    arguments.out.write_text(measured + "\n", encoding="utf-8")
+    if arguments.command == "measure":
+        measured = to_json(measure_run(arguments.run, arguments.data))
+        arguments.out.write_text(measured + "\n", encoding="utf-8")
+    else:
+        write_report(arguments.measured, RESULTS, DOCS)
 
 
 if __name__ == "__main__":
