@@ -189,7 +189,7 @@ def _describe_pair(
         # The level of one comparison that the family's critical value stands for.
         level = 2 * student_t_tail(judged.critical, judged.df)
         visible = design.smallest_visible(level)
-        needed = seeds_needed(design, difference, alpha=level)
+        needed = seeds_needed(design, difference, alpha=level, least=MIN_SEEDS)
         if needed is None and difference != 0:
             endless = replace(design, items=1000 * design.items)
             needs_items = seeds_needed(endless, difference, alpha=level) is not None

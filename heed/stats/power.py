@@ -126,14 +126,14 @@ def design_of(variances: Variances, a: int, b: int) -> Design:
 
 
 def seeds_needed(
-    design: Design, difference: float, *, alpha: float = 0.05, power: float = POWER
+    design: Design, difference: float, *, alpha: float = 0.05, power: float = POWER, least: int = 2
 ) -> int | None:
-    """Seeds per system that would show this difference, or None if more than `MAX_SEEDS`."""
+    """Seeds per system, `least` or more, that show this difference; None if over `MAX_SEEDS`."""
 
     def shows(seeds: int) -> bool:
         return design.with_seeds(seeds).smallest_visible(alpha, power) <= abs(difference)
 
-    low, high = 2, MAX_SEEDS
+    low, high = least, MAX_SEEDS
     if difference == 0 or not shows(high):
         return None
     while low < high:

@@ -105,7 +105,10 @@ def _caption(comparison: RecipeComparison) -> str:
     if comparison.whole.clustered:
         items += f" in {comparison.whole.units:,} groups"
     order = "" if comparison.metric.higher_is_better else "; lower is better"
-    return f"{comparison.metric.name} on {comparison.set_name} ({items}{order})"
+    return (
+        f"{comparison.metric.name} on {comparison.set_name} ({items}{order}), "
+        "mean and standard deviation over seeds"
+    )
 
 
 def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
@@ -126,8 +129,8 @@ def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list
         is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
         p = format_p(pair.corrected_p, below_resolution=is_bound).removeprefix("= ")
         rows.append([name, difference, interval, p, f"{pair.win_share:.2f}"])
-    first = f"against {comparison.whole.pairs[0].b}" if baseline else "difference"
-    return [first, "D", "95% interval", "p", "P(A>B)"], rows
+    first = f"against {comparison.whole.pairs[0].b}" if baseline else "pair (A − B)"
+    return [first, "difference", "95% interval", "p", "P(A>B)"], rows
 
 
 def _format_pair(pair: Pair, comparison: RecipeComparison) -> tuple[str, str]:
@@ -145,6 +148,8 @@ def _has_baseline(comparison: RecipeComparison) -> bool:
 def _all_notes(comparison: RecipeComparison) -> list[str]:
     """Every note, those about this comparison's figures first."""
     notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
+    if comparison.whole.pairs:
+        notes.append("P(A>B): the share of pairs of runs in which the first recipe scores better.")
     looks = list(comparison.looks.values())
     if looks and comparison.set_name != "dev":
         most = f", at most {max(looks)} times for one run" if max(looks) > 1 else ""
@@ -170,8 +175,14 @@ def _power_notes(comparison: RecipeComparison) -> list[str]:
 def _seeds_note(pair: Pair, minutes: float | None) -> str:
     if pair.seeds_needed is None:
         return ""
-    time = "" if minutes is None else f", about {max(1, round(minutes))} minutes a run"
+    time = "" if minutes is None else f", {_describe_minutes(minutes)} a run"
     return f" The one seen needs about {pair.seeds_needed} seeds each{time}."
+
+
+def _describe_minutes(minutes: float) -> str:
+    if minutes < 1:
+        return "less than a minute"
+    return f"about {round(minutes)} minute{'s' * (round(minutes) != 1)}"
 
 
 def _clean_notes(comparison: RecipeComparison) -> list[str]:
