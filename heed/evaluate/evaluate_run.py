@@ -146,7 +146,7 @@ def _evaluate(
         "resamples": options.resamples,
         **whole,
         "in_train": None if seen is None else sum(seen),
-        "groups": None if job.groups is None else len(set(job.groups)),
+        **({} if job.groups is None else {"groups": len(set(job.groups))}),
         "clean": {k: v for k, v in clean_part.items() if k not in WHOLE_SET_ONLY}
         if clean
         else None,

@@ -19,7 +19,8 @@ import io
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ MAX_BYTES = 1 << 28
 FOLDER = "evaluations"
 SUFFIX = ".tsv.gz"
 IN_TRAIN, GROUP = "in_train", "group"
+SAME_KEYS = ("task", "set_name", "text_hash", "classes", "unit", "checkpoint", "settings")
+"""Item counts with equal values here are of the same text and the same model."""
 TEXT, BLOCK = "text", "block"
 """What an item is: a text, or a block of consecutive tokens where there are few texts."""
 
@@ -91,10 +94,24 @@ def item_path(folder: Path, set_name: str) -> Path:
 
 
 def write_items(folder: Path, items: ItemCounts) -> None:
-    """Write the item counts of one evaluation into the run folder."""
+    """Write the item counts of one evaluation into the run folder.
+
+    Columns that an earlier evaluation of the same text and model had, and this one has not, stay.
+    """
     path = item_path(folder, items.set_name)
     path.parent.mkdir(exist_ok=True)
+    with suppress(RunError):  # damaged: written anew
+        if (old := read_items(folder, items.set_name)) is not None:
+            items = merge_items(old, items)
     write_atomic(path, encode_items(items))
+
+
+def merge_items(old: ItemCounts, new: ItemCounts) -> ItemCounts:
+    """Both with all columns, if text and model are the same; else the new item counts."""
+    if any(getattr(old, key) != getattr(new, key) for key in SAME_KEYS) or len(old) != len(new):
+        return new
+    columns = {**old.columns, **new.columns}
+    return replace(new, columns=columns, signatures={**old.signatures, **new.signatures})
 
 
 def encode_items(items: ItemCounts) -> bytes:

@@ -27,9 +27,9 @@ OTHER_WEIGHTS = "@step-"
 """In the name of a result, before the step: it is not of the run's best weights."""
 SAME_KEYS = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
 """Two results with equal values here come from the same text and the same model."""
-LATEST_KEYS = ("run", "system", "files", "groups", "looks")
-"""Where the text and model lie now, its groups, and how often it was evaluated: always taken from
-the latest result."""
+LATEST_KEYS = ("run", "system", "files", "looks")
+"""Where the text and model lie now, and how often it was evaluated: always taken from the latest
+result."""
 
 
 def read_results(folder: Path) -> dict[str, Result]:

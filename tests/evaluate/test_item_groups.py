@@ -82,8 +82,12 @@ def test_the_real_command_keeps_groups_and_counts_looks(text: Path) -> None:
     assert items is not None
     assert items.groups is not None
     assert np.array_equal(items.groups, np.arange(HELD_OUT) // 3)
-    again = evaluate_small(run, test=[source, target])
+    again = evaluate_small(run, test=[source, target], metrics=("chrf",))
     assert again["looks"] == 2
+    kept = read_items(run, "test")  # with all that either evaluation knew
+    assert kept is not None
+    assert kept.signatures.keys() == {"bleu", "chrf"}
+    assert np.array_equal(kept.columns["group"], items.columns["group"])
     swapped = heed("evaluate", str(run), "--test", target, "--test", source, *flags)
     assert swapped.returncode == 2
     assert "source and target are swapped" in swapped.stderr
