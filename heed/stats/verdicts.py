@@ -126,7 +126,8 @@ def _sentence(
             ends = _format_interval(pair.interval_90, metric)
             return (
                 f"{pair.a} is as good as {pair.b}, within {delta}: {difference} "
-                f"(90% interval {ends}; {interval})."
+                f"(90% interval {ends}, inside ±{margin:g}: two one-sided tests at 5%). "
+                f"That either is better is not shown ({interval})."
             )
         case Verdict.UNDECIDED:
             ends = _format_interval(pair.interval_90, metric)
@@ -142,7 +143,7 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
     if pair.smallest_visible is None:
         return ""
     smallest = format_score(pair.smallest_visible, metric)
-    visible = f"These runs would have shown a difference of {smallest}. "
+    visible = f"In 8 of 10 cases these runs would show a difference of {smallest}. "
     if pair.seeds_needed is None:
         if pair.needs_items:
             return visible + "More seeds alone would not show the one seen: use more test items."
@@ -152,8 +153,8 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
         return visible
     each = max(pair.seeds_needed - min(pair.seeds), 1)
     return (
-        visible + f"About {each} more {_plural('seed', each)} each would show the one seen"
-        f"{_duration(more, minutes)}."
+        visible + f"If the true one is as seen, about {each} more {_plural('seed', each)} each "
+        f"would show it: {more} {_plural('run', more)}{_duration(more, minutes)} in all."
     )
 
 
@@ -169,7 +170,7 @@ def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
         f"{_format_interval(pair.interval, metric)}, "
         f"p {format_p(p, below_resolution=bound)}). Another "
         f"seed can change that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds "
-        f"each) would compare the recipes{_duration(more, minutes)}."
+        f"each) would compare the recipes{_duration(more, minutes)} in all."
     )
 
 
@@ -178,7 +179,7 @@ def _duration(runs: int, minutes: float | None) -> str:
         return ""
     total = runs * minutes
     if total < 1:
-        return ", in less than a minute"
+        return ", less than a minute"
     return f", about {ceil(total)} {_plural('minute', ceil(total))}"
 
 

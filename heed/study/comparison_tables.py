@@ -104,9 +104,9 @@ def _caption(comparison: RecipeComparison) -> str:
     items = f"{comparison.whole.items:,} {comparison.unit}s"
     if comparison.whole.clustered:
         items += f" in {comparison.whole.units:,} groups"
-    order = "" if comparison.metric.higher_is_better else "; lower is better"
+    order = "higher" if comparison.metric.higher_is_better else "lower"
     return (
-        f"{comparison.metric.name} on {comparison.set_name} ({items}{order}), "
+        f"{comparison.metric.name} on {comparison.set_name} ({items}; {order} is better), "
         "mean and standard deviation over seeds"
     )
 
@@ -149,10 +149,13 @@ def _all_notes(comparison: RecipeComparison) -> list[str]:
     """Every note, those about this comparison's figures first."""
     notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
     if comparison.whole.pairs:
-        notes.append("P(A>B): the share of pairs of runs in which the first recipe scores better.")
+        notes.append(
+            "P(A>B): the share of pairs of runs in which the row's recipe scores better than the "
+            "other; a tie counts half."
+        )
     looks = list(comparison.looks.values())
     if looks and comparison.set_name != "dev":
-        most = f", at most {max(looks)} times for one run" if max(looks) > 1 else ""
+        most = f", at most {max(looks)} times for one run" if max(looks) > 1 else ": once each"
         notes.append(
             f"{comparison.set_name} was evaluated {sum(looks)} times for {len(looks)} runs{most}."
         )
@@ -166,7 +169,7 @@ def _power_notes(comparison: RecipeComparison) -> list[str]:
         return []
     low, high = (format_score(bound, comparison.metric) for bound in (min(visible), max(visible)))
     span = low if low == high else f"{low} to {high}"
-    note = f"Smallest difference that these runs would show in 80% of cases: {span}."
+    note = f"Smallest difference that these runs show in 8 of 10 cases: {span}."
     if len(comparison.whole.pairs) == 1:
         note += _seeds_note(comparison.whole.pairs[0], comparison.minutes_per_run)
     return [note]
@@ -176,7 +179,7 @@ def _seeds_note(pair: Pair, minutes: float | None) -> str:
     if pair.seeds_needed is None:
         return ""
     time = "" if minutes is None else f", {_describe_minutes(minutes)} a run"
-    return f" The one seen needs about {pair.seeds_needed} seeds each{time}."
+    return f" To show the one seen takes about {pair.seeds_needed} seeds each{time}."
 
 
 def _describe_minutes(minutes: float) -> str:

@@ -256,12 +256,17 @@ def _notes(
         )
     if whole.paired_seeds:
         notes.append("Runs of one seed are pairs: valid only if declared before training.")
+    if any(pair.compares_recipes for pair in whole.pairs):
+        notes.append("Interval and p: Student's t over seeds and test items together.")
     if len(whole.pairs) > 1:
         notes.append(
             f"Intervals and p-values hold for all {len(whole.pairs)} comparisons together (max-t)."
         )
     if len(groups) > 1:
-        notes.append("Exploratory: this question was not declared before training.")
+        notes.append(
+            "Exploratory: nothing shows that the question, the margin and the number of seeds were "
+            "fixed before training."
+        )
     settings = {str(sorted(one.settings.items())) for one in items.values()}
     if len(settings) > 1 and first.task != "generate":
         notes.append("The runs were evaluated with different settings (decoding, calibration).")
