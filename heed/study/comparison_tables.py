@@ -179,7 +179,7 @@ def _seeds_note(pair: Pair, minutes: float | None) -> str:
     if pair.seeds_needed is None:
         return ""
     time = "" if minutes is None else f", {_describe_minutes(minutes)} a run"
-    return f" To show the one seen takes about {pair.seeds_needed} seeds each{time}."
+    return f" For one as seen that takes about {pair.seeds_needed} seeds each in all{time}."
 
 
 def _describe_minutes(minutes: float) -> str:

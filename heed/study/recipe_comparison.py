@@ -257,7 +257,8 @@ def _notes(
     if whole.paired_seeds:
         notes.append("Runs of one seed are pairs: valid only if declared before training.")
     if any(pair.compares_recipes for pair in whole.pairs):
-        notes.append("Interval and p: Student's t over seeds and test items together.")
+        pairing = "in pairs" if whole.paired_seeds else "not in pairs"
+        notes.append(f"Interval and p: Student's t over seeds ({pairing}) and items together.")
     if len(whole.pairs) > 1:
         notes.append(
             f"Intervals and p-values hold for all {len(whole.pairs)} comparisons together (max-t)."
