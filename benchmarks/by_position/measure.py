@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from by_position.systems import LENGTH, PADDING, SENTENCES, pad_text, read_labeled, split_words
 from heed.api import Classifier, LanguageModel, load
+from heed.arrays import Floats
 from heed.data.corpus import open_corpus
 from heed.models.inference import evaluating
 
-Floats = NDArray[np.float64]
 STATISTICS = ("distance", "first", "first_three", "same", "previous", "next", "padding")
 """What is measured of a row of weights, then averaged: the mean distance in tokens to what it looks
 at; its share on the begin token, on the first three tokens, on the token itself, the one before and

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from by_position.systems import MODELS, POSITIONS
+from heed.arrays import Floats
 from heed.stats.comparison import Pair, SumMetric, compare_systems
 from heed.stats.variance import System
-
-Floats = NDArray[np.float64]
 
 EVEN = "even"
 """A head that looks at all it may see alike: what the shares are compared with."""

@@ -283,28 +283,26 @@ def design(
 
     heed design --check my_attention.py:attend
     """
-    from heed.probe.run_design import DesignOptions, run_check, run_design
+    from heed.probe.run_design import DesignOptions, run_design
 
-    if check is not None:
-        passed, result, report = run_check(check)
-    else:
-        passed, result, report = run_design(
-            DesignOptions(
-                file=file,
-                course=course,
-                select=select,
-                average=average,
-                weights=weights,
-                identity=identity,
-                replace_key=replace_key,
-                unit=unit,
-                query=query,
-                sharpness=sharpness,
-                scale=scale,
-                values=values,
-                out=out,
-            )
+    passed, result, report = run_design(
+        DesignOptions(
+            file=file,
+            course=course,
+            select=select,
+            average=average,
+            weights=weights,
+            identity=identity,
+            replace_key=replace_key,
+            unit=unit,
+            query=query,
+            sharpness=sharpness,
+            scale=scale,
+            values=values,
+            out=out,
+            check=check,
         )
+    )
     if json:
         print_json(result)
     else:

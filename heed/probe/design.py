@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from heed.arrays import Floats
 from heed.errors import HeedError
 from heed.probe.separation import (
     Dependence,
-    Floats,
+    affine_hull,
     null_space,
     separate,
 )
@@ -171,7 +172,7 @@ def find_face(
     face_m, first = wanted_m.copy(), None
     while isinstance(answer := separate(keys_md, face_m), Dependence):
         first = first or answer
-        face_m = face_m | (answer.coefficients_m < -1e-12)
+        face_m = affine_hull(keys_md, face_m | (answer.coefficients_m < -1e-12))
     return face_m, first
 
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from heed import plot
+from heed.arrays import Floats
 from heed.probe.design import EQUAL, Design, find_face
 from heed.probe.design_problem import Solution
-from heed.probe.separation import Floats, null_space
+from heed.probe.separation import null_space
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

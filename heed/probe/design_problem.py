@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from heed.arrays import Floats
 from heed.errors import DataError, HeedError
 from heed.files import require_shallow
 from heed.probe.design import (
@@ -24,7 +25,6 @@ from heed.probe.design import (
     select_target,
 )
 from heed.probe.key_replacement import replace_key
-from heed.probe.separation import Floats
 
 COURSE_KEYS = (
     (0.47, 0.65, 0.60),
@@ -130,7 +130,7 @@ def solve_identity(problem: Problem, sharpness: float = SHARPNESS) -> list[Solut
     ]
 
 
-def solve_course(sharpness: float = SHARPNESS) -> list[Solution]:
+def solve_course(problem: Problem = COURSE, sharpness: float = SHARPNESS) -> list[Solution]:
     """Every task of the course's problem set."""
     tasks = [
         Task(),  # the identity mapping, which selects the first value first
@@ -139,7 +139,7 @@ def solve_course(sharpness: float = SHARPNESS) -> list[Solution]:
         Task(average="1,2,3", replace=3),
         Task(select=3, replace=3, unit=True),
     ]
-    return [solution for task in tasks for solution in solve_task(COURSE, task, sharpness)]
+    return [solution for task in tasks for solution in solve_task(problem, task, sharpness)]
 
 
 def read_problem(file: Path, *, values: Path | None = None, scale: float | None = None) -> Problem:

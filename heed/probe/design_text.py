@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from heed.arrays import Floats
 from heed.probe.design import Design, largest_weight, least_squares_weights
 from heed.probe.design_problem import Solution, join_items
-from heed.probe.separation import Dependence, Floats
+from heed.probe.separation import Dependence
 
 if TYPE_CHECKING:
     from heed.probe.attention_check import CheckResult

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from heed.arrays import Floats
 from heed.errors import HeedError
 from heed.probe.design import (
     EQUAL,
@@ -22,7 +23,7 @@ from heed.probe.design import (
     check_target,
     design_query,
 )
-from heed.probe.separation import Dependence, Floats, least_distance, null_space
+from heed.probe.separation import Dependence, least_distance, null_space
 from heed.probe.weight_fit import log_sum_exp, shortest_sharp_length, softmax
 
 STARTS = 200

@@ -38,6 +38,7 @@ class DesignOptions:
     scale: float | None = None
     values: Path | None = None
     out: Path | None = None
+    check: str | None = None
 
     @property
     def task(self) -> Task:
@@ -48,14 +49,18 @@ class DesignOptions:
 
 
 def run_design(options: DesignOptions) -> Report:
-    """Solve what the options ask for, and draw it if they name a figure."""
+    """Solve what the options ask for, and draw it if they name a figure; or check a function."""
+    if options.check is not None:
+        if replace(options, check=None) != DesignOptions():
+            raise HeedError("--check is a task of its own.", todo="Leave out the other options.")
+        return _run_check(options.check)
     problem, task = _open_problem(options), options.task
     if options.identity and task != Task():
         raise HeedError("--identity is a task of its own.", todo="Give one task at a time.")
     if options.out is not None:
         _check_figure(options.out)
-    if options.course and task == Task() and not options.identity and options.scale is None:
-        solutions = solve_course(options.sharpness)
+    if options.course and task == Task() and not options.identity:
+        solutions = solve_course(problem, options.sharpness)
     else:
         solutions = solve_task(problem, task, options.sharpness)
     report = [_describe_problem(problem), *_describe_all(solutions)]
@@ -69,15 +74,6 @@ def run_design(options: DesignOptions) -> Report:
     }
     is_possible = all(solution.design.is_possible for solution in solutions)
     return is_possible, result, "\n\n".join(report)
-
-
-def run_check(place: str) -> Report:
-    """Compare the attention function `FILE.py:NAME` with `attend`."""
-    from heed.probe.attention_check import check_attention
-    from heed.probe.design_text import describe_check
-
-    result = check_attention(place)
-    return result.passed, result.to_dict(), describe_check(result)
 
 
 def _open_problem(options: DesignOptions) -> Problem:
@@ -119,3 +115,12 @@ def _draw(solutions: list[Solution], out: Path) -> str:
 
     plot.save_as(draw_solutions(solutions), out)
     return f"The figure is in {out}."
+
+
+def _run_check(place: str) -> Report:
+    """Compare the attention function `FILE.py:NAME` with `attend`."""
+    from heed.probe.attention_check import check_attention
+    from heed.probe.design_text import describe_check
+
+    result = check_attention(place)
+    return result.passed, result.to_dict(), describe_check(result)

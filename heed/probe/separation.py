@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from heed.arrays import Floats
+
 TOLERANCE = 1e-9
 """A residual is zero below this; keys are scaled to the length 1 first."""
 
@@ -74,6 +75,18 @@ def separate(keys_md: Floats, equal: NDArray[np.bool_]) -> Separation | Dependen
     coefficients_m[~equal] = -weights_o
     coefficients_m[equal] = affine_combination(equal_ed, weights_o @ below_od)
     return Dependence(coefficients_m)
+
+
+def affine_hull(keys_md: Floats, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The keys on the line, plane or space through the chosen ones: one score for these is theirs.
+
+    A query that scores the chosen keys alike gives all of them the same score.
+    """
+    size = float(np.abs(keys_md).max(initial=0.0)) or 1.0
+    origin_d = keys_md[chosen][0]
+    basis_db = null_space((keys_md[chosen] - origin_d) / size)
+    away_m = np.linalg.norm((keys_md - origin_d) / size @ basis_db, axis=1)
+    return np.asarray(away_m <= TOLERANCE)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from heed.probe.separation import Floats
+from heed.arrays import Floats
 
 NEWTON_STEPS = 200
 DECREASE = 1e-24

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog, minimize, nnls
 
+from heed.arrays import Floats
 from heed.errors import HeedError
 from heed.nn.attention import attend
 from heed.probe.design import (
@@ -30,7 +31,6 @@ from heed.probe.key_replacement import replace_key
 from heed.probe.separation import Dependence, Separation, nonnegative_least_squares, separate
 from heed.probe.weight_fit import softmax
 
-Floats = NDArray[np.float64]
 SQUARE = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.5, 0.5], [1.0, 0.0]])
 """A triangle, a key inside it, and one in the middle of a side."""
 

@@ -88,6 +88,7 @@ def test_the_figure_shows_scores_as_heights_and_the_hull() -> None:
         (["--course", "--unit", "--select", "1"], "--unit is about a key to replace"),
         (["--course", "--replace-key", "1"], "what the new key is for"),
         (["--course", "--out", "figure.gif"], "figure.gif"),
+        (["--course", "--check", "mine.py:attend"], "--check is a task of its own"),
         (["--course", "--values", "v.csv"], "--values is for a file"),
     ],
 )
