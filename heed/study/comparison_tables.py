@@ -105,10 +105,7 @@ def _caption(comparison: RecipeComparison) -> str:
     if comparison.whole.clustered:
         items += f" in {comparison.whole.units:,} groups"
     order = "higher" if comparison.metric.higher_is_better else "lower"
-    return (
-        f"{comparison.metric.name} on {comparison.set_name} ({items}; {order} is better), "
-        "mean and standard deviation over seeds"
-    )
+    return f"{comparison.metric.name} on {comparison.set_name} ({items}; {order} is better)"
 
 
 def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
@@ -117,7 +114,7 @@ def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]
         spread = format_score(float(values.std(ddof=1)), metric) if len(values) > 1 else "–"
         mean = format_score(float(values.mean()), metric)
         rows.append([group.name, str(len(values)), mean, spread])
-    return ["system", "seeds", "mean", "sd"], rows
+    return ["system", "seeds", "mean", "sd over seeds"], rows
 
 
 def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
@@ -176,7 +173,7 @@ def _power_notes(comparison: RecipeComparison) -> list[str]:
 
 
 def _seeds_note(pair: Pair, minutes: float | None) -> str:
-    if pair.seeds_needed is None:
+    if pair.seeds_needed is None or pair.seeds_needed <= min(pair.seeds):
         return ""
     time = "" if minutes is None else f", {_describe_minutes(minutes)} a run"
     return f" For one as seen that takes about {pair.seeds_needed} seeds each in all{time}."
