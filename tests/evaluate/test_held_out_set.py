@@ -36,8 +36,8 @@ def test_a_table_without_a_header_is_read_on_request(tmp_path: Path) -> None:
     rows = ["a sentence here.,no", "another one here.,yes", "and one more.,no"]
     file, train = write(tmp_path / "test.csv", rows), TrainingText(None)
 
-    def texts(**options: bool) -> list[str]:
-        held_out = find_set(RECIPES["classify"], train, test=[file], **options)
+    def texts(header: bool | None = None) -> list[str]:
+        held_out = find_set(RECIPES["classify"], train, test=[file], header=header)
         return [record.texts[0] for record in held_out.corpus.usable_records()]
 
     with pytest.raises(DataError, match="--no-header"):
