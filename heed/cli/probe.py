@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from heed.cli.common import (
     print_text,
     print_warning,
 )
+
+if TYPE_CHECKING:
+    from heed.probe.attend import View
 
 
 @app.command(rich_help_panel="Look inside")
@@ -70,6 +73,26 @@ def attend(
             "--lens", help="What each layer would predict, and the rank of the true token."
         ),
     ] = False,
+    patch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Edit a head and show the output before and after: cross.2.3=uniform. Layer and "
+            "head count from 1, * is all. Patterns: uniform, first, last, diagonal, previous, "
+            "next; zero silences."
+        ),
+    ] = None,
+    patch_from: Annotated[
+        str | None,
+        typer.Option(help="A sentence whose weights the heads take: --patch cross.2.3."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Another run: pair its heads with this run's by what they attend to."),
+    ] = None,
+    against_weights: Annotated[
+        str | None,
+        typer.Option(help="Other weights to pair with, of --against or this run: last or a step."),
+    ] = None,
     json: AsJson = False,
     weights: Weights = "best",
     device: Device = "auto",
@@ -89,6 +112,10 @@ def attend(
     heed attend runs/demo "The old woman sees the cat." --check
 
     heed attend runs/demo "The old woman sees the cat." --lens
+
+    heed attend runs/demo "The old woman sees the cat." --patch "cross.2.*=uniform"
+
+    heed attend runs/demo "The old woman sees the cat." --against runs/demo-2
     """
     from heed.api import load
     from heed.pipelines import line_io
@@ -103,7 +130,8 @@ def attend(
     from heed.probe.checks import render_checks
     from heed.probe.lens import render_lens
 
-    refuse_conflicts(check=check, lens=lens, out=out)
+    patches, compared = bool(patch or patch_from), bool(against or against_weights)
+    refuse_conflicts(check=check, lens=lens, patch=patches, against=compared, out=out)
     view = View.from_flags(kind, layer, head, words=words)
     lines = line_io.open_lines(text, file, notify=print_warning)
     model = load(run, device=device, weights=weights)
@@ -120,6 +148,14 @@ def attend(
                 print_json(one.to_dict())
             else:
                 console().print(render_lens(one))
+        return
+    if patches:
+        _patch(model, list(lines), view, patch or [], patch_from, target, out, json=json)
+        return
+    if compared:
+        other = load(against or run, device=device, weights=against_weights or "best")
+        models = (run, weights), (against or run, against_weights or "best")
+        _compare(model, other, list(lines), view, models, target, out, json=json)
         return
     for maps, path in attend_texts(model, lines, view, target=target, out=out):
         if path is not None:
@@ -177,6 +213,16 @@ def heads(
             help="Also write a figure (.png, .svg, .pdf); of --ablate, the removal curve beside it."
         ),
     ] = None,
+    prune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write a smaller run without these heads: cross.2.3, encoder.1.*; with --ablate "
+            "also a number of heads, those that cost least."
+        ),
+    ] = None,
+    pruned_run: Annotated[
+        Path | None, typer.Option("--run", help="The folder of the run that --prune writes.")
+    ] = None,
     json: AsJson = False,
     weights: Weights = "best",
     device: Device = "auto",
@@ -194,10 +240,17 @@ def heads(
     heed heads runs/demo --align
 
     heed heads runs/demo --ablate --how mean --limit 500
+
+    heed heads runs/demo --ablate --prune 8 --run runs/demo-pruned
     """
     from heed.evaluate.score_files import check_writable
-    from heed.probe.inspect_heads import Options, inspect_heads, render_result
+    from heed.probe.inspect_heads import Options, inspect_heads, removal_order, render_result
+    from heed.probe.prune import check_flags, choose_heads, prune_run
 
+    check_flags(prune or [], pruned_run, ablate=ablate)
+    if pruned_run is not None and not ablate:
+        print_text(prune_run(run, prune or [], pruned_run, weights=weights).describe())
+        return
     check_writable(out)
     options = Options(
         split=split,
@@ -216,6 +269,9 @@ def heads(
         print_json(result.to_dict())
     else:
         console().print(render_result(result))
+    if pruned_run is not None:
+        heads = choose_heads(prune or [], removal_order(result))
+        print_text(prune_run(run, heads, pruned_run, weights=weights).describe(), err=json)
 
 
 @app.command(rich_help_panel="Look inside")
@@ -309,3 +365,64 @@ def design(
         print_text(report)
     if not passed:
         raise typer.Exit(1)
+
+
+def _patch(
+    model: Any,
+    lines: list[list[str]],
+    view: View,
+    patches: list[str],
+    source: str | None,
+    target: str | None,
+    out: Path | None,
+    *,
+    json: bool,
+) -> None:
+    """Show each text's output before and after the edits; a file gets the edited maps."""
+    from heed.probe.attend import attend_texts, read_texts
+    from heed.probe.patch import edit_attention
+    from heed.probe.patched_output import parse_patches, patch_output, render_output
+
+    edits = parse_patches(model, patches, source)
+    for text in read_texts(model, lines, target):
+        output = patch_output(model, edits, *text)
+        if json:
+            print_json(output.to_dict())
+        else:
+            console().print(render_output(output))
+    if out is not None:
+        with edit_attention(model.model, edits):
+            for maps, path in attend_texts(model, lines, view, target=target, out=out):
+                print_text(f"{path}: {maps.text}", err=json)
+
+
+def _compare(
+    model: Any,
+    other: Any,
+    lines: list[list[str]],
+    view: View,
+    models: tuple[tuple[Path, str], tuple[Path, str]],
+    target: str | None,
+    out: Path | None,
+    *,
+    json: bool,
+) -> None:
+    """Show the pairs of heads of two models, or write them to a file."""
+    from heed.probe.attend import read_texts
+    from heed.probe.map_comparison import (
+        compare_maps,
+        name_models,
+        render_comparison,
+        save_comparison,
+    )
+
+    names = name_models(*models)
+    texts = list(read_texts(model, lines, target))
+    comparisons = compare_maps(model, other, texts, view, names=names)
+    for path in save_comparison(comparisons, out) if out is not None else ():
+        print_text(f"{path}: {names[0]} and {names[1]}", err=json)
+    if json:
+        print_json([one.to_dict() for one in comparisons])
+    elif out is None:
+        for one in comparisons:
+            console().print(render_comparison(one))

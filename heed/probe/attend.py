@@ -64,13 +64,16 @@ class View:
         return cls(kind, None if layer is None else layer - 1, index, words)
 
 
-def refuse_conflicts(*, check: bool, lens: bool, out: Path | None) -> None:
+def refuse_conflicts(
+    *, check: bool, lens: bool, patch: bool = False, against: bool = False, out: Path | None
+) -> None:
     """Raise an error for flags that ask for two results at once."""
-    if check and lens:
-        raise ConfigError(["--check and --lens are two tables: give one of them."])
+    flags = {"--check": check, "--lens": lens, "--patch": patch, "--against": against}
+    asked = [flag for flag, is_set in flags.items() if is_set]
+    if len(asked) > 1:
+        raise ConfigError([f"{' and '.join(asked)} are different questions: give one of them."])
     if out is not None and (check or lens):
-        flag = "--check" if check else "--lens"
-        raise ConfigError([f"--out writes maps, and {flag} prints a table: omit one of them."])
+        raise ConfigError([f"--out writes maps, and {asked[0]} prints a table: omit one of them."])
 
 
 def read_texts(

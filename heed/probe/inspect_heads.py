@@ -16,7 +16,7 @@ from heed.probe.examples import open_probe_set
 from heed.probe.head_cards import HeadReport, measure_heads
 from heed.probe.head_figures import draw_costs, draw_heads, draw_removals
 from heed.probe.head_tables import render_ablation, render_alignment, render_heads
-from heed.probe.patch import ZERO
+from heed.probe.patch import ZERO, Head
 from heed.runs.metric_plot import check_format
 from heed.runs.run import BEST_WEIGHTS
 
@@ -100,3 +100,8 @@ def render_result(result: Result) -> RenderableType:
     return (
         render_alignment(result) if isinstance(result, AlignmentResult) else render_ablation(result)
     )
+
+
+def removal_order(result: Result) -> list[Head]:
+    """The heads in the order in which an ablation removed them, the cheapest first."""
+    return [cost.head for cost in result.removals] if isinstance(result, Ablation) else []

@@ -66,7 +66,7 @@ def draw_head(attention: AttentionMap, layer: int, head: int | str = MEAN) -> Fi
         cell_height, cell_width = (min(MAX_CELL, side / count) for count in (n, m))
         width, height = cell_width * m, cell_height * n
         row_size, column_size = (
-            _font_size(cell * _label_step(count))
+            font_size(cell * _label_step(count))
             for cell, count in ((cell_height, n), (cell_width, m))
         )
         upright = cell_width * _label_step(m) < 0.25
@@ -74,16 +74,16 @@ def draw_head(attention: AttentionMap, layer: int, head: int | str = MEAN) -> Fi
         above = 0.75 + (1.0 if upright else 0.75) * plot.label_width(columns, column_size)
         figure = plot.new_figure(left + width + 1.0, above + height + 0.4)
         axes = plot.add_axes(figure, left, 0.4, width, height)
-        image = _draw_weights(axes, weights_nm, attention.visible)
+        image = draw_weights(axes, weights_nm, attention.visible)
         _outline_gold(axes, attention.gold or [])
-        _label_rows(axes, rows, row_size)
-        _label_columns(axes, columns, column_size, upright=upright)
+        label_rows(axes, rows, row_size)
+        label_columns(axes, columns, column_size, upright=upright)
         asks, answers = AXES.get(attention.kind, ("asks", "answers"))
         axes.set_ylabel(asks, labelpad=6)
         axes.set_xlabel(answers, labelpad=6)
         axes.set_title(subject, pad=10)
         bar = plot.clamp(height, 1.3, 2.4)
-        _add_scale(figure, image, left + width + 0.15, 0.4 + height - bar, bar)
+        add_scale(figure, image, left + width + 0.15, 0.4 + height - bar, bar)
         _add_legend(axes, attention, named_all=largest <= MAX_LABELS)
     return figure
 
@@ -106,7 +106,7 @@ def draw_overview(attention: AttentionMap, layer: int | None = None) -> Figure:
         left, above = 0.75, 0.75
         figure = plot.new_figure(left + width + 0.9, above + height + 0.35)
         axes = plot.add_axes(figure, left, 0.35, width, height)
-        image = _draw_panels(axes, panels, across, attention.visible)
+        image = draw_panels(axes, panels, across, attention.visible)
         _outline_panels(axes, panels, attention)
         _label_panels(axes, panels, attention, wrapped=wrapped)
         name = NAMES.get(attention.kind, "Cross-attention")
@@ -115,7 +115,7 @@ def draw_overview(attention: AttentionMap, layer: int | None = None) -> Figure:
             title = f"{name}, layer {attention.layers[0] + 1}, every head"
         axes.set_title(title, pad=24)
         bar = plot.clamp(height, 1.3, 2.4)
-        _add_scale(figure, image, left + width + 0.15, 0.35 + height - bar, bar)
+        add_scale(figure, image, left + width + 0.15, 0.35 + height - bar, bar)
         _add_legend(axes, attention, named_all=True, panels=True)
     return figure
 
@@ -151,7 +151,7 @@ def _label_step(count: int) -> int:
     return -(-count // MAX_LABELS)
 
 
-def _font_size(spacing: float) -> float:
+def font_size(spacing: float) -> float:
     return plot.clamp(spacing * 72 * 0.8, 5.0, 9.0)
 
 
@@ -163,11 +163,11 @@ def _numbered(labels: list[str]) -> tuple[list[float], list[str]]:
     return [place + 0.5 for place in places], names
 
 
-def _label_rows(axes: Axes, labels: list[str], size: float) -> None:
+def label_rows(axes: Axes, labels: list[str], size: float) -> None:
     axes.set_yticks(*_numbered(labels), fontsize=size)
 
 
-def _label_columns(axes: Axes, labels: list[str], size: float, *, upright: bool) -> None:
+def label_columns(axes: Axes, labels: list[str], size: float, *, upright: bool) -> None:
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     if upright:
@@ -188,7 +188,7 @@ def _scale() -> Any:
     return PowerNorm(0.5, vmin=0.0, vmax=1.0)
 
 
-def _draw_weights(axes: Axes, weights_nm: Floats, visible: NDArray[np.bool_]) -> Any:
+def draw_weights(axes: Axes, weights_nm: Floats, visible: NDArray[np.bool_]) -> Any:
     """Draw the cells; those that the mask hides show the hatched ground behind them."""
     from matplotlib.patches import Rectangle
 
@@ -232,7 +232,7 @@ def _outline_gold(axes: Axes, gold: list[tuple[int, int]]) -> None:
 # --------------------------------------------------------------------------------- the overview
 
 
-def _draw_panels(
+def draw_panels(
     axes: Axes, panels: list[list[Floats]], across: int, visible: NDArray[np.bool_]
 ) -> Any:
     """All panels as one image: an axes object for each would take seconds."""
@@ -318,7 +318,7 @@ def _label_panels(
 # ----------------------------------------------------------------------------------- the legends
 
 
-def _add_scale(figure: Figure, image: Any, left: float, bottom: float, height: float) -> None:
+def add_scale(figure: Figure, image: Any, left: float, bottom: float, height: float) -> None:
     bar = figure.colorbar(image, cax=plot.add_axes(figure, left, bottom, 0.1, height))
     bar.outline.set_edgecolor(plot.FAINT)
     bar.set_ticks(list(TICKS), labels=[f"{value:g}" for value in TICKS])

@@ -142,14 +142,49 @@ def list_heads(model: Model) -> list[Head]:
 
 def parse_head(text: str, model: Model) -> Head:
     """A head as a person types it, counted from 1: `cross.2.3`; `2.3` where there is one kind."""
-    kinds = _kinds(model)
-    *kind, layer, head = ("", "", *text.strip().split("."))[-3:]
-    name = kind[0] if kind and kind[0] else kinds[0] if len(kinds) == 1 else ""
-    if text.count(".") not in (1, 2) or not (layer.isdecimal() and head.isdecimal() and name):
-        raise ConfigError(
-            [f"{text!r} names no head: write kind.layer.head, counted from 1, as {kinds[-1]}.1.2."]
+    kind, layer, head = _split_name(text, model)
+    if not (layer.isdecimal() and head.isdecimal()):
+        raise _unnamed_head(text, model)
+    return check_head(model, Head(kind, int(layer) - 1, int(head) - 1))
+
+
+def parse_heads(text: str, model: Model) -> list[Head]:
+    """Heads as a person types them: `cross.2.3`, `cross.2.*` (a layer) or `cross.*.*` (a kind)."""
+    if "*" not in text:
+        return [parse_head(text, model)]
+    kind, *numbers = _split_name(text, model)
+    if not all(number == "*" or number.isdecimal() for number in numbers):
+        raise _unnamed_head(text, model)
+    heads = [
+        one
+        for one in list_heads(model)
+        if one.kind == kind
+        and all(
+            number == "*" or int(number) == index + 1
+            for number, index in zip(numbers, one[1:], strict=True)
         )
-    return check_head(model, Head(name, int(layer) - 1, int(head) - 1))
+    ]
+    if not heads:
+        check_head(model, Head(kind, *(0 if n == "*" else int(n) - 1 for n in numbers)))
+        raise ConfigError([f"{text} names no head that this model has."])
+    return heads
+
+
+def _split_name(text: str, model: Model) -> tuple[str, str, str]:
+    """Kind, layer and head of a name; the kind may be left out where there is one."""
+    parts, kinds = text.strip().split("."), _kinds(model)
+    if len(parts) == 2 and len(kinds) == 1:
+        parts = [kinds[0], *parts]
+    if len(parts) != 3:
+        raise _unnamed_head(text, model)
+    kind, layer, head = parts
+    return kind, layer, head
+
+
+def _unnamed_head(text: str, model: Model) -> ConfigError:
+    kind = (_kinds(model) or KINDS)[-1]
+    what = f"{text!r} names no head: write kind.layer.head, counted from 1, as {kind}.1.2."
+    return ConfigError([what])
 
 
 def check_head(model: Model, head: Head) -> Head:

@@ -22,7 +22,7 @@ from heed.files import publish, temporary_folder
 from heed.models import Model, Translator, from_weights
 from heed.models.inference import evaluating
 from heed.nn.attention import MultiHeadAttention
-from heed.probe.patch import ZERO, Head, attention_sites, check_head, edit_attention
+from heed.probe.patch import ZERO, Head, attention_sites, check_head, edit_attention, parse_heads
 from heed.runs.labels import Classes
 from heed.runs.load import load_run
 from heed.runs.run import BEST_WEIGHTS, Run
@@ -55,17 +55,19 @@ class PrunedRun:
 
 
 def prune_run(
-    source: Path, heads: Iterable[Head], target: Path, *, weights: str = BEST_WEIGHTS
+    source: Path, heads: Iterable[Head | str], target: Path, *, weights: str = BEST_WEIGHTS
 ) -> PrunedRun:
     """Write a new run without these heads; the run it comes from is left as it is.
 
+    A head may also be named as on the command line: `cross.2.3`, `encoder.1.*`, counted from 1.
     Everything is computed and checked before anything is written, and the run appears as a whole.
     A classifier's calibration is left out: it belongs to the probabilities of the whole model.
     """
     Run(target).refuse_if_taken()
     old = Run.open(source)
     model, tokenizer, recipe = load_run(source, device="cpu", weights=weights)
-    removed = tuple(sorted({check_head(model, head) for head in heads}))
+    parsed = [parse_heads(head, model) if isinstance(head, str) else [head] for head in heads]
+    removed = tuple(sorted({check_head(model, head) for each in parsed for head in each}))
     pruned = prune_model(model, removed)
     environment = {key: value for key, value in old.environment().items() if key in SAME_DATA}
     environment |= {"from": str(source), "pruned_heads": [head.label for head in removed]}
@@ -82,6 +84,31 @@ def prune_run(
     left = sum(_count_heads(site) for site in attention_sites(pruned).values())
     counts = (sum(p.numel() for p in one.parameters()) for one in (pruned, model))
     return PrunedRun(Run(target), removed, left, *counts)
+
+
+def choose_heads(names: Sequence[str], cheapest: Sequence[Head]) -> list[Head | str]:
+    """The heads of `--prune`: those named, or a number of those whose removal costs least."""
+    if not any(name.isdecimal() for name in names):
+        return list(names)
+    count = int(names[0])
+    if len(names) > 1 or not 1 <= count <= len(cheapest):
+        most = f", and at most {len(cheapest)}" if cheapest else ""
+        raise ConfigError(
+            [f"--prune {' '.join(names)}: give head names, or with --ablate one number{most}."]
+        )
+    return list(cheapest[:count])
+
+
+def check_flags(names: Sequence[str], target: Path | None, *, ablate: bool) -> None:
+    """Raise an error for flags of `heed heads --prune` that lack one another."""
+    if names and target is None:
+        raise ConfigError(["--prune writes a new run: name its folder with --run."])
+    if target is not None and not names:
+        raise ConfigError(["--run is the folder of a pruned run: say what to remove by --prune."])
+    if names and not ablate:
+        choose_heads(names, [])  # an error for a number
+    if target is not None:
+        Run(target).refuse_if_taken()
 
 
 def prune_model(model: Model, heads: Sequence[Head]) -> Model:

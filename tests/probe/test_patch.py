@@ -44,6 +44,7 @@ from heed.probe.patch import (
     edit_attention,
     list_heads,
     parse_head,
+    parse_heads,
     record_head_means,
 )
 
@@ -284,6 +285,10 @@ def test_heads_are_named_from_one() -> None:
     assert parse_head("2.3", classifier("none-concat")) == ("encoder", 1, 2)
     for head in list_heads(model):
         assert parse_head(head.label, model) == head
+    assert parse_heads("cross.2.*", model) == [("cross", 1, head) for head in range(4)]
+    assert parse_heads("decoder.*.*", model) == [h for h in list_heads(model) if h[0] == "decoder"]
+    assert parse_heads("*.1", classifier("none-concat")) == [("encoder", i, 0) for i in range(2)]
+    assert parse_heads("cross.1.1", model) == [("cross", 0, 0)]
     assert list_heads(new_translator(family="lstm")) == [("cross", 0, 0)]
     assert list_heads(classifier("lstm")) == []
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support import ATTENDING, VARIANTS, apart, new_translator, padded, texts, translator
 from torch import Tensor
+from typer.testing import CliRunner
 
 from heed import Translator as Mt
+from heed.cli.main import app
 from heed.config import ModelConfig, Recipe
 from heed.decode import plain
 from heed.decode.beam import Beam
@@ -25,6 +27,7 @@ from heed.models import Translator, build
 from heed.nn.merges import Merge
 from heed.probe.patch import ZERO, Head, edit_attention, list_heads
 from heed.probe.prune import PrunedRun, prune_model, prune_run
+from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.prepare.init_from import resolve_init
 
@@ -237,6 +240,43 @@ def test_formats_with_the_same_heads_in_every_layer_refuse(
     with pytest.raises(HeedError, match=r"heads in every layer|not installed"):
         export(pruned_run.run.folder, tmp_path / "out", to=to)
     assert not (tmp_path / "out").exists()
+
+
+def heads_command(*arguments: str) -> tuple[int, str]:
+    """Exit code and output, where `heed.cli.main` makes a sentence and a 2 of an error."""
+    result = CliRunner().invoke(app, ["heads", *arguments, "--device", "cpu"])
+    if isinstance(result.exception, HeedError):
+        return 2, str(result.exception)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_heads_prune_writes_a_run(run: Path, tmp_path: Path) -> None:
+    named, cheapest = str(tmp_path / "named"), str(tmp_path / "cheapest")
+    code, printed = heads_command(str(run), "--prune", "cross.1.2", "--run", named)
+    assert (code, "1 heads removed, 5 left" in printed) == (0, True), printed
+    ablate = ["--ablate", "--limit", "8", "--prune", "2", "--run", cheapest]
+    code, printed = heads_command(str(run), *ablate)
+    assert (code, "2 heads removed, 4 left" in printed) == (0, True), printed
+    assert Run.open(cheapest).finished
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prune", "cross.1.2"], "name its folder with --run"),
+        (["--run", "x"], "say what to remove by --prune"),
+        (["--prune", "2", "--run", "x"], "with --ablate one number"),
+        (["--prune", "cross.1.5", "--run", "x"], "heads 1 to 2"),
+    ],
+)
+def test_pruning_flags_that_lack_something_are_refused(
+    run: Path, arguments: list[str], says: str
+) -> None:
+    code, printed = heads_command(str(run), *arguments)
+    assert code == 2
+    assert says in printed
 
 
 def test_nothing_is_written_where_pruning_fails(run: Path, tmp_path: Path) -> None:
