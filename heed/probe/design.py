@@ -40,6 +40,8 @@ from heed.probe.weight_fit import (
 )
 
 SHARPNESS = 0.99
+LARGEST = 1e100
+"""The largest number of a key or value, and 1 over the smallest that a whole matrix may have."""
 EQUAL = 1e-8
 """Weights that differ by less are equal."""
 
@@ -232,7 +234,8 @@ def divergence(target_m: Floats, weights_m: Floats) -> float:
     """KL(target ‖ weights) in nats."""
     used = target_m > 0
     with np.errstate(divide="ignore"):
-        return float((target_m[used] * np.log(target_m[used] / weights_m[used])).sum())
+        logs = np.log(target_m[used]) - np.log(weights_m[used])
+    return max(0.0, float(target_m[used] @ logs))  # rounding alone makes it negative
 
 
 def _push_others_down(
@@ -274,6 +277,10 @@ def _check_matrix(rows: ArrayLike, name: str) -> Floats:
     if not np.isfinite(matrix).all():
         row = int(np.argwhere(~np.isfinite(matrix))[0][0])
         raise HeedError(f"row {row + 1} of the {name} has a number that is not finite.")
+    top = float(np.abs(matrix).max())
+    if top > LARGEST or 0 < top < 1 / LARGEST:
+        what = f"the largest of the {name} is {top:.3g}: a query for such numbers overflows."
+        raise HeedError(what, todo="Use another unit, so that they are near 1.")
     return matrix
 
 

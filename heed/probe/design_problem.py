@@ -216,6 +216,7 @@ def _read_target(task: Task, items: int) -> tuple[str, Floats | None]:
     if task.average is not None:
         indices = sorted({*parse_items(task.average, items, "--average")})
         names = "all values" if len(indices) == items else f"values {join_items(indices)}"
+        names = f"value {join_items(indices)} alone" if len(indices) == 1 else names
         return f"Average {names}", average_target(items, indices)
     if task.weights is not None:
         numbers = parse_numbers(task.weights, "--weights")
@@ -239,8 +240,8 @@ def _read_file(file: Path) -> Mapping[str, Any]:
             return {"keys": [row.split(SEPARATORS[suffix]) for row in rows]}
         content = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
         require_shallow(content)
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        what = f"this is not {suffix[1:].upper()} in UTF-8: {error}."
+    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON or TOML, or far too deep
+        what = f"this is not {suffix[1:].upper()} in UTF-8: {error or 'nested too deeply'}."
         raise DataError(what, where=str(file), todo="Correct the file.") from None
     return content if isinstance(content, dict) else {"keys": content}
 

@@ -41,7 +41,10 @@ def describe_solution(solution: Solution) -> str:
 
 
 def format_vector(vector: Floats) -> str:
-    """Numbers with three decimals, in columns."""
+    """Numbers in columns, with three decimals, or three digits where these would hide them."""
+    top = float(np.abs(vector).max(initial=0.0))
+    if top and not 0.01 <= top < 10_000:
+        return " ".join(f"{value + 0.0:9.3g}" for value in vector)
     return " ".join(f"{value + 0.0:7.3f}" for value in np.where(np.abs(vector) < SMALL, 0, vector))
 
 

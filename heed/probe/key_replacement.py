@@ -215,7 +215,9 @@ def _is_unit(vector_d: Floats) -> bool:
 
 def _check_query(query: ArrayLike, width: int) -> Floats:
     query_d = np.asarray(query, dtype=np.float64)
-    if query_d.shape != (width,) or not np.isfinite(query_d).all():
+    if query_d.shape != (width,):
         what = f"the query has {query_d.size} numbers, and keys have {width}."
-        raise HeedError(what, todo=f"Give {width} finite numbers.")
+        raise HeedError(what, todo=f"Give {width} numbers.")
+    if not np.isfinite(query_d).all():
+        raise HeedError("the query has a number that is not finite.", todo="Correct it.")
     return query_d

@@ -230,7 +230,7 @@ def test_the_scale_is_that_of_attend() -> None:
     assert np.allclose(wide.weights_m, narrow.weights_m)
 
 
-@pytest.mark.parametrize("unit", [1e-8, 1e8, 1e100])
+@pytest.mark.parametrize("unit", [1e-8, 1e8, 1e99])
 def test_the_unit_of_the_keys_does_not_matter(unit: float) -> None:
     plain, scaled = (
         design_query(keys_md, average_target(4, [0, 1]))
@@ -366,6 +366,8 @@ def test_nonnegative_least_squares_is_scipys(rows: int, unknowns: int, seed: int
         ([[1.0], [2.0]], [0.5, 0.9], {}, "sum to 1.4"),
         ([[1.0], [2.0]], [-1.0, 2.0], {}, "from 0 to 1"),
         ([[1.0], [float("nan")]], [1.0, 0.0], {}, "row 2 of the keys"),
+        ([[1.0], [1e200]], [1.0, 0.0], {}, "overflows"),
+        ([[0.0], [1e-200]], [1.0, 0.0], {}, "overflows"),
         ([1.0, 2.0], [1.0, 0.0], {}, "one row for each item"),
         ([[1.0], [2.0]], [1.0, 0.0], {"sharpness": 1.0}, "sharpness is 1.0"),
         ([[1.0], [2.0]], [1.0, 0.0], {"scale": -1.0}, "the scale is -1.0"),
@@ -387,6 +389,9 @@ def test_invalid_problems_are_refused_in_words(
     [
         ("keys.txt", "1 2", "give a .json"),
         ("keys.json", "{", "not JSON"),
+        ("keys.json", "[" * 100_000, "not JSON"),
+        ("keys.toml", "keys = " + "[" * 5_000, "not TOML"),
+        ("keys.json", '{"keys": [[' + "9" * 5_000 + "]]}", "not JSON"),
         ("keys.json", "{}", "there are no keys"),
         ("keys.json", '{"keys": [[1, 2], [3]]}', "row 2 has 1 numbers"),
         ("keys.json", '{"keys": [[1, "x"]]}', "row 1 has 'x'"),
