@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -79,25 +78,6 @@ def translator(run: Path) -> Translator:
 
 
 # ------------------------------------------------------------------------------------- from Python
-
-
-def test_the_documented_way_to_draw_attention(run: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (plotting,) = (block for block in blocks if "attention.save" in block)
-    script = f'import heed\n\nmt = heed.Translator.load("runs/mine")\n{plotting}'
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine").symlink_to(run)
-    answer = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert (tmp_path / "attention.png").stat().st_size > 1000
 
 
 def test_one_text_alone_is_a_sentence(translator: Translator) -> None:

@@ -359,6 +359,6 @@ def _add_legend(
 
 
 def _reading(attention: AttentionMap) -> str:
-    asks, answers = ("target", "source") if attention.kind == "cross" else ("", "")
+    asks, answers = (" (target)", " (source)") if attention.kind == "cross" else ("", "")
     n, m = attention.visible.shape
-    return f"rows ask: {n} {asks} tokens; columns answer: {m} {answers} tokens".replace("  ", " ")
+    return f"in each map {n} rows{asks} ask and {m} columns{answers} answer"
