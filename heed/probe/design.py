@@ -94,6 +94,11 @@ class Design:
         return float(np.linalg.norm(self.query_d))
 
     @property
+    def is_level(self) -> bool:
+        """Whether the query scores all keys alike, as the query 0 does."""
+        return bool(np.ptp(self.scale * self.keys_md @ self.query_d) <= EQUAL)
+
+    @property
     def output_v(self) -> Floats | None:
         """What attention returns; None without values."""
         return None if self.values_mv is None else self.weights_m @ self.values_mv

@@ -57,12 +57,12 @@ def project_keys(design: Design) -> tuple[Floats, Floats]:
     horizontal one that in which the keys differ most beside it.
     """
     keys_md, width = design.keys_md, design.keys_md.shape[1]
-    up_d = design.query_d / design.length if design.length > EQUAL else np.zeros(width)
+    up_d = np.zeros(width) if design.is_level else design.query_d / design.length
     if width == 2:
         return keys_md, up_d
     if width == 1:
         return np.column_stack([np.zeros(len(keys_md)), keys_md[:, 0]]), np.array([0.0, up_d[0]])
-    if design.length <= EQUAL:
+    if design.is_level:
         _, _, axes = np.linalg.svd(keys_md - keys_md.mean(axis=0), full_matrices=True)
         return keys_md @ axes[:2].T, np.zeros(2)
     around_db = null_space(up_d[None])
@@ -80,7 +80,7 @@ def hull_edges(keys_md: Floats) -> list[tuple[int, int]]:
     for pair in combinations(range(len(keys_md)), 2):
         face_m, _ = find_face(keys_md, np.isin(np.arange(len(keys_md)), pair))
         face_fd = keys_md[face_m]
-        if np.linalg.matrix_rank(face_fd - face_fd[0], tol=EQUAL) == 1:
+        if np.linalg.matrix_rank(face_fd - face_fd[0]) == 1:
             edges.append(pair)
     return edges
 
@@ -123,7 +123,7 @@ def _draw_keys(axes: Axes, design: Design) -> None:
             zorder=4,
         )
     axes.plot(0, 0, marker="+", color=plot.INK, markersize=7, zorder=2)
-    if design.length > EQUAL:
+    if not design.is_level:
         arrow = {"arrowstyle": "-|>", "color": plot.INK, "linewidth": 1.6, "shrinkA": 0}
         axes.annotate("", (tip_2[0], tip_2[1]), (0, 0), arrowprops=arrow, zorder=2)
         _draw_level(axes, points_m2, up_2)
@@ -153,8 +153,8 @@ def _draw_dependence(axes: Axes, points_m2: Floats, design: Design) -> None:
 
 def _describe_view(design: Design) -> str:
     width = design.keys_md.shape[1]
-    if design.length <= EQUAL:
-        return "the query is 0: all scores are equal"
+    if design.is_level:
+        return "no arrow: the query scores all keys alike"
     if width <= 2:
         return "arrow: the query; dashed: the highest score"
     return "up: the query, so height is the score"

@@ -66,8 +66,10 @@ def replace_key(
             sharpness=_sharpness_of_rest(share, sharpness),
         )
         query_d = rest.query_d
-        if rest.length <= EQUAL and abs(share * len(keys_md) - 1) > EQUAL:
-            query_d = _level_query(keys_md, index, share, scale, sharpness)
+        if rest.is_level:  # the shortest such query is 0, and gives every key the same weight
+            query_d = np.zeros_like(query_d)
+            if abs(share * len(keys_md) - 1) > EQUAL:
+                query_d = _level_query(keys_md, index, share, scale, sharpness)
         limit_m = np.insert((1 - share) * rest.limit_m, index, share)
         if rest.dependence is not None:
             dependence = Dependence(np.insert(rest.dependence.coefficients_m, index, 0.0))
@@ -154,7 +156,7 @@ def _level_query(
             todo=f"Give the new key the weight 1/{len(keys_md)}, or leave out a key.",
         )
     toward_b = (keys_md[index] - others_od[0]) @ basis_db
-    if np.linalg.norm(toward_b) <= EQUAL:
+    if np.linalg.norm(toward_b) <= EQUAL * np.abs(keys_md).max():
         toward_b = np.eye(len(toward_b))[0]
     axis_d = basis_db @ (toward_b / np.linalg.norm(toward_b))
     level = abs(float(others_od[0] @ axis_d))
@@ -188,7 +190,7 @@ def _place_key(
 ) -> Floats:
     """The key closest to the old one with this score; a selected unit key may have a higher one."""
     length = float(np.linalg.norm(query_d))
-    if length <= EQUAL:  # all keys have the score 0
+    if length == 0:  # every key has the score 0
         return old_d / (np.linalg.norm(old_d) or 1.0) if unit else old_d
     axis_d, along = query_d / length, score / length
     if not unit:
@@ -202,7 +204,7 @@ def _place_key(
     if is_selected:
         return np.asarray(axis_d)
     across_d = old_d - (old_d @ axis_d) * axis_d
-    if np.linalg.norm(across_d) <= EQUAL and len(axis_d) > 1:
+    if np.linalg.norm(across_d) <= EQUAL * np.linalg.norm(old_d) and len(axis_d) > 1:
         across_d = null_space(axis_d[None])[:, 0]
     across_d = across_d / (np.linalg.norm(across_d) or 1.0)
     along = float(np.clip(along, -1.0, 1.0))

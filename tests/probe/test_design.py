@@ -323,6 +323,14 @@ def test_a_key_that_is_in_the_way_is_moved(unit: bool) -> None:
         assert np.linalg.norm(design.keys_md[2]) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_a_replaced_key_has_the_unit_of_the_others(unit: float) -> None:
+    for target in (average_target(4, [0, 1, 2]), average_target(4, [0, 1]), select_target(4, 2)):
+        plain = replace_key(COURSE.keys_md, 2, target, scale=1.0)
+        scaled = replace_key(unit * COURSE.keys_md, 2, target, scale=1.0)
+        assert np.allclose(scaled.weights_m, plain.weights_m, atol=1e-6)
+
+
 def test_a_unit_key_outside_surrounding_keys_is_searched() -> None:
     """The hull of the others contains zero: there is no closed form, and a key is found."""
     around = 0.9 * np.array([[1.0, 0], [-0.5, 0.8], [-0.5, -0.8], [0.0, 0.0]])
