@@ -38,8 +38,9 @@ from heed.terminal import build_note, build_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACROSS = 8
-"""Pairs in a row of the figure."""
+ACROSS = {8: 4, 24: 6}
+"""Pairs in a row of the figure, by the number of pairs up to which that is so."""
+MOST_ACROSS = 8
 NAME_CHARACTERS = 16
 """Characters of a run's name beside the pairs."""
 CELL, LARGEST_SIDE = 0.3, 3.6
@@ -250,8 +251,9 @@ def _weights(attention: AttentionMap, head: Head) -> Any:
 def _draw_pairs(
     names: tuple[str, str], first: AttentionMap, second: AttentionMap, matches: list[HeadMatch]
 ) -> Figure:
-    rows = [matches[i : i + ACROSS] for i in range(0, len(matches), ACROSS)]
-    across = min(ACROSS, len(matches))
+    fitting = (columns for most, columns in ACROSS.items() if len(matches) <= most)
+    across = min(next(fitting, MOST_ACROSS), len(matches))
+    rows = [matches[i : i + across] for i in range(0, len(matches), across)]
     with plot.use_style():
         panel = plot.clamp(6.0 / across, 0.5, 1.6)
         pitch = panel * (1 + GAP_PIXELS / PANEL_PIXELS)
