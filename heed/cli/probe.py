@@ -127,8 +127,8 @@ def attend(
         refuse_conflicts,
         render_view,
     )
-    from heed.probe.checks import render_checks
     from heed.probe.lens import render_lens
+    from heed.probe.mask_checks import render_checks
 
     patches, compared = bool(patch or patch_from), bool(against or against_weights)
     refuse_conflicts(check=check, lens=lens, patch=patches, against=compared, out=out)

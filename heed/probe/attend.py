@@ -12,10 +12,10 @@ from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, nearest
 from heed.probe.attention_maps import KINDS, AttentionMaps
-from heed.probe.checks import Check, check_attention
 from heed.probe.lens import Lens, read_lens
 from heed.probe.map_figure import MEAN
 from heed.probe.map_output import check_format, render_links
+from heed.probe.mask_checks import Check, check_attention
 from heed.probe.text_trace import InputTokens
 
 MOST_CHECKED = 64

@@ -66,7 +66,7 @@ def draw_head(attention: AttentionMap, layer: int, head: int | str = MEAN) -> Fi
         cell_height, cell_width = (min(MAX_CELL, side / count) for count in (n, m))
         width, height = cell_width * m, cell_height * n
         row_size, column_size = (
-            font_size(cell * _label_step(count))
+            font_size(cell * _label_step(count), plot.TEXT_SIZE * side / SIDE)
             for cell, count in ((cell_height, n), (cell_width, m))
         )
         upright = cell_width * _label_step(m) < 0.25
@@ -151,8 +151,9 @@ def _label_step(count: int) -> int:
     return -(-count // MAX_LABELS)
 
 
-def font_size(spacing: float) -> float:
-    return plot.clamp(spacing * 72 * 0.8, 5.0, 9.0)
+def font_size(spacing: float, most: float = plot.TEXT_SIZE) -> float:
+    """The size of labels with this spacing, at most `most`."""
+    return plot.clamp(spacing * 72 * 0.8, 5.0, most)
 
 
 def _numbered(labels: list[str]) -> tuple[list[float], list[str]]:
@@ -222,11 +223,16 @@ def _outline_gold(axes: Axes, gold: list[tuple[int, int]]) -> None:
     from matplotlib.patches import Rectangle
 
     for row, column in gold:
-        axes.add_patch(
-            Rectangle(
-                (column, row), 1, 1, fill=False, color=plot.GOLD, lw=1.3, zorder=3, clip_on=False
-            )
-        )
+        box = Rectangle((column, row), 1, 1, fill=False, color=plot.GOLD, lw=1.3, zorder=3)
+        box.set(clip_on=False, path_effects=_halo(2.8))
+        axes.add_patch(box)
+
+
+def _halo(width: float) -> list[Any]:
+    """A white line behind an outline, so that it shows on a dark cell in gray, too."""
+    from matplotlib.patheffects import Normal, Stroke
+
+    return [Stroke(linewidth=width, foreground="white"), Normal()]
 
 
 # --------------------------------------------------------------------------------- the overview
@@ -291,7 +297,9 @@ def _outline_panels(axes: Axes, panels: list[list[Floats]], attention: Attention
                 top, bottom = (row * pitch + PANEL_PIXELS * (query + i) / n - 0.5 for i in (0, 1))
                 left, right = (column * pitch + PANEL_PIXELS * (key + i) / m - 0.5 for i in (0, 1))
                 boxes.append([(left, top), (right, top), (right, bottom), (left, bottom)])
-    axes.add_collection(PolyCollection(boxes, facecolor="none", edgecolor=plot.GOLD, linewidth=0.8))
+    outlines = PolyCollection(boxes, facecolor="none", edgecolor=plot.GOLD, linewidth=0.8)
+    outlines.set_path_effects(_halo(1.8))
+    axes.add_collection(outlines)
 
 
 def _label_panels(

@@ -207,7 +207,7 @@ def _cut(ids: list[int], limit: int, what: str) -> list[int]:
 
 
 def _warn_cut(count: int, limit: int, what: str) -> None:
-    message = f"only the first {limit:,} of {count:,} {what} are read: the model has this limit."
+    message = f"only the first {limit:,} of {count:,} {what} are read: that is the limit."
     warnings.warn(message, HeedWarning, stacklevel=2)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,3 +179,20 @@ def test_the_terminal_shows_the_largest_weights_in_80_columns(tokens: list[str])
     for row, values in zip(rows, mean, strict=True):
         assert f"{values.max():.2f}" in row
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_maps_show_themselves_in_a_notebook_and_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    maps = AttentionMaps("a <b> text", "translate", cross=a_map())
+    maps.show()
+    assert "Cross-attention, layer 2, mean of 2 heads" in capsys.readouterr().out
+    published: list[dict[str, str]] = []
+    shell = type("ZMQInteractiveShell", (), {"display_pub": SimpleNamespace()})()
+    shell.display_pub.publish = published.append
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    maps.show(head="mean")
+    (data,) = published
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert data["text/plain"] == repr(maps)
+    assert "a &lt;b&gt; text" in maps._repr_html_()

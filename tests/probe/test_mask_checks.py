@@ -17,7 +17,7 @@ from support import (
 )
 
 from heed.models import Model
-from heed.probe.checks import Check, check_attention, check_weights
+from heed.probe.mask_checks import Check, check_attention, check_weights
 
 LEAKS = {
     "sequence": "changing the future moves no output",
