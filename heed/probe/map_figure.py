@@ -52,7 +52,7 @@ def draw_maps(
     attention = maps.get(kind)
     if head is None:
         return draw_overview(attention, layer)
-    return draw_head(attention, len(attention.weights) - 1 if layer is None else layer, head)
+    return draw_head(attention, last_layer(attention) if layer is None else layer, head)
 
 
 def draw_head(attention: AttentionMap, layer: int, head: int | str = MEAN) -> Figure:
@@ -92,6 +92,7 @@ def draw_overview(attention: AttentionMap, layer: int | None = None) -> Figure:
     """All heads, one row for each layer; with a layer, the heads of that layer alone."""
     if layer is not None:
         attention = attention.select_layer(layer)
+    require_heads(attention)
     panels = [list(weights_hnm) for weights_hnm in attention.weights]
     across = max(map(len, panels))
     if len(panels) == 1 and across > 4:
@@ -120,9 +121,25 @@ def draw_overview(attention: AttentionMap, layer: int | None = None) -> Figure:
     return figure
 
 
+def last_layer(attention: AttentionMap) -> int:
+    """The last layer that has heads; in a pruned model others may have none."""
+    return max((i for i, heads in enumerate(attention.weights) if len(heads)), default=0)
+
+
+def require_heads(attention: AttentionMap) -> None:
+    """Raise an error where all heads of the layers of a map were pruned."""
+    if not any(map(len, attention.weights)):
+        layers = " and ".join(str(layer + 1) for layer in attention.layers)
+        raise HeedError(
+            f"{attention.kind} attention has no heads in layer {layers}: all were pruned.",
+            todo="Choose another layer or kind.",
+        )
+
+
 def select_head(attention: AttentionMap, layer: int, head: int | str) -> tuple[Floats, str]:
     """The weights [n, m] of a head or of the mean of heads, and a title that names them."""
     attention = attention.select_layer(layer)
+    require_heads(attention)
     (weights_hnm,) = attention.weights
     name = f"{NAMES.get(attention.kind, 'Cross-attention')}, layer {attention.layers[0] + 1}"
     if head == MEAN:
@@ -314,7 +331,8 @@ def _label_panels(
         if not wrapped:
             label = f"layer {attention.layers[row] + 1}"
             axes.text(-8, middle, label, ha="right", va="center", fontsize=9)
-        for column in range(len(heads)):
+        # A pruned layer may have fewer heads than the layers below it in the figure.
+        for column in range(len(heads) if wrapped else across):
             number = number + 1 if wrapped else column + 1
             if row == 0 or wrapped:
                 place = (column * pitch + PANEL_PIXELS / 2, row * pitch - 2)

@@ -19,7 +19,7 @@ from heed import plot
 from heed.assets import fill_page
 from heed.errors import DataError
 from heed.files import make_folder, to_json, write_atomic
-from heed.probe.map_figure import MEAN, draw_maps, select_head
+from heed.probe.map_figure import MEAN, draw_maps, last_layer, select_head
 from heed.terminal import PlainConsole, build_note, build_table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def render_links(
     Without a layer it is the last one; without a head the mean of its heads.
     """
     attention = maps.get(kind)
-    layer = len(attention.weights) - 1 if layer is None else layer
+    layer = last_layer(attention) if layer is None else layer
     weights_nm, title = select_head(attention, layer, MEAN if head is None else head)
     width = min(TOKEN_WIDTH, max(map(cell_len, attention.query_tokens + attention.key_tokens)))
     count = max(1, min(STRONGEST, (LINE_WIDTH - width) // (width + LINK_WIDTH)))
@@ -148,7 +148,7 @@ def _fit(token: str, width: int) -> Text:
 
 def _summary(maps: AttentionMaps, attention: AttentionMap) -> str:
     """What there is beside what is shown, and how to choose it."""
-    heads = "–".join(str(n) for n in sorted({len(layer) for layer in attention.weights}))
+    heads = max(map(len, attention.weights))  # of a pruned model, most
     kinds = ", ".join(one.kind for one in maps.maps)
     others = f", --kind {kinds}" if len(maps.maps) > 1 else ""
     layers = len(attention.weights)

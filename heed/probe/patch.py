@@ -207,6 +207,8 @@ def check_head(model: Model, head: Head) -> Head:
 
 def attention_sites(model: Model) -> dict[tuple[str, int], nn.Module]:
     """The module that attends, by kind and layer."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(["Attention is that of a model: pass .model of what heed.load returns."])
     if isinstance(model, Translator):
         stacks = {"encoder": model.encoder, "decoder": model.decoder}
     else:

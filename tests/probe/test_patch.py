@@ -224,6 +224,15 @@ def test_nothing_remains_after_the_context_or_an_exception() -> None:
     assert torch.equal(model(SOURCE_BM, mask=REAL_BM), before)
 
 
+def test_a_pipeline_is_no_model() -> None:
+    pipeline: Any = object()
+    with (
+        pytest.raises(ConfigError, match=r"pass \.model of what heed\.load returns"),
+        edit_attention(pipeline, {("cross", 0, 0): ZERO}),
+    ):
+        raise AssertionError("unreachable")
+
+
 def test_a_wrong_edit_among_right_ones_sets_none() -> None:
     model = classifier("none-concat")
     with (

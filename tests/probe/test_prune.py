@@ -25,6 +25,7 @@ from heed.errors import ConfigError, HeedError, RunError
 from heed.export import export
 from heed.models import Translator, build
 from heed.nn.merges import Merge
+from heed.probe.map_output import render_links
 from heed.probe.patch import ZERO, Head, edit_attention, list_heads
 from heed.probe.prune import PrunedRun, prune_model, prune_run
 from heed.runs.run import Run
@@ -250,6 +251,18 @@ def heads_command(*arguments: str) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
+
+
+def test_maps_of_a_layer_without_heads(pruned_run: PrunedRun, tmp_path: Path) -> None:
+    """The decoder's only layer lost both heads; cross-attention lost one of two."""
+    maps = Mt.load(pruned_run.run.folder, device="cpu").attention(SENTENCES[0])
+    assert [len(layer) for layer in maps.get("decoder").weights] == [0]
+    assert maps.save(tmp_path / "cross.png", "cross").exists()
+    for head in (None, "mean", 0):
+        with pytest.raises(HeedError, match="no heads in layer 1: all were pruned"):
+            maps.save(tmp_path / "decoder.png", "decoder", head=head)
+    with pytest.raises(HeedError, match="no heads"):
+        render_links(maps, "decoder")
 
 
 def test_heads_prune_writes_a_run(run: Path, tmp_path: Path) -> None:
