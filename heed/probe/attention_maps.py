@@ -101,8 +101,9 @@ class AttentionMap:
 
         A special token stays a unit of its own, so that the rows of a map still sum to one.
         """
-        rows, columns = _membership(self.queries), _membership(self.keys)
-        means = rows / np.maximum(1, rows.sum(axis=1, keepdims=True))
+        rows, columns = _first_tokens(self.queries), _first_tokens(self.keys)
+        sizes = np.diff(rows, append=len(self.queries)).astype(np.float32)[:, None]
+        sums = (np.add.reduceat(layer, columns, axis=2) for layer in self.weights)
         gold = None
         if self.gold is not None:
             query_units, key_units = self.queries.units(), self.keys.units()
@@ -111,8 +112,10 @@ class AttentionMap:
             self,
             queries=self.queries.by_word(),
             keys=self.keys.by_word(),
-            weights=[(means @ layer @ columns.T).astype(np.float32) for layer in self.weights],
-            visible=rows @ self.visible @ columns.T > 0,
+            weights=[np.add.reduceat(layer, rows, axis=1) / sizes for layer in sums],
+            visible=np.logical_or.reduceat(
+                np.logical_or.reduceat(self.visible, columns, axis=1), rows, axis=0
+            ),
             gold=gold,
         )
 
@@ -295,10 +298,9 @@ def _tokens_to_dict(labels: TokenLabels) -> list[dict[str, Any]]:
     ]
 
 
-def _membership(labels: TokenLabels) -> Floats:
-    """[units, tokens]: 1 where a token belongs to a unit, which is a word or a special token."""
-    units = labels.units()
-    return np.equal.outer(np.arange(units.max(initial=-1) + 1), units).astype(np.float32)
+def _first_tokens(labels: TokenLabels) -> NDArray[np.int64]:
+    """The index of the first token of each unit, which is a word or a special token."""
+    return np.flatnonzero(np.diff(labels.units(), prepend=-1))
 
 
 # ---------------------------------------------------------------------------------- from a model

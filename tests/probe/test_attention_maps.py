@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy_forward import decoder_maps, encoder_maps
 from support import (
     ATTENDING,
@@ -41,7 +43,7 @@ from heed.probe.attention_maps import (
     map_inputs,
     map_pairs,
 )
-from heed.probe.text_trace import classifier_input
+from heed.probe.text_trace import TokenLabels, classifier_input
 from heed.runs.labels import Classes
 
 PAIRS = [(s.english, s.french) for s in synthetic.generate_sentences("dev", 70)]
@@ -154,6 +156,34 @@ def test_word_attention_sums_token_attention(model: Translator, tokenizer: Token
         wanted = by_word(weights[0, :, :, :-1].numpy(), rows, columns)
         assert np.allclose(layer[:, :-1, :-1], wanted, atol=1e-6)
         assert np.allclose(layer.sum(-1), 1, atol=1e-5)
+
+
+words_of_tokens = st.lists(st.sampled_from([None, 0, 1]), min_size=1, max_size=9)
+
+
+@given(queries=words_of_tokens, keys=words_of_tokens)
+def test_any_words_keep_the_sums_of_rows(queries: list[int | None], keys: list[int | None]) -> None:
+    """0 is the same word as the token before it, 1 the next word, None a special token."""
+
+    def labels(steps: list[int | None]) -> TokenLabels:
+        counts = np.cumsum([step or 0 for step in steps])
+        words = [None if step is None else int(n) for step, n in zip(steps, counts, strict=True)]
+        return TokenLabels([str(i) for i in range(len(steps))], words, [*"abcdefghij"])
+
+    n, m = len(queries), len(keys)
+    raw = np.random.default_rng(n).random((2, n, m)).astype(np.float32)
+    weights = raw / raw.sum(axis=-1, keepdims=True)
+    visible = np.tri(n, m, dtype=bool)
+    found = AttentionMap("cross", labels(queries), labels(keys), [weights], visible).by_word()
+    assert np.allclose(found.weights[0].sum(axis=-1), 1, atol=1e-5)
+    assert found.visible.shape == found.weights[0].shape[1:]
+    assert found.visible.shape == (len(found.queries), len(found.keys))
+    rows, columns = labels(queries).units(), labels(keys).units()
+    for row, column in np.ndindex(*found.visible.shape):
+        cells = np.ix_(rows == row, columns == column)
+        assert found.visible[row, column] == visible[cells].any()
+        wanted = weights[(slice(None), *cells)].sum(axis=-1).mean(axis=-1)
+        assert np.allclose(found.weights[0][:, row, column], wanted, atol=1e-6)
 
 
 def test_maps_do_not_depend_on_the_batch(model: Translator, tokenizer: Tokenizer) -> None:
