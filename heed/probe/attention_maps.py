@@ -112,7 +112,9 @@ class AttentionMap:
             self,
             queries=self.queries.by_word(),
             keys=self.keys.by_word(),
-            weights=[np.add.reduceat(layer, rows, axis=1) / sizes for layer in sums],
+            weights=[
+                (np.add.reduceat(layer, rows, axis=1) / sizes).astype(np.float32) for layer in sums
+            ],
             visible=np.logical_or.reduceat(
                 np.logical_or.reduceat(self.visible, columns, axis=1), rows, axis=0
             ),
