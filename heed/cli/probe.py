@@ -247,7 +247,7 @@ def heads(
     from heed.probe.inspect_heads import Options, inspect_heads, removal_order, render_result
     from heed.probe.prune import check_flags, choose_heads, prune_run
 
-    check_flags(prune or [], pruned_run, ablate=ablate)
+    check_flags(prune or [], pruned_run, ablate=ablate, how=how)
     if pruned_run is not None and not ablate:
         print_text(prune_run(run, prune or [], pruned_run, weights=weights).describe())
         return

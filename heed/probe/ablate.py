@@ -32,7 +32,7 @@ from heed.probe.head_cards import require_heads
 from heed.probe.patch import ZERO, Edit, Head, edit_attention, list_heads, record_head_means
 from heed.stats.comparison import SumMetric
 from heed.stats.families import DRAWS, judge_family
-from heed.stats.intervals import Interval
+from heed.stats.intervals import MIN_ITEMS, Interval
 from heed.stats.variance import System, estimate_variances
 from heed.train.validate import greedy_config
 
@@ -130,6 +130,9 @@ def ablate_heads(
     require_heads(probe)
     check_options(probe, how, metric)
     scorer = Scorer(probe, how)
+    if len(scorer.examples) < MIN_ITEMS:
+        what = f"{len(scorer.examples)} examples give no intervals: take at least {MIN_ITEMS}."
+        raise DataError(what, where=probe.held_out.name, todo="Raise --limit, or use more text.")
     heads = list_heads(probe.model)
     notify(f"Silencing {len(heads)} heads in turn on {len(scorer.examples):,} examples…")
     whole = scorer.counts(metric)

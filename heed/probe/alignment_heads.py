@@ -105,10 +105,12 @@ def choose_alignment_heads(
     """
     if not isinstance(dev.model, Translator):
         raise ConfigError([f"--align is for translators; this run's task is {dev.recipe.task!r}."])
+    heads = [head for head in list_heads(dev.model) if head.kind == "cross"]
+    if not heads:
+        raise ConfigError(["--align needs cross-attention: all of its heads were pruned."])
     pairs = list(islice(aligner_pairs(dev), ALIGNER_PAIRS))
     notify(f"Fitting a word aligner to {len(pairs):,} sentence pairs…")
     aligner = WordAligner.fit(pairs)
-    heads = [head for head in list_heads(dev.model) if head.kind == "cross"]
     notify(f"Choosing among {len(heads)} cross-attention heads on {dev.held_out.name}…")
     maps = [list(_collect(probe, aligner)) for probe in (dev, test)]
     for probe, batches in zip((dev, test), maps, strict=True):
@@ -219,7 +221,7 @@ def _collect(probe: ProbeSet, aligner: WordAligner) -> Iterator[PairMaps]:
             is_target = np.arange(n) < maps.target_words[:, None]
             is_source = np.arange(m) < maps.source_words[:, None]
             yield PairMaps(
-                weights.cpu().numpy(),
+                weights.float().cpu().numpy(),
                 is_target[:, :, None] & is_source[:, None],
                 maps.link_matrix(links, weights.device).cpu().numpy() > 0,
             )

@@ -138,11 +138,12 @@ class AttentionMap:
 
     def with_gold(self, links: Links) -> AttentionMap:
         """The map with a gold alignment of words, given as (key word, query word)."""
+        linked = set(links)
         cells = [
             (n, m)
             for n, query in enumerate(self.query_words)
             for m, key in enumerate(self.key_words)
-            if query is not None and key is not None and (key, query) in set(links)
+            if query is not None and key is not None and (key, query) in linked
         ]
         return replace(self, gold=cells)
 
@@ -335,11 +336,13 @@ def map_batch(
 ) -> list[AttentionMaps]:
     """The attention of a model over texts in one padded batch; a translator needs the sources."""
     trace = trace_batch(model, inputs, sources, pad=pad)
-    if not (trace.encoder or trace.decoder or trace.cross):
-        raise RunError(
-            "this LSTM has no attention: only a translating one attends, to its source.",
-            todo="Train with model.family = 'transformer' to see attention.",
-        )
+    if not any(layer.shape[1] for layer in trace.encoder + trace.decoder + trace.cross):
+        if getattr(model.config, "family", None) == "lstm":
+            raise RunError(
+                "this LSTM has no attention: only a translating one attends, to its source.",
+                todo="Train with model.family = 'transformer' to see attention.",
+            )
+        raise RunError("this model has no attention: all of its heads were pruned.")
     if not all(layer.isfinite().all() for layer in trace.encoder + trace.decoder + trace.cross):
         raise nan_error([model], "it has no attention maps")
     maps = []
@@ -370,7 +373,7 @@ def _map(
     kind: str, row: int, layers: Sequence[Tensor], queries: TokenLabels, keys: TokenLabels
 ) -> AttentionMap | None:
     """One text's part of a padded batch of weights [b, h, n, m] per layer."""
-    if not layers:
+    if not any(layer.shape[1] for layer in layers):  # none, or all heads were pruned
         return None
     n, m = len(queries), len(keys)
     weights = [layer[row, :, :n, :m].float().cpu().numpy().copy() for layer in layers]
@@ -380,5 +383,5 @@ def _map(
 
 def best_layer(maps: Sequence[AttentionMap], gold: Sequence[Links]) -> int:
     """The layer whose attention is closest to gold alignments; choose it on dev."""
-    layers = range(len(maps[0].weights))
+    layers = [i for i, layer in enumerate(maps[0].weights) if len(layer)]
     return min(layers, key=lambda i: alignment_error_rate([m.links(i) for m in maps], gold))

@@ -297,7 +297,7 @@ def check_target(target: ArrayLike, items: int) -> Floats:
         raise HeedError(what, todo="Give one weight for each key.")
     if not np.isfinite(target_m).all() or (target_m < 0).any() or target_m.sum() <= 0:
         raise HeedError("target weights are numbers from 0 to 1.", todo="Correct them.")
-    if abs(target_m.sum() - 1) > 0.005 * items:
+    if abs(target_m.sum() - 1) > min(0.005 * items, 0.05):  # rounded to two decimals
         what = f"the target weights sum to {target_m.sum():.4g}, and attention weights sum to 1."
         raise HeedError(what, todo="Divide them by their sum.")
     return target_m / target_m.sum()

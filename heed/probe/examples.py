@@ -202,7 +202,15 @@ class ProbeSet:
         ]
         indices = {name: i for i, name in enumerate(classes.names)}
         for record, ids in zip(records, pipeline.input_ids(texts), strict=True):
-            yield Example(ids, [class_index(record, indices)], record.texts)
+            target, is_whole = class_index(record, indices), self._is_whole(ids, record.texts)
+            yield Example(ids, [target], record.texts, is_whole=is_whole)
+
+    def _is_whole(self, ids: list[int], texts: tuple[str, ...]) -> bool:
+        """Whether a classifier reads all of a text, or of both texts of a pair."""
+        if len(ids) < self.max_length:
+            return True
+        tokens = sum(len(self.tokenizer.encode(text)) for text in texts)
+        return tokens + len(texts) + 1 <= self.max_length  # begin, separator and end
 
     def _encode_text(self, records: list[Record], links: list[Links | None]) -> Iterator[Example]:
         """Windows over each text; one of a masked language model predicts its own tokens."""

@@ -202,7 +202,7 @@ def attention_weights(model: Model, inputs: Inputs) -> dict[str, list[Tensor]]:
     if not isinstance(model, Translator):
         out = model.states(inputs.ids_bn, tokens, weights=True)
         kind = "decoder" if isinstance(model, LanguageModel) and model.causal else "encoder"
-        return {kind: out.self_weights}
+        return _with_heads({kind: out.self_weights})
     if inputs.source_bm is None:
         raise ValueError("A translator needs sources.")
     source_tokens = Tokens.of(inputs.source_bm, mask=inputs.source_real_bm)
@@ -213,7 +213,14 @@ def attention_weights(model: Model, inputs: Inputs) -> dict[str, list[Tensor]]:
         "decoder": out.self_weights,
         "cross": out.cross_weights,
     }
-    return {kind: layers for kind, layers in weights.items() if layers}
+    return _with_heads(weights)
+
+
+def _with_heads(weights: dict[str, list[Tensor]]) -> dict[str, list[Tensor]]:
+    """The kinds that have a head: all of a kind's heads may be pruned."""
+    return {
+        kind: layers for kind, layers in weights.items() if any(layer.shape[1] for layer in layers)
+    }
 
 
 def aligner_pairs(probe: ProbeSet) -> Iterator[tuple[str, str]]:
@@ -273,6 +280,8 @@ class _HeadSums:
         for _ in range(REPEATS):
             draw = random.choice(usable, period, replace=len(usable) < period).tolist()
             sequences.append(Example([bos, *draw * min(COPIES, room // period)], [], ("",)))
+        if "decoder" not in self.heads:
+            return
         self.induction = RatioSums((len(self.heads["decoder"]) + 1,))
         for inputs in self.probe.batches_of(sequences):
             cells = self._cells("decoder", inputs)
@@ -359,8 +368,8 @@ def name_head(metrics: dict[str, Estimate]) -> str:
 
 def _link_errors(predicted: Sequence[Links], gold: Sequence[Links | None]) -> tuple[Floats, Floats]:
     """[b, 1]: numerators and denominators of the alignment error rate of each pair."""
-    sizes = [len(p) + len(g) if g else 0 for p, g in zip(predicted, gold, strict=True)]
-    shared = [len(p & g) if g else 0 for p, g in zip(predicted, gold, strict=True)]
+    sizes = [0 if g is None else len(p) + len(g) for p, g in zip(predicted, gold, strict=True)]
+    shared = [0 if g is None else len(p & g) for p, g in zip(predicted, gold, strict=True)]
     errors = np.array(sizes, float) - 2 * np.array(shared, float)
     return errors[:, None], np.array(sizes, float)[:, None]
 

@@ -231,9 +231,9 @@ class WordMaps:
         """[b, h] and [b, 1]: numerators and denominators of the alignment error rate.
 
         |A| + |G| - 2 |A ∩ G| over |A| + |G| (Och and Ney 2003), with one link a target word in A. A
-        pair without gold links, or one that was cut, adds nothing.
+        pair whose links are not known, or one that was cut, adds nothing.
         """
-        usable_b = self.whole_b & np.array([bool(pair_links) for pair_links in links])
+        usable_b = self.whole_b & np.array([pair_links is not None for pair_links in links])
         gold_bNM = self.link_matrix(links, weights_bhnm.device)
         sizes_b = self.target_words + _to_numpy(gold_bNM.sum(dim=(1, 2)))
         errors_bh = sizes_b[:, None] - 2 * self.hits(weights_bhnm, gold_bNM)

@@ -118,7 +118,10 @@ def compare_maps(
             read = (*read, first.attention(*read).target)
         ours.append(first.attention(*read))
         theirs.append(second.attention(*read))
-    by_word = view.words or any(_tokens(a) != _tokens(b) for a, b in zip(ours, theirs, strict=True))
+    kinds = _shared_kinds(ours[0], theirs[0], view.kind)
+    by_word = view.words or any(
+        _tokens(a, kinds) != _tokens(b, kinds) for a, b in zip(ours, theirs, strict=True)
+    )
     if by_word:
         ours, theirs = [one.by_word() for one in ours], [one.by_word() for one in theirs]
     shown = [maps.text for maps in ours]
@@ -130,7 +133,7 @@ def compare_maps(
             shown,
             by_word=by_word,
         ).select(view)
-        for kind in _shared_kinds(ours[0], theirs[0], view.kind)
+        for kind in kinds
     ]
 
 
@@ -161,8 +164,8 @@ def _compare_kind(
     return MapComparison(names, first, second, match_heads(first, second), texts, by_word)
 
 
-def _tokens(maps: AttentionMaps) -> list[tuple[list[str], list[str]]]:
-    return [(one.query_tokens, one.key_tokens) for one in maps.maps]
+def _tokens(maps: AttentionMaps, kinds: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    return [(one.query_tokens, one.key_tokens) for one in map(maps.get, kinds)]
 
 
 def _shared_kinds(one: AttentionMaps, other: AttentionMaps, kind: str | None) -> list[str]:

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from torch import Tensor
 
 from heed.errors import ConfigError
-from heed.probe.attend import LoadedModel
+from heed.probe.attend import LoadedModel, read_texts
 from heed.probe.patch import ZERO, Edit, Head, edit_attention, find_pattern, parse_heads
 from heed.probe.text_trace import InputTokens, trace_batch
 from heed.terminal import build_grid, build_note, build_table
@@ -77,7 +77,10 @@ def parse_patches(
     if source is not None and not bare:
         what = "--patch-from is not used: name a head without a pattern, as in --patch cross.2.3"
         raise ConfigError([f"{what}."])
-    maps = None if source is None else model.attention(source)
+    maps = None
+    if source is not None:
+        (reading,) = read_texts(model, [[source]])
+        maps = model.attention(*reading)
     for patch in patches:
         name, _, pattern = patch.partition("=")
         heads = parse_heads(name, model.model)
@@ -135,11 +138,10 @@ def _patch_translation(
     before, after, (patched,) = _run_both(
         model, edits, written, [source], lambda: pipeline.translate([text])
     )
-    following = [*written.ids[1:], model.tokenizer.specials.eos]
     names = (written.following or written.labels).tokens
     predictions = [
         _prediction(model, name, token, p_v, q_v)
-        for name, token, p_v, q_v in zip(names, following, before, after, strict=False)
+        for name, token, p_v, q_v in zip(names, written.written, before, after, strict=True)
     ]
     return _compare(model, text, edits, (own.text, patched.text), predictions, before, after)
 
@@ -147,6 +149,9 @@ def _patch_translation(
 def _patch_generation(
     model: LoadedModel, read: InputTokens, source: None, edits: Mapping[Head, Edit]
 ) -> PatchedOutput:
+    if not model.model.causal:
+        what = "--patch shows next tokens, and a masked language model predicts none"
+        raise ConfigError([f"{what}: look at its maps with heed attend --out."])
     before, after, _ = _run_both(model, edits, read, [], lambda: None)
     p_v, q_v = _softmax(before[-1]), _softmax(after[-1])
     tokens = np.argsort(-np.maximum(p_v, q_v))[:NEXT_TOKENS]
@@ -165,7 +170,8 @@ def _patch_classification(
     pipeline = model.pipeline
     names = pipeline.classes.names
     before, after, _ = _run_both(model, edits, read, [], lambda: None)
-    p_v, q_v = (_softmax(logits[0] / pipeline.temperature) for logits in (before, after))
+    before, after = before / pipeline.temperature, after / pipeline.temperature
+    p_v, q_v = _softmax(before[0]), _softmax(after[0])
     moved, winner = _moved(p_v, q_v), names[int(q_v.argmax())]
     predictions = [
         Prediction(name, float(p), float(q), winner, moved)

@@ -90,16 +90,17 @@ def choose_heads(names: Sequence[str], cheapest: Sequence[Head]) -> list[Head | 
     """The heads of `--prune`: those named, or a number of those whose removal costs least."""
     if not any(name.isdecimal() for name in names):
         return list(names)
-    count = int(names[0])
-    if len(names) > 1 or not 1 <= count <= len(cheapest):
+    if len(names) > 1 or not 1 <= int(names[0]) <= len(cheapest):
         most = f", and at most {len(cheapest)}" if cheapest else ""
         raise ConfigError(
             [f"--prune {' '.join(names)}: give head names, or with --ablate one number{most}."]
         )
-    return list(cheapest[:count])
+    return list(cheapest[: int(names[0])])
 
 
-def check_flags(names: Sequence[str], target: Path | None, *, ablate: bool) -> None:
+def check_flags(
+    names: Sequence[str], target: Path | None, *, ablate: bool, how: str | None
+) -> None:
     """Raise an error for flags of `heed heads --prune` that lack one another."""
     if names and target is None:
         raise ConfigError(["--prune writes a new run: name its folder with --run."])
@@ -107,6 +108,10 @@ def check_flags(names: Sequence[str], target: Path | None, *, ablate: bool) -> N
         raise ConfigError(["--run is the folder of a pruned run: say what to remove by --prune."])
     if names and not ablate:
         choose_heads(names, [])  # an error for a number
+    if names and ablate and how not in (None, ZERO):
+        raise ConfigError(
+            [f"--prune removes heads, so rank them by --how {ZERO}: {how} is another ranking."]
+        )
     if target is not None:
         Run(target).refuse_if_taken()
 

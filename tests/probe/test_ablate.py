@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from heed.cli.main import app
-from heed.errors import ConfigError
+from heed.errors import ConfigError, DataError
 from heed.metrics.corpus_bleu import bleu
 from heed.models import Classifier, LanguageModel, Translator, build
 from heed.probe import ablate
@@ -101,6 +101,11 @@ def test_a_masked_language_model_is_scored_on_masked_tokens(runs: dict[str, Path
     lengths = np.array([len(one.ids) for one in scorer.examples])
     assert (whole[:, 1] >= 1).all()
     assert whole[:, 1].sum() < 0.5 * lengths.sum()
+
+
+def test_too_few_examples_for_intervals_are_refused(runs: dict[str, Path]) -> None:
+    with pytest.raises(DataError, match="6 examples give no intervals: take at least 10"):
+        ablate_heads(probe_of(runs, "translate", limit=6))
 
 
 @pytest.mark.parametrize("how", HOWS)

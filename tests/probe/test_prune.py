@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from heed.errors import ConfigError, HeedError, RunError
 from heed.export import export
 from heed.models import Translator, build
 from heed.nn.merges import Merge
+from heed.probe.alignment_heads import choose_alignment_heads
+from heed.probe.examples import open_probe_set
 from heed.probe.map_output import render_links
 from heed.probe.patch import ZERO, Head, edit_attention, list_heads
 from heed.probe.prune import PrunedRun, prune_model, prune_run
@@ -269,7 +272,7 @@ def test_heads_prune_writes_a_run(run: Path, tmp_path: Path) -> None:
     named, cheapest = str(tmp_path / "named"), str(tmp_path / "cheapest")
     code, printed = heads_command(str(run), "--prune", "cross.1.2", "--run", named)
     assert (code, "1 heads removed, 5 left" in printed) == (0, True), printed
-    ablate = ["--ablate", "--limit", "8", "--prune", "2", "--run", cheapest]
+    ablate = ["--ablate", "--limit", "12", "--prune", "2", "--run", cheapest]
     code, printed = heads_command(str(run), *ablate)
     assert (code, "2 heads removed, 4 left" in printed) == (0, True), printed
     assert Run.open(cheapest).finished
@@ -281,6 +284,8 @@ def test_heads_prune_writes_a_run(run: Path, tmp_path: Path) -> None:
         (["--prune", "cross.1.2"], "name its folder with --run"),
         (["--run", "x"], "say what to remove by --prune"),
         (["--prune", "2", "--run", "x"], "with --ablate one number"),
+        (["--prune", "cross.1.1", "--prune", "2", "--run", "x"], "with --ablate one number"),
+        (["--ablate", "--how", "mean", "--prune", "2", "--run", "x"], "rank them by --how zero"),
         (["--prune", "cross.1.5", "--run", "x"], "heads 1 to 2"),
     ],
 )
@@ -298,3 +303,21 @@ def test_nothing_is_written_where_pruning_fails(run: Path, tmp_path: Path) -> No
     assert not (tmp_path / "new").exists()
     with pytest.raises(RunError, match="there is a run here already"):
         prune_run(run, [Head("encoder", 0, 0)], run)
+
+
+def test_a_model_without_cross_attention_heads_can_be_looked_into(
+    run: Path, tmp_path: Path
+) -> None:
+    """Maps, figures, cards and ablation leave out what was pruned; what needs it says so."""
+    pruned = prune_run(run, ["cross.1.*"], tmp_path / "new").run.folder
+    maps = Mt.load(pruned, device="cpu").attention("Le chat.", "The cat.")
+    assert (maps.cross, [one.kind for one in maps.maps]) == (None, ["decoder", "encoder"])
+    maps.save(tmp_path / "map.png")
+    maps.show()
+    code, printed = heads_command(str(pruned), "--limit", "12", "--json")
+    assert code == 0, printed
+    cards = json.loads(printed[printed.index("{") :])["heads"]
+    assert {card["kind"] for card in cards} == {"encoder", "decoder"}
+    probe = open_probe_set(pruned, limit=12, device="cpu")
+    with pytest.raises(ConfigError, match="all of its heads were pruned"):
+        choose_alignment_heads(probe, probe)
