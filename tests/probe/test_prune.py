@@ -27,10 +27,13 @@ from heed.export import export
 from heed.models import Translator, build
 from heed.nn.merges import Merge
 from heed.probe.alignment_heads import choose_alignment_heads
+from heed.probe.attention_maps import map_batch
 from heed.probe.examples import open_probe_set
+from heed.probe.map_figure import draw_maps
 from heed.probe.map_output import render_links
 from heed.probe.patch import ZERO, Head, edit_attention, list_heads
 from heed.probe.prune import PrunedRun, prune_model, prune_run
+from heed.probe.text_trace import InputTokens, TokenLabels
 from heed.runs.run import Run
 from heed.train import run as train_run
 from heed.train.prepare.init_from import resolve_init
@@ -259,13 +262,24 @@ def heads_command(*arguments: str) -> tuple[int, str]:
 def test_maps_of_a_layer_without_heads(pruned_run: PrunedRun, tmp_path: Path) -> None:
     """The decoder's only layer lost both heads; cross-attention lost one of two."""
     maps = Mt.load(pruned_run.run.folder, device="cpu").attention(SENTENCES[0])
-    assert [len(layer) for layer in maps.get("decoder").weights] == [0]
+    assert maps.decoder is None
     assert maps.save(tmp_path / "cross.png", "cross").exists()
     for head in (None, "mean", 0):
-        with pytest.raises(HeedError, match="no heads in layer 1: all were pruned"):
+        with pytest.raises(HeedError, match="this model has no decoder attention"):
             maps.save(tmp_path / "decoder.png", "decoder", head=head)
-    with pytest.raises(HeedError, match="no heads"):
+    with pytest.raises(HeedError, match="It has cross and encoder"):
         render_links(maps, "decoder")
+
+
+def test_a_layer_without_heads_beside_one_with_heads() -> None:
+    pruned = prune_model(translator("rope-concat"), [Head("cross", 1, i) for i in range(4)])
+    read = InputTokens([1, 5, 2], TokenLabels(["a", "b", "c"], [0, 1, 2], ["a", "b", "c"]), "a b c")
+    (maps,) = map_batch(pruned, [read], [read])
+    draw_maps(maps, "cross")
+    draw_maps(maps, "cross", head="mean")  # of layer 1, the last with heads
+    for head in (None, "mean", 0):
+        with pytest.raises(HeedError, match="no heads in layer 2: all were pruned"):
+            draw_maps(maps, "cross", 1, head)
 
 
 def test_heads_prune_writes_a_run(run: Path, tmp_path: Path) -> None:
