@@ -1,7 +1,8 @@
 """Decoding speed of pruned models, compared with the whole model they come from.
 
-    python benchmarks/pruned_decoding.py                     random weights of two sizes, this CPU
-    python benchmarks/pruned_decoding.py --run RUN           a trained translator as well
+    python benchmarks/pruned_decoding.py                 random weights of two sizes, this CPU
+    python benchmarks/pruned_decoding.py --run RUN       a trained translator as well
+    python benchmarks/pruned_decoding.py --run RUN --pruned RUN2   and what heed heads pruned
     python benchmarks/pruned_decoding.py --device cuda
 
 Every second head of every layer is removed (half), or all but one in each layer. With random
@@ -37,6 +38,7 @@ from heed.runs.load import load_run
 
 SHAPES = {"2 layers, width 128, 4 heads": (2, 128, 4), "4 layers, width 512, 8 heads": (4, 512, 8)}
 VOCAB, TEXTS, LENGTH = 2000, 16, 12
+TRAINED_TEXTS = 128
 STRATEGIES: dict[str, Strategy] = {"greedy": Greedy(), "beam 4": Beam(4)}
 Sources = list[list[int]]
 Work = Mapping[str, Callable[[], object]]
@@ -53,7 +55,7 @@ def random_task(layers: int, width: int, heads: int) -> tuple[Translator, Source
 def trained_task(run: Path) -> tuple[Translator, Sources]:
     """The translator of a run, and sentences of the generated world."""
     model, tokenizer, _ = load_run(run, device="cpu")
-    texts = [s.english for s in synthetic.generate_sentences("test", TEXTS)]
+    texts = [s.english for s in synthetic.generate_sentences("test", TRAINED_TEXTS)]
     return cast(Translator, model), tokenizer.encode_batch(texts)
 
 
@@ -96,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--run", type=Path)
+    parser.add_argument("--pruned", type=Path, help="a pruned run of --run")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     tasks = {name: random_task(*shape) for name, shape in SHAPES.items()}
@@ -106,6 +109,8 @@ def main() -> None:
     for task, (whole, sources) in tasks.items():
         versions = {"all heads": whole, "half": prune(whole, keep_every=2)}
         versions["one a layer"] = prune(whole, keep_every=whole.config.heads)
+        if options.pruned is not None and task.startswith("trained"):
+            versions = {"all heads": whole, "pruned run": trained_task(options.pruned)[0]}
         for kind, strategy in STRATEGIES.items():
             searches = {
                 name: Search([model.to(options.device)], strategy)
