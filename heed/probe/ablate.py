@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heed.arrays import Floats
+from heed.arrays import Floats, Ints
 from heed.errors import ConfigError, DataError, nearest
 from heed.metrics.item_metrics import ACCURACY, bleu_score, translation_metric
 from heed.metrics.translation_counts import translation_columns
@@ -137,14 +137,14 @@ def ablate_heads(
     notify(f"Silencing {len(heads)} heads in turn on {len(scorer.examples):,} examples…")
     whole = scorer.counts(metric)
     counts = {head: scorer.counts(metric, [head]) for head in heads}
-    changes = compare_counts(METRICS[metric], whole, list(counts.values()))
+    changes = compare_counts(METRICS[metric], whole, list(counts.values()), scorer.text_of)
     costs = [HeadCost(head, change) for head, change in zip(heads, changes, strict=True)]
     sign = -1 if METRICS[metric].higher_is_better else 1
     costs.sort(key=lambda cost: -sign * cost.change.difference)
     notify("Removing heads greedily…")
     order = order_greedily(scorer, [cost.head for cost in reversed(costs)])
     steps = [scorer.counts(metric, order[: i + 1]) for i in range(len(order))]
-    changes = compare_counts(METRICS[metric], whole, steps)
+    changes = compare_counts(METRICS[metric], whole, steps, scorer.text_of)
     return Ablation(
         run=str(probe.run.folder),
         task=probe.recipe.task,
@@ -192,11 +192,16 @@ def order_greedily(scorer: Scorer, cheapest_first: Sequence[Head]) -> list[Head]
     return order
 
 
-def compare_counts(metric: SumMetric, whole_nc: Floats, edited: Sequence[Floats]) -> list[Change]:
-    """How each edited model's score differs from the whole model's, paired by example."""
+def compare_counts(
+    metric: SumMetric, whole_nc: Floats, edited: Sequence[Floats], text_of: Ints | None = None
+) -> list[Change]:
+    """How each edited model's score differs from the whole model's, paired by example.
+
+    With `text_of`, the examples of one text are a cluster.
+    """
     systems = [System(WHOLE, whole_nc[None])]
     systems += [System(str(i), counts_nc[None]) for i, counts_nc in enumerate(edited)]
-    variances = estimate_variances(systems, metric.function)
+    variances = estimate_variances(systems, metric.function, clusters=text_of)
     contrasts = [variances.contrast(i + 1, 0) for i in range(len(edited))]
     draws = max(1000, min(DRAWS, FAMILY_DRAWS // max(1, len(edited))))
     judged = judge_family(variances, contrasts, draws=draws)
@@ -219,6 +224,8 @@ class Scorer:
         self.examples = list(probe.examples())
         if not self.examples:
             raise DataError("there is nothing to score.", where=probe.held_out.name)
+        self.text_of = np.cumsum([one.begins_text for one in self.examples])
+        """[n]: the text of each example; of a language model, several windows may share one."""
         self._batches = list(probe.batches_of(self.examples))
         self._trial_batches = list(probe.batches_of(self.examples[:TRIAL_EXAMPLES]))
         self._rows = {id(one): i for i, one in enumerate(self.examples)}

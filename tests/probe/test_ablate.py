@@ -164,6 +164,18 @@ def test_paired_differences_are_narrower_than_scores() -> None:
     assert (same.difference, same.p) == (0.0, 1.0)
 
 
+def test_windows_of_one_text_are_a_cluster() -> None:
+    """Copies of every example make no interval narrower."""
+    random = np.random.default_rng(1)
+    whole = np.stack([random.gamma(2, 1, 40), np.ones(40)], axis=1)
+    worse = whole + np.stack([random.normal(0.2, 0.3, 40), np.zeros(40)], axis=1)
+    (once,) = compare_counts(METRICS["loss"], whole, [worse])
+    copies = [np.repeat(counts, 3, axis=0) for counts in (whole, worse)]
+    (copied,) = compare_counts(METRICS["loss"], copies[0], [copies[1]], np.repeat(range(40), 3))
+    assert copied.interval.low == pytest.approx(once.interval.low)
+    assert copied.interval.high == pytest.approx(once.interval.high)
+
+
 def test_the_command(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

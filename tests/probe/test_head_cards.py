@@ -20,12 +20,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from heed.cli.main import app
+from heed.config import MERGES
 from heed.data import synthetic
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.alignment import Links, hard_links
 from heed.errors import ConfigError, DataError, HeedError, RunError
 from heed.metrics.alignment_error import alignment_error_rate
-from heed.models import Model, Translator, build
+from heed.models import Model, Translator, build, huggingface
 from heed.probe import examples, head_cards
 from heed.probe.attention_maps import AttentionMaps, map_pairs
 from heed.probe.examples import ProbeSet, open_probe_set
@@ -41,7 +42,8 @@ from heed.probe.head_cards import (
 from heed.probe.head_figures import draw_heads
 from heed.probe.head_metrics import METRICS, TokenKinds, self_cells
 from heed.probe.head_tables import render_heads
-from heed.probe.patch import Head, edit_attention, list_heads
+from heed.probe.patch import ZERO, Head, edit_attention, list_heads
+from heed.probe.prune import prune_model
 from heed.stats.intervals import Interval
 from heed.terminal import PlainConsole
 
@@ -146,9 +148,11 @@ def metrics_of(report: HeadReport) -> dict[str, dict[str, float]]:
     }
 
 
-@pytest.mark.parametrize("variant", FEW)
+@pytest.mark.parametrize(
+    "variant", [*FEW, *(f"rope-{merge}" for merge in MERGES if merge != "concat")]
+)
 def test_a_head_with_a_known_pattern_is_recognized(runs: dict[str, Path], variant: str) -> None:
-    """Every position and every extra: uniform heads have the metrics of uniform attention."""
+    """Every position, merge and extra: uniform heads have the metrics of uniform attention."""
     probe = probe_with(runs["translate"], **VARIANTS[variant])
     patterns = {"encoder": "next", "decoder": "previous", "cross": "first"}
     names = {"encoder": "next token", "decoder": "previous token", "cross": "first token"}
@@ -210,6 +214,41 @@ def test_alignment_errors_are_those_of_the_maps(runs: dict[str, Path]) -> None:
     assert report.aligner is not None
     assert report.aligner["pairs"] == 110
     assert 0 < report.aligner[GOLD_ERROR] < 0.4
+
+
+@pytest.mark.parametrize("task", ["translate", "generate"])
+def test_a_pruned_model_has_the_cards_of_its_heads(runs: dict[str, Path], task: str) -> None:
+    """As in the whole model with the others silent; one layer has no heads left."""
+    probe = probe_with(runs[task])
+    removed = [head for head in list_heads(probe.model) if head.layer == 0 or head.head == 1]
+    removed = [head for head in removed if head.kind != "cross" or head.head % 2]
+    with edit_attention(probe.model, dict.fromkeys(removed, ZERO)):
+        expected = measure_heads(probe, align=False)
+    pruned = replace(probe, model=prune_model(probe.model, removed))
+    found = measure_heads(pruned, align=False)
+    remaining = [card for card in expected.cards if card.head not in removed]
+    assert len(found.cards) == len(remaining) > 0
+    for mine, theirs in zip(found.cards, remaining, strict=True):
+        for name, one in theirs.metrics.items():
+            assert mine.metrics[name].value == pytest.approx(one.value, abs=1e-4)
+    assert draw_heads(found) is not None
+
+
+@pytest.mark.parametrize("case", ["bert-classes", "bert-guesses", "gpt2-writes", "marian", "t5"])
+def test_imported_models(runs: dict[str, Path], case: str, tmp_path: Path) -> None:
+    """Models of transformers: every head of every layer, within the positions that they have."""
+    foreign = pytest.importorskip("foreign")
+    task = {"bert-classes": "classify", "marian": "translate", "t5": "translate"}
+    probe = open_probe_set(runs[task.get(case, "generate")], limit=12, device="cpu")
+    theirs = foreign.make(foreign.CASES[case], vocab_size=probe.tokenizer.vocab_size)
+    theirs.save_pretrained(tmp_path)
+    model, _ = huggingface.load(tmp_path)
+    report = measure_heads(replace(probe, model=model.eval()), align=False)  # type: ignore[arg-type]
+    layers = {"marian": 3 + 2 * 2, "t5": 3 + 2 * 2}.get(case, 3)
+    assert len(report.cards) == 4 * layers
+    for card in report.cards:
+        assert all(np.isfinite(one.value) for one in card.metrics.values())
+        assert 0 < card.metrics["evenness"].value <= 1.0001
 
 
 def test_induction_is_measured_on_repeated_random_tokens(runs: dict[str, Path]) -> None:

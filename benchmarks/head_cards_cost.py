@@ -1,0 +1,83 @@
+"""What do head report cards cost: seconds and memory by the number of sentences?
+
+    python benchmarks/head_cards_cost.py [--tiny]
+
+`heed heads` runs as a process of its own on a translator of 4 million parameters, whose dev set is
+generated. Peak memory and processor time are read from the kernel. Times include imports and the
+word aligner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import keep, table
+
+MODEL = ("model.layers=4", "model.width=192", "model.feed_forward=768", "train.steps=1")
+SENTENCES = (1_000, 10_000)
+
+
+def measure(arguments: list[str], folder: Path) -> dict[str, float]:
+    """Seconds, processor seconds and peak resident bytes of a command."""
+    root = Path(__file__).resolve().parents[1]
+    start = time.monotonic()
+    with (folder / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "heed", *arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(root), "HEED_CACHE": str(folder / "cache")},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit((folder / "out").read_text(encoding="utf-8"))
+    return {
+        "seconds": round(time.monotonic() - start, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a trial in seconds, not kept")
+    tiny = parser.parse_args().tiny
+    sizes = (20, 40) if tiny else SENTENCES
+    with tempfile.TemporaryDirectory() as name:
+        folder, figures = Path(name), {}
+        data = (f"data.synthetic={2 * sizes[0]}", f"data.synthetic_test={sizes[-1]}")
+        train = ["train", "demo-translate", "--run", "run", "--device", "cpu"]
+        for change in (*data, *MODEL):
+            train += ["--set", change]
+        measure(train, folder)
+        for sentences in sizes:
+            heads = ["heads", "run", "--limit", str(sentences), "--device", "cpu", "--json"]
+            figures[sentences] = measure(heads, folder)
+    rows = [
+        [
+            f"{size:,}",
+            f"{one['seconds']:.1f}",
+            f"{one['processor_seconds']:.1f}",
+            f"{one['peak_bytes'] / 2**20:,.0f}",
+        ]
+        for size, one in figures.items()
+    ]
+    title = "heed heads on a translator of 4.6 million parameters"
+    text = table(title, ["sentences", "seconds", "processor seconds", "peak MiB"], rows)
+    if tiny:
+        print(text)
+    else:
+        keep("head-cards-cost", text, figures, device="cpu")
+
+
+if __name__ == "__main__":
+    main()
