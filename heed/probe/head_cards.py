@@ -118,7 +118,7 @@ class HeadCard:
     @property
     def rule(self) -> Rule | None:
         """The rule that gave the name; None for a mixed head."""
-        return next((rule for rule in RULES if rule.holds(self.metrics.get(rule.metric))), None)
+        return find_rule(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,15 @@ class _HeadSums:
 
 def name_head(metrics: dict[str, Estimate]) -> str:
     """The name of a head with these metrics: that of the first rule that holds."""
-    names = (rule.name for rule in RULES if rule.holds(metrics.get(rule.metric)))
-    return next(names, MIXED)
+    rule = find_rule(metrics)
+    return MIXED if rule is None else rule.name
+
+
+def find_rule(metrics: dict[str, Estimate]) -> Rule | None:
+    """The first rule that holds; the word aligner counts only where there are no gold links."""
+    ignored = ALIGNER_ERROR if GOLD_ERROR in metrics else None
+    rules = (rule for rule in RULES if rule.metric != ignored)
+    return next((rule for rule in rules if rule.holds(metrics.get(rule.metric))), None)
 
 
 def _link_errors(predicted: Sequence[Links], gold: Sequence[Links | None]) -> tuple[Floats, Floats]:

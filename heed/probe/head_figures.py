@@ -121,7 +121,7 @@ def cell_grids(
     """
     with plot.use_style():
         columns = max(len(row) for rows in panels.values() for row in rows)
-        width, height, gap, left = plot.clamp(7.0 / columns, 0.62, 0.95), 0.46, 0.62, 0.85
+        width, height, gap, left = plot.clamp(7.0 / columns, 0.72, 0.95), 0.46, 0.62, 0.85
         rows_in_all = sum(len(rows) for rows in panels.values())
         below = 0.3 + 0.17 * note.count("\n")
         total = (
@@ -166,7 +166,7 @@ def _draw_cells(axes: Axes, rows: Sequence[Sequence[LabeledCell]], columns: int)
                 column + 0.5,
                 row + 0.5,
                 plot.replace_unprintable(cell.text),
-                color="white" if shade > 0.6 else plot.INK,
+                color="white" if shade > 0.72 else plot.INK,
                 fontsize=8.0,
                 horizontalalignment="center",
                 verticalalignment="center",

@@ -31,6 +31,7 @@ from heed.probe import examples, head_cards
 from heed.probe.attention_maps import AttentionMaps, map_pairs
 from heed.probe.examples import ProbeSet, open_probe_set
 from heed.probe.head_cards import (
+    ALIGNER_ERROR,
     GOLD_ERROR,
     RULES,
     Estimate,
@@ -294,6 +295,8 @@ def test_the_first_rule_that_holds_for_the_whole_interval_names() -> None:
     assert name_head({"previous": Estimate(0.51, None)}) == "previous token"
     assert name_head({GOLD_ERROR: estimate(0.1), "previous": estimate(0.9)}) == "alignment"
     assert name_head({GOLD_ERROR: estimate(0.5), "evenness": estimate(0.95)}) == "broad"
+    assert name_head({ALIGNER_ERROR: estimate(0.1)}) == "alignment"
+    assert name_head({GOLD_ERROR: estimate(0.5), ALIGNER_ERROR: estimate(0.1)}) == "mixed"
     assert name_head({"same": estimate(0.4)}) == "mixed"
     assert name_head({}) == "mixed"
 
