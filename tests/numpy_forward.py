@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 State = Mapping[str, Array]
+POSITIONS = ("sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "none")
+"""The encodings whose formulas are written here."""
 T5_SCALE = 16.0
 """What multiplies the table of T5's biases in a model trained here."""
 erf = np.vectorize(math.erf, otypes=[float])

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from tokenizers import normalizers, pre_tokenizers
 
-from heed.config.registry import POSITIONS as REGISTERED
 from heed.data.corpus import open_corpus
 from heed.data.tokenizers.treebank import pre_tokenizer, quote_normalizers
 
-POSITIONS = tuple(REGISTERED.declared)
+POSITIONS = ("sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "none")
 SEEDS = 5
 LENGTH = 32
 """Tokens that the report's models read, and the side of its pictures."""
