@@ -16,10 +16,10 @@ from heed.probe.lens import Lens, read_lens
 from heed.probe.map_figure import MEAN
 from heed.probe.map_output import check_format, render_links
 from heed.probe.mask_checks import Check, check_attention
-from heed.probe.text_trace import InputTokens
+from heed.probe.text_trace import InputTokens, count_traceable
 
 MOST_CHECKED = 64
-"""Texts that are checked: they are one batch."""
+"""Texts that are checked: they are one batch, of fewer where texts are long."""
 
 
 class LoadedModel(Protocol):
@@ -126,9 +126,12 @@ def check_texts(
     model: LoadedModel, groups: Iterable[list[str]], *, target: str | None = None
 ) -> list[Check]:
     """The checks of a model's attention on these texts, in one batch."""
-    inputs, sources = [], []
+    inputs, sources, longest = list[InputTokens](), list[InputTokens](), 0
     for of_text in islice(read_texts(model, groups, target), MOST_CHECKED):
         text, source = model.inputs(*of_text)
+        longest = max(longest, len(text.ids), 0 if source is None else len(source.ids))
+        if inputs and len(inputs) >= count_traceable(model.model, longest):
+            break
         inputs.append(text)
         sources += [] if source is None else [source]
     return check_attention(model.model, inputs, sources, pad=model.tokenizer.specials.pad)

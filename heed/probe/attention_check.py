@@ -100,7 +100,7 @@ class CheckResult:
         }
 
 
-def check_attention(place: str) -> CheckResult:
+def check_function(place: str) -> CheckResult:
     """Check the function `FILE.py:NAME`; the file is executed."""
     function = load_function(place)
     accepted = _accepted_options(function)

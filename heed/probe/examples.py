@@ -30,6 +30,7 @@ from heed.evaluate.held_out_set import HeldOutSet, TrainingText, find_set, find_
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.models.inference import position_limit
 from heed.pipelines.classify import ClassificationPipeline, Text
+from heed.probe.text_trace import count_traceable
 from heed.runs.labels import Classes
 from heed.runs.load import load_run
 from heed.runs.run import BEST_WEIGHTS, Run
@@ -40,8 +41,6 @@ CHUNK = 1024
 """Examples that are sorted by length together."""
 MAX_TOKENS = 1 << 12
 """Tokens of a batch, padding included."""
-MAX_WEIGHTS = 1 << 24
-"""Attention weights of a batch, over all layers and heads."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,12 @@ class ProbeSet:
 
     def batches_of(self, examples: Sequence[Example]) -> Iterator[Inputs]:
         """These examples in batches of similar length."""
-        config = self.model.config
-        heads = config.heads * (config.layers + 2 * (config.decoder_layers or config.layers))
         device, padding = next(self.model.parameters()).device, self.tokenizer.specials.pad
         remaining = sorted(examples, key=lambda one: -one.length)
         while remaining:
             longest = remaining[0].length
-            count = min(MAX_TOKENS // longest, MAX_WEIGHTS // (heads * longest**2))
-            batch, remaining = remaining[: max(1, count)], remaining[max(1, count) :]
+            count = max(1, min(MAX_TOKENS // longest, count_traceable(self.model, longest)))
+            batch, remaining = remaining[:count], remaining[count:]
             yield Inputs.pad(batch, padding, device)
 
     def _records_with_links(self) -> Iterator[tuple[Record, Links | None]]:

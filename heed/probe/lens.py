@@ -26,7 +26,7 @@ from heed.models.inference import evaluating
 from heed.nn.lstm import LSTMStack
 from heed.nn.stack import Stack
 from heed.plot import replace_unprintable
-from heed.probe.text_trace import InputTokens, trace_batch
+from heed.probe.text_trace import InputTokens, count_traceable, trace_batch
 from heed.terminal import build_note, build_table
 
 BATCH_SIZE = 32
@@ -170,8 +170,9 @@ def _masked_rows(
     mask = tokenizer.specials.require_mask("--lens")
     places = [i for i, word in enumerate(text.labels.words) if word is not None]
     device = next(model.parameters()).device
-    for first in range(0, len(places), BATCH_SIZE):
-        batch = places[first : first + BATCH_SIZE]
+    size = min(BATCH_SIZE, count_traceable(model, len(text.ids)))
+    for first in range(0, len(places), size):
+        batch = places[first : first + size]
         ids_bn = torch.tensor([text.ids] * len(batch), device=device)
         rows = torch.arange(len(batch), device=device)
         columns = torch.tensor(batch, device=device)

@@ -29,7 +29,7 @@ NEXT_TOKENS, SHOWN_EDITS = 8, 4
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictionChange:
     """The probability of one token or class, without the edits and with them."""
 
     name: str
@@ -51,7 +51,7 @@ class PatchedOutput:
     before: str
     after: str
     """The translation, the class, or the most probable next token."""
-    predictions: list[Prediction]
+    predictions: list[PredictionChange]
     """Of a translation's tokens, of all classes, or of the most probable next tokens."""
     moved: float
     """The mean over all places of the probability that moved, 0 to 1."""
@@ -174,7 +174,7 @@ def _patch_classification(
     p_v, q_v = _softmax(before[0]), _softmax(after[0])
     moved, winner = _moved(p_v, q_v), names[int(q_v.argmax())]
     predictions = [
-        Prediction(name, float(p), float(q), winner, moved)
+        PredictionChange(name, float(p), float(q), winner, moved)
         for name, p, q in zip(names, p_v, q_v, strict=True)
     ]
     texts = names[int(p_v.argmax())], winner
@@ -201,10 +201,10 @@ def _rows(logits: Tensor) -> Floats:
 
 def _prediction(
     model: LoadedModel, name: str, token: int, before: Floats, after: Floats
-) -> Prediction:
+) -> PredictionChange:
     p_v, q_v = _softmax(before), _softmax(after)
     (winner,) = model.tokenizer.ids_to_tokens([int(q_v.argmax())])
-    return Prediction(name, float(p_v[token]), float(q_v[token]), winner, _moved(p_v, q_v))
+    return PredictionChange(name, float(p_v[token]), float(q_v[token]), winner, _moved(p_v, q_v))
 
 
 def _compare(
@@ -212,7 +212,7 @@ def _compare(
     text: str,
     edits: Mapping[Head, Edit],
     texts: tuple[str, str],
-    predictions: list[Prediction],
+    predictions: list[PredictionChange],
     before: Floats,
     after: Floats,
 ) -> PatchedOutput:

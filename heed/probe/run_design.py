@@ -119,8 +119,8 @@ def _draw(solutions: list[Solution], out: Path) -> str:
 
 def _run_check(place: str) -> Report:
     """Compare the attention function `FILE.py:NAME` with `attend`."""
-    from heed.probe.attention_check import check_attention
+    from heed.probe.attention_check import check_function
     from heed.probe.design_text import describe_check
 
-    result = check_attention(place)
+    result = check_function(place)
     return result.passed, result.to_dict(), describe_check(result)

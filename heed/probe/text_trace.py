@@ -33,6 +33,10 @@ MAX_TOKENS = 2048
 """Tokens of a text that are traced: the size of a map grows with the square of its length."""
 
 
+MAX_WEIGHTS = 1 << 24
+"""Attention weights of a batch, over all layers and heads."""
+
+
 @dataclass(frozen=True)
 class TokenLabels:
     """The tokens along one axis of a map, in readable form, and the words that they belong to."""
@@ -212,6 +216,13 @@ def _warn_cut(count: int, limit: int, what: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------- traces
+
+
+def count_traceable(model: Model, length: int) -> int:
+    """How many texts of this length may be traced in one batch, for memory's sake; at least one."""
+    config = model.config
+    layers = config.layers + 2 * (config.decoder_layers or config.layers)
+    return max(1, MAX_WEIGHTS // (config.heads * layers * length**2))
 
 
 def trace_batch(

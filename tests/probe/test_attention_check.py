@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heed.errors import HeedError
-from heed.probe.attention_check import LAYOUTS, CheckResult, check_attention, make_cases
+from heed.probe.attention_check import LAYOUTS, CheckResult, check_function, make_cases
 from heed.probe.design_text import describe_check
 
 RIGHT = """
@@ -27,7 +27,7 @@ def attend(q, k, v, mask=None, bias=None, scale=None):
 def check(tmp_path: Path, source: str) -> CheckResult:
     file = tmp_path / "mine.py"
     file.write_text(source, encoding="utf-8")
-    return check_attention(f"{file}:attend")
+    return check_function(f"{file}:attend")
 
 
 def test_a_right_function_passes_everything(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_what_cannot_be_checked_is_refused_in_words(
     file = tmp_path / "mine.py"
     file.write_text(source, encoding="utf-8")
     with pytest.raises(HeedError) as caught:
-        check_attention(f"{file}:{name}")
+        check_function(f"{file}:{name}")
     assert message in str(caught.value)
     assert not (tmp_path / "__pycache__").exists()
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeedError, match="no such file"):
-        check_attention(f"{tmp_path / 'none.py'}:attend")
+        check_function(f"{tmp_path / 'none.py'}:attend")
