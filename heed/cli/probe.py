@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,10 @@ def attend(
     run: RunFolder,
     text: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to look at. Default: the lines of standard input."),
+        typer.Argument(
+            help="Texts to look at. Default: the lines of standard input; with --over-training "
+            "16 texts of dev."
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="The lines of this file (- for standard input).")
@@ -93,6 +97,14 @@ def attend(
         str | None,
         typer.Option(help="Other weights to pair with, of --against or this run: last or a step."),
     ] = None,
+    over_training: Annotated[
+        bool,
+        typer.Option(
+            "--over-training",
+            help="How each head's maps became what they are, over the run's snapshots "
+            "(train.snapshot_every).",
+        ),
+    ] = False,
     json: AsJson = False,
     weights: Weights = "best",
     device: Device = "auto",
@@ -116,6 +128,8 @@ def attend(
     heed attend runs/demo "The old woman sees the cat." --patch "cross.2.*=uniform"
 
     heed attend runs/demo "The old woman sees the cat." --against runs/demo-2
+
+    heed attend runs/demo --over-training --out history.png
     """
     from heed.api import load
     from heed.pipelines import line_io
@@ -131,8 +145,20 @@ def attend(
     from heed.probe.mask_checks import render_checks
 
     patches, compared = bool(patch or patch_from), bool(against or against_weights)
-    refuse_conflicts(check=check, lens=lens, patch=patches, against=compared, out=out)
+    refuse_conflicts(
+        check=check,
+        lens=lens,
+        patch=patches,
+        against=compared,
+        over_training=over_training,
+        weights=weights,
+        out=out,
+    )
     view = View.from_flags(kind, layer, head, words=words)
+    if over_training:
+        given = line_io.open_lines(text, file, notify=print_warning) if text or file else None
+        _follow(run, given, view, target, out, device=device, json=json)
+        return
     lines = line_io.open_lines(text, file, notify=print_warning)
     model = load(run, device=device, weights=weights)
     if check:
@@ -426,3 +452,47 @@ def _compare(
     elif out is None:
         for one in comparisons:
             console().print(render_comparison(one))
+
+
+def _follow(
+    run: Path,
+    lines: Iterable[list[str]] | None,
+    view: View,
+    target: str | None,
+    out: Path | None,
+    *,
+    device: str,
+    json: bool,
+) -> None:
+    """Show how each head's maps changed over the snapshots, or write it to a file."""
+    from heed.api import load
+    from heed.errors import ConfigError
+    from heed.probe.attend import read_texts
+    from heed.probe.map_history import (
+        follow_heads,
+        read_probe_set,
+        render_histories,
+        require_snapshots,
+        save_history,
+    )
+    from heed.probe.map_output import check_result_format
+
+    if target is not None and lines is None:
+        raise ConfigError(["--target is the translation of a text: give the text too."])
+    if out is not None:
+        check_result_format(out)
+    steps = require_snapshots(run)
+    if lines is None:
+        texts = read_probe_set(run, steps[-1], device=device)
+    else:
+        last = load(run, device=device, weights=str(steps[-1]))
+        texts = list(read_texts(last, lines, target))
+    histories = follow_heads(
+        lambda step: load(run, device=device, weights=str(step)), steps, texts, view, run=run.name
+    )
+    for path in save_history(histories, out) if out is not None else ():
+        print_text(f"{path}: {run.name}, {len(steps)} snapshots", err=json)
+    if json:
+        print_json([one.to_dict() for one in histories])
+    elif out is None:
+        console().print(render_histories(histories))

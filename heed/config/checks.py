@@ -188,6 +188,11 @@ def _check_init(recipe: Recipe, pretrained_cross_attention: bool) -> Iterator[st
             f"[init] freeze = {init.freeze!r} leaves nothing to train: the output projection is "
             "the embedding table, which is frozen too."
         )
+    if init.lora is not None and recipe.train.snapshot_every is not None:
+        yield (
+            "[train] snapshot_every and [init] lora do not go together: adapters are merged into "
+            "the weights only at the end. Leave one of them out."
+        )
     if init.lora is not None and model.family != "transformer":
         yield "[init] lora is for family 'transformer': an LSTM has no such linear layers."
 

@@ -173,6 +173,9 @@ class TrainConfig(Section):
     """Steps between checkpoints; unset, at every evaluation."""
     keep_checkpoints: Count = 2
     """Checkpoints to keep, each with the best weights up to it."""
+    snapshot_every: Count | None = None
+    """Steps between snapshots: weights that are kept from step 0 to the last, to see how attention
+    forms (`heed attend --over-training`); unset, none."""
     log_every: Count = 50
     """Steps between lines of metrics."""
     max_skipped_steps: CountOrZero = 10

@@ -17,6 +17,7 @@ from heed.probe.map_figure import MEAN
 from heed.probe.map_output import check_format, render_links
 from heed.probe.mask_checks import Check, check_attention
 from heed.probe.text_trace import InputTokens, count_traceable
+from heed.runs.run import BEST_WEIGHTS
 
 MOST_CHECKED = 64
 """Texts that are checked: they are one batch, of fewer where texts are long."""
@@ -65,13 +66,25 @@ class View:
 
 
 def refuse_conflicts(
-    *, check: bool, lens: bool, patch: bool = False, against: bool = False, out: Path | None
+    *,
+    check: bool,
+    lens: bool,
+    patch: bool = False,
+    against: bool = False,
+    over_training: bool = False,
+    weights: str = BEST_WEIGHTS,
+    out: Path | None,
 ) -> None:
     """Raise an error for flags that ask for two results at once."""
     flags = {"--check": check, "--lens": lens, "--patch": patch, "--against": against}
+    flags["--over-training"] = over_training
     asked = [flag for flag, is_set in flags.items() if is_set]
     if len(asked) > 1:
         raise ConfigError([f"{' and '.join(asked)} are different questions: give one of them."])
+    if over_training and weights != BEST_WEIGHTS:
+        raise ConfigError(
+            ["--over-training reads every snapshot, and --weights one step: omit one of them."]
+        )
     if out is not None and (check or lens):
         raise ConfigError([f"--out writes maps, and {asked[0]} prints a table: omit one of them."])
 

@@ -48,7 +48,7 @@ class HeadMatching:
 
 def match_heads(first: Sequence[AttentionMap], second: Sequence[AttentionMap]) -> HeadMatching:
     """Pair the heads of two models by their attention over the same texts, of one kind."""
-    heads, others = _heads(first[0]), _heads(second[0])
+    heads, others = list_map_heads(first[0]), list_map_heads(second[0])
     table_hk = mean_overlaps(first, second)
     pairs = assign(table_hk)
     matches = [HeadMatch(heads[i], others[j], float(table_hk[i, j])) for i, j in pairs]
@@ -67,18 +67,20 @@ def mean_overlaps(first: Sequence[AttentionMap], second: Sequence[AttentionMap])
     It is the weight that both put on the same keys, Σ min(a, b) over the keys of a query: 1 less
     the total variation distance. The mean is over all queries that see more than one key.
     """
-    total: Floats = np.zeros((len(_heads(first[0])), len(_heads(second[0]))))
+    total: Floats = np.zeros((len(list_map_heads(first[0])), len(list_map_heads(second[0]))))
     queries = 0
     for one, other in zip(first, second, strict=True):
         rows = (one.visible & other.visible).sum(axis=1) > 1
-        a_hnm, b_knm = (
-            np.concatenate([layer[:, rows] for layer in each.weights]).astype(np.float64)
-            for each in (one, other)
-        )
+        a_hnm, b_knm = (stack_heads(each, rows) for each in (one, other))
         for i, a_nm in enumerate(a_hnm):  # one head at a time: [h, k, n, m] may not fit in memory
             total[i] += np.minimum(a_nm, b_knm).sum(axis=(1, 2))
         queries += int(rows.sum())
     return total / max(1, queries)
+
+
+def stack_heads(attention: AttentionMap, rows: NDArray[np.bool_]) -> Floats:
+    """The weights of all heads in the order of `list_map_heads`, over these queries, [h, n, m]."""
+    return np.concatenate([layer[:, rows] for layer in attention.weights]).astype(np.float64)
 
 
 def assign(similarity_hk: Floats) -> list[tuple[int, int]]:
@@ -116,7 +118,7 @@ def assign(similarity_hk: Floats) -> list[tuple[int, int]]:
     return sorted((int(row) - 1, column - 1) for column, row in enumerate(row_of) if column and row)
 
 
-def _heads(attention: AttentionMap) -> list[Head]:
+def list_map_heads(attention: AttentionMap) -> list[Head]:
     """The heads of a map in the order of its layers."""
     return [
         Head(attention.kind, layer, head)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from heed import plot
-from heed.errors import ConfigError, DataError, HeedError
-from heed.files import make_folder, to_json, write_atomic
+from heed.errors import ConfigError, HeedError
 from heed.probe.attend import LoadedModel, View
 from heed.probe.attention_maps import AttentionMap, AttentionMaps
 from heed.probe.head_matching import HeadMatch, HeadMatching, match_heads
@@ -31,7 +30,7 @@ from heed.probe.map_figure import (
     label_rows,
     short_labels,
 )
-from heed.probe.map_output import FIGURES
+from heed.probe.map_output import save_by_kind
 from heed.probe.patch import Head
 from heed.terminal import build_note, build_table
 
@@ -210,23 +209,7 @@ def _short(head: Head) -> str:
 
 def save_comparison(comparisons: Sequence[MapComparison], path: Path) -> Iterator[Path]:
     """Write the figure of each kind, or all pairs as JSON; yields the paths."""
-    suffix = path.suffix[1:].lower()
-    if suffix not in (*FIGURES, "json"):
-        endings = ", ".join(f".{one}" for one in (*FIGURES, "json"))
-        raise DataError(
-            "a comparison of maps has no such format.",
-            where=str(path),
-            todo=f"End the name in {endings}.",
-        )
-    make_folder(path.parent)
-    if suffix == "json":
-        write_atomic(path, to_json([one.to_dict() for one in comparisons]) + "\n")
-        yield path
-        return
-    for one in comparisons:
-        name = f"{path.stem}-{one.kind}{path.suffix}" if len(comparisons) > 1 else path.name
-        plot.save_as(draw_comparison(one), path.with_name(name))
-        yield path.with_name(name)
+    return save_by_kind(comparisons, path, draw_comparison)
 
 
 def draw_comparison(comparison: MapComparison, text: int = 0) -> Figure:

@@ -6,9 +6,9 @@ import base64
 import html
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -52,6 +52,45 @@ def check_format(path: Path) -> str:
             todo=f"End the name in {', '.join(f'.{one}' for one in FORMATS)}.",
         )
     return suffix
+
+
+class KindResult(Protocol):
+    """What was measured of one kind of attention."""
+
+    @property
+    def kind(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+Result = TypeVar("Result", bound=KindResult)
+
+
+def check_result_format(path: Path) -> str:
+    """The format of a file for results by kind: a figure, or JSON; an error for any other."""
+    suffix = path.suffix[1:].lower()
+    if suffix not in (*FIGURES, "json"):
+        raise DataError(
+            f"this result cannot be written as {path.suffix or 'a file without an ending'}.",
+            where=str(path),
+            todo=f"End the name in {', '.join(f'.{one}' for one in (*FIGURES, 'json'))}.",
+        )
+    return suffix
+
+
+def save_by_kind(
+    results: Sequence[Result], path: Path, draw: Callable[[Result], Figure]
+) -> Iterator[Path]:
+    """Write a figure for each kind, named in the file name, or all as JSON; yields the paths."""
+    suffix = check_result_format(path)
+    make_folder(path.parent)
+    if suffix == "json":
+        write_atomic(path, to_json([one.to_dict() for one in results]) + "\n")
+        yield path
+        return
+    for one in results:
+        name = f"{path.stem}-{one.kind}{path.suffix}" if len(results) > 1 else path.name
+        plot.save_as(draw(one), path.with_name(name))
+        yield path.with_name(name)
 
 
 def save_maps(

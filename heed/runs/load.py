@@ -14,7 +14,7 @@ from heed.device import choose_device
 from heed.errors import HeedWarning, RunError
 from heed.models import Model, from_weights
 from heed.models.weights import read_weights, verify_weights
-from heed.runs.run import BEST, BEST_WEIGHTS, RESTORE, Run, list_weights
+from heed.runs.run import BEST, BEST_WEIGHTS, RESTORE, TENSORS, Run, list_weights
 
 
 def load_run(
@@ -44,7 +44,7 @@ def _read_weights(run: Run, recipe: Recipe, weights: str) -> dict[str, Tensor]:
             todo="Use its best weights, into which the adapters are merged.",
         )
     tensors = read_weights(path, todo="Choose other weights of the run with --weights.")
-    if path.parent == run.checkpoints:
+    if path.name != TENSORS:
         return tensors
     # A checkpoint to resume from: the weights that were evaluated are the moving average, if any.
     return {

@@ -6,6 +6,7 @@ labels.json         a classifier's class names, in order
 calibration.json    the temperature of its probabilities, once it is calibrated
 model.safetensors   the chosen weights, once training is finished
 checkpoints/        training states to resume from, and the best weights so far
+snapshots/          weights every `train.snapshot_every` steps, if the recipe has it
 metrics.jsonl       one line per measurement; values that depend on the clock are under `time`
 environment.json    versions, hardware, data hashes, plug-ins, weights not from `init`
 evaluation.json     results of `heed evaluate`, by the name of the test set
@@ -39,8 +40,12 @@ BEST, RECENT = "best-", "recent-"
 """Prefixes of files of weights, before the step: the best ones, and those averaged at the end."""
 WHOLE, STATE, TENSORS = "step-", "state.json", "tensors.safetensors"
 """Prefix of a checkpoint's folder, the file of its plain numbers, and that of its tensors."""
+SNAPSHOT = "step-"
+"""Prefix of a file of weights in `snapshots/`, before the step."""
 BEST_WEIGHTS, LAST_WEIGHTS = "best", "last"
 """Names of weights beside their steps: those that training chose, and the newest ones."""
+MOST_NAMED = 16
+"""Steps that an error names; of more, the first and the last ones."""
 STEP_DIGITS = "[0-9]" * 9
 """The step in a file name, as a pattern."""
 RECIPE_START = '# checksum = "{}"; delete this line if you change the file by hand'
@@ -62,6 +67,7 @@ class Run:
         self.calibration_path = folder / "calibration.json"
         self.weights_path = folder / "model.safetensors"
         self.checkpoints = folder / "checkpoints"
+        self.snapshots = folder / "snapshots"
         self.metrics_path = folder / "metrics.jsonl"
         self.environment_path = folder / "environment.json"
         self.figures = folder / "figures"
@@ -161,10 +167,15 @@ class Run:
         folders = sorted(self.checkpoints.glob(f"{WHOLE}{STEP_DIGITS}"))
         paths = [
             *(folder / TENSORS for folder in folders),
+            *list_weights(self.snapshots, SNAPSHOT),
             *list_weights(self.checkpoints, RECENT),
             *list_weights(self.checkpoints, BEST),
         ]
         return {_step_of(path): path for path in paths}
+
+    def snapshot_steps(self) -> list[int]:
+        """The steps of which the run has a snapshot, in order."""
+        return [_step_of(path) for path in list_weights(self.snapshots, SNAPSHOT)]
 
     def weights_step(self, weights: str) -> int:
         """The step of `last`, or of weights named by their step; an error if there are none."""
@@ -173,11 +184,15 @@ class Run:
             return steps[-1]
         if weights.isdecimal() and int(weights) in steps:
             return int(weights)
-        known = [BEST_WEIGHTS, *([LAST_WEIGHTS] if steps else []), *map(str, steps)]
+        names = [str(step) for step in steps]
+        if len(names) > MOST_NAMED:
+            names = [*names[: MOST_NAMED // 2], "…", *names[-MOST_NAMED // 2 :]]
+        known = [BEST_WEIGHTS, *([LAST_WEIGHTS] if steps else []), *names]
         raise RunError(
             f"this run has no weights {weights!r}.",
             where=str(self.folder),
-            todo=f"It has {', '.join(known)}. More are kept with train.keep_checkpoints.",
+            todo=f"It has {', '.join(known)}. More are kept with train.keep_checkpoints or "
+            "train.snapshot_every.",
         )
 
     def weights_at(self, step: int) -> Path:

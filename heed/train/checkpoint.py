@@ -7,7 +7,8 @@ the weights below, is flushed before.
 
 Evaluations save weights alone beside them: `best-N` and `recent-N`. Those that were the best or the
 last when a checkpoint was written are kept as long as it is, and `state.json` has their steps. A
-run resumed from it has these, and none of later steps.
+run resumed from it has these, and none of later steps. Snapshots are such files too, in a folder of
+their own; the one of a step is written before its checkpoint, and all are kept.
 
 A checkpoint that was damaged later, or whose weights or metrics were, is recognized and renamed to
 `damaged-N`, and the checkpoint before it is used.
@@ -34,7 +35,7 @@ from heed.files import (
     publish,
 )
 from heed.models.weights import read_weights, verify_weights, write_weights_with_checksum
-from heed.runs.run import BEST, RECENT, STATE, TENSORS, WHOLE, list_weights
+from heed.runs.run import BEST, RECENT, SNAPSHOT, STATE, TENSORS, WHOLE, list_weights
 
 DAMAGED = "damaged-"
 """Prefix of the folder of a damaged checkpoint."""
@@ -92,7 +93,7 @@ def _needed_weights(folder: Path, numbers: dict[str, Any]) -> Iterator[Path]:
 
 
 def weights_path(folder: Path, kind: str, step: int) -> Path:
-    """The file of the BEST or RECENT weights of a step."""
+    """The file of the BEST, RECENT or SNAPSHOT weights of a step."""
     return folder / f"{kind}{step:09d}.safetensors"
 
 
@@ -133,7 +134,7 @@ def prune(folder: Path, keep: int, *, average: int) -> None:
 
 
 def save_weights(folder: Path, kind: str, step: int, weights: dict[str, Tensor]) -> None:
-    """Save weights as BEST or RECENT of a step."""
+    """Save weights as BEST, RECENT or SNAPSHOT of a step."""
     make_folder(folder)
     write_tensors(weights_path(folder, kind, step), weights)
 
@@ -143,7 +144,7 @@ def delete_weights(folder: Path, after: int) -> None:
 
     On a machine that is not deterministic they may come out differently.
     """
-    for path in (*list_weights(folder, BEST), *list_weights(folder, RECENT)):
+    for path in (one for kind in (BEST, RECENT, SNAPSHOT) for one in list_weights(folder, kind)):
         if _step(path) > f"{after:09d}":
             path.unlink()
 

@@ -41,6 +41,8 @@ class Loop:
         state.model.train()
         if self._stops_early(progress):  # it had stopped early, and was killed before its end
             return
+        if state.step == 0:
+            self._save_snapshot_if_due()
         with Interrupt() as interrupt:
             for batches in self.loader.iterate(state.step, self.steps):
                 self.update(batches)
@@ -54,6 +56,7 @@ class Loop:
                     recorder.log(settings.lr * self.schedule(state.step - 1), progress)
                 if self._is_due(evaluate_every):
                     recorder.evaluate(progress)
+                self._save_snapshot_if_due()  # before the checkpoint: a resumed run has it
                 if self._is_due(checkpoint_every) or interrupted:
                     recorder.save()
                 if interrupted:
@@ -80,11 +83,22 @@ class Loop:
     def _is_due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self.steps
 
+    def _save_snapshot_if_due(self) -> None:
+        """Save a snapshot every so many steps, at step 0 and at the last, an early one too."""
+        every = self.settings.snapshot_every
+        if every is not None and (self._is_due(every) or self._is_out_of_patience()):
+            self.recorder.save_snapshot()
+
+    def _is_out_of_patience(self) -> bool:
+        """Whether `train.patience` evaluations have passed without improvement."""
+        patience = self.settings.patience
+        return patience is not None and self.state.evals_since_best >= patience
+
     def _stops_early(self, progress: ProgressBar) -> bool:
-        """Whether `train.patience` evaluations have passed without improvement; prints it."""
-        evaluations, patience = self.state.evals_since_best, self.settings.patience
-        if patience is None or evaluations < patience:
+        """Whether training is to stop before its last step; prints it."""
+        if not self._is_out_of_patience():
             return False
+        evaluations = self.state.evals_since_best
         progress.print(f"No improvement for {evaluations} evaluations: stopping early.")
         return True
 

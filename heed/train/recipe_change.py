@@ -19,6 +19,7 @@ CHANGEABLE = (
     "train.evaluate_test",
     "train.checkpoint_every",
     "train.keep_checkpoints",
+    "train.snapshot_every",
     "train.log_every",
     "train.split_on_oom",
 )

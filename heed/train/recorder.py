@@ -20,7 +20,7 @@ from heed.models import Model, Translator
 from heed.models.weights import read_weights
 from heed.runs.best_weights import chosen_evaluation, score_key
 from heed.runs.history import flatten_metrics
-from heed.runs.run import BEST, Run
+from heed.runs.run import BEST, SNAPSHOT, Run
 from heed.runs.run import RECENT as RECENT_WEIGHTS
 from heed.train import checkpoint
 from heed.train.counters import EPOCH, RECENT
@@ -175,6 +175,12 @@ class Recorder:
             checkpoint.save(self.run.checkpoints, self.state.step, tensors, numbers)
             self.prune()
         self.world.barrier()
+
+    def save_snapshot(self) -> None:
+        """Save the weights that would be evaluated, as the snapshot of this step."""
+        weights = self.state.weights()
+        if self.world.is_first:
+            checkpoint.save_weights(self.run.snapshots, SNAPSHOT, self.state.step, weights)
 
     def flush(self) -> None:
         """Flush the metrics to the disk: once a checkpoint, since once a line would be slow."""

@@ -181,7 +181,8 @@ def _train(
             change.write(run, loop.state.step)
     if world.is_first:
         run.truncate_metrics(loop.state.lines)  # those of steps that are trained again
-        checkpoint.delete_weights(run.checkpoints, after=loop.state.step)
+        for folder in (run.checkpoints, run.snapshots):
+            checkpoint.delete_weights(folder, after=loop.state.step)
         recorder.prune()
         changes = run.environment().get("recipe_changes", [])
         environment = _environment(setup, loop.loader.steps_per_epoch, changes)
