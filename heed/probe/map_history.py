@@ -280,7 +280,7 @@ def draw_history(history: MapHistory) -> Figure:
     """Similarity over the steps, a panel for each head: layers below each other."""
     layers = [list(group) for _, group in groupby(history.heads, lambda one: one.head.layer)]
     across = max(map(len, layers))
-    left, below, above = 0.75, 0.85, 0.25
+    left, below, above = 0.75, 0.62, 0.25
     width = max(across * (PANEL_WIDTH + GAP), 3.4)
     height = len(layers) * (PANEL_HEIGHT + GAP)
     with plot.use_style():
@@ -297,7 +297,7 @@ def draw_history(history: MapHistory) -> Figure:
         title = f"{_name(history.kind)}: similarity to the final map"
         figure.text(0.1 / inches[0], 1.0, title, fontsize=plot.TITLE_SIZE, va="top")
         x = (left + (across * (PANEL_WIDTH + GAP) - GAP) / 2) / inches[0]
-        figure.text(x, (below - 0.36) / inches[1], "training step", ha="center", va="center")
+        figure.text(x, (below - 0.17) / inches[1], "training step", ha="center", va="center")
         note = (
             f"Panels are heads (layer.head). Dot: from here on {SETTLED} (dashed) or more. "
             f"The final map is that of step {history.steps[-1]:,}."
@@ -315,8 +315,9 @@ def _draw_head(axes: Axes, history: MapHistory, one: HeadHistory) -> None:
     axes.plot(steps, one.similarity, color=plot.COLORS[0], linewidth=1.6)
     index = one.settled_index()
     if index is not None:
-        dot = {"marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
-        axes.plot(steps[index], one.similarity[index], color=plot.COLORS[1], clip_on=False, **dot)
+        place = steps[index], one.similarity[index]
+        (dot,) = axes.plot(*place, color=plot.COLORS[1], marker="o", clip_on=False)
+        dot.set(markersize=5.5, markeredgecolor="white")
     axes.text(0.97, 0.06, _short(one.head), ha="right", va="bottom", transform=axes.transAxes)
     axes.set(xlim=(steps[0], steps[-1]), ylim=(0, 1.03), yticks=(0, 0.5, 1))
     axes.xaxis.set_major_locator(MaxNLocator(2, integer=True, prune="upper"))
