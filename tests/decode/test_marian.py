@@ -36,6 +36,7 @@ def test_random_weights(tmp_path: Path) -> None:
     assert [row["same"] for row in compare(tmp_path, "--tiny")] == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow  # 400 training steps
 def test_a_trained_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of different lengths, ended by the model."""
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
