@@ -66,7 +66,11 @@ def test_a_bad_header_is_a_fault_at_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "/"])
-def test_any_folder_is_reported_as_one(name: str) -> None:
+def test_any_folder_is_reported_as_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     for task in (None, "translate", "classify", "generate"):
         [finding] = check([name], task=task).errors
         assert "folder" in finding.message

@@ -293,7 +293,7 @@ def _check_path(name: str) -> None:
         raise DataError(
             "this is a folder of files, not a file or a saved dataset.",
             where=make_printable(name),
-            todo="Name the files in it.",
+            todo="Name the files in it, or call them train, dev and test.",
         )
     if path.exists():
         raise DataError(

@@ -3,7 +3,7 @@
 Rules, in order. A table (TSV, CSV, JSONL) or a saved dataset is a split by itself. Plain files pair
 up as sides where each two share a name but for the last suffix (`train.en`, `train.fr`), or where
 exactly two are given whose names do not name different splits; otherwise each is a split by itself.
-A folder stands for those of its files that name a split, or for all where none does.
+A folder stands for those of its files that name a split.
 A split is named after its file (see `NAMES`). Where no name says train, the first file that names
 no split is train. A file without a split name, or with one that is taken, uses its stem; but
 several train files are read one after another.
@@ -70,15 +70,9 @@ def _list_files(path: str) -> list[str]:
     """The files that a path stands for: itself, or those of a folder."""
     if is_dataset(path) or not Path(path).is_dir():
         return [path]
-    files = [str(file) for file in sorted(Path(path).iterdir()) if _is_visible_file(file)]
-    if not files:
-        todo = "Name the folder or the files that hold the corpus."
-        raise DataError("this folder has no files.", where=make_printable(path), todo=todo)
-    return [file for file in files if split_name(file)] or files
-
-
-def _is_visible_file(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".")
+    files = (file for file in sorted(Path(path).iterdir()) if file.is_file())
+    names = [str(file) for file in files if split_name(file.name) and file.name[0] != "."]
+    return names or [path]  # which is refused as a folder
 
 
 def _pair_sides(plain: Sequence[str]) -> list[list[str]]:
