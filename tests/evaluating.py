@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from typer.testing import CliRunner
 
+from heed.cli.main import app
 from heed.config import Recipe
 from heed.data import synthetic
+from heed.errors import HeedError
 from heed.evaluate.evaluate_run import evaluate_run
 from heed.evaluate.job import Options
 from heed.runs.run import Run
@@ -67,3 +70,13 @@ def evaluate_small(run: Path, **changes: Any) -> dict[str, Any]:
     if Run(run).recipe().task == "translate":
         changes = {"metrics": ("bleu", "chrf")} | changes
     return evaluate_run(run, replace(QUICK, **changes), device="cpu", notify=lambda _: None)
+
+
+def invoke_command(command: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and output, where `heed.cli.main` makes a sentence and a 2 of an error."""
+    result = CliRunner().invoke(app, [command, *arguments, "--device", "cpu"])
+    if isinstance(result.exception, HeedError):
+        return 2, str(result.exception)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output

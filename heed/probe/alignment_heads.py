@@ -81,17 +81,7 @@ class AlignmentResult:
             "chosen_on": {"set": self.chosen_on, "pairs": self.pairs[0]},
             "scored_on": {"set": self.scored_on, "pairs": self.pairs[1]},
             "reference": list(self.reference),
-            "errors": {
-                name: [
-                    {
-                        "value": one.value,
-                        "low": None if one.interval is None else one.interval.low,
-                        "high": None if one.interval is None else one.interval.high,
-                    }
-                    for one in pair
-                ]
-                for name, pair in self.errors.items()
-            },
+            "errors": {name: [one.to_dict() for one in pair] for name, pair in self.errors.items()},
         }
 
 

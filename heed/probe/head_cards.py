@@ -106,6 +106,12 @@ class Estimate:
     value: float
     interval: Interval | None
 
+    def to_dict(self) -> dict[str, float | None]:
+        """The estimate as JSON values."""
+        if self.interval is None:
+            return {"value": self.value, "low": None, "high": None}
+        return {"value": self.value, "low": self.interval.low, "high": self.interval.high}
+
 
 @dataclass(frozen=True)
 class HeadCard:
@@ -393,11 +399,4 @@ def _estimates(sums: RatioSums) -> Any:
 
 
 def _metrics_to_dict(metrics: dict[str, Estimate]) -> dict[str, dict[str, float | None]]:
-    return {
-        name: {
-            "value": one.value,
-            "low": None if one.interval is None else one.interval.low,
-            "high": None if one.interval is None else one.interval.high,
-        }
-        for name, one in metrics.items()
-    }
+    return {name: one.to_dict() for name, one in metrics.items()}

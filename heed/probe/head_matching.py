@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from heed.arrays import Floats
 from heed.probe.attention_maps import AttentionMap
 from heed.probe.patch import Head
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

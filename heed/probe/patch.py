@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from heed.config.model import ATTENTION_KINDS
 from heed.errors import ConfigError, nearest
 from heed.models import LanguageModel, Model, Translator
 from heed.nn.attention import AttentionContext, HeadEdit, MultiHeadAttention
 from heed.nn.lstm import LSTMStack
 
-KINDS = ("encoder", "decoder", "cross")
 ZERO = "zero"
 """The edit that silences a head: its output is zero."""
 OFFSETS = {"diagonal": 0, "previous": -1, "next": 1}
@@ -182,7 +182,7 @@ def _split_name(text: str, model: Model) -> tuple[str, str, str]:
 
 
 def _unnamed_head(text: str, model: Model) -> ConfigError:
-    kind = (_kinds(model) or KINDS)[-1]
+    kind = (_kinds(model) or ATTENTION_KINDS)[-1]
     what = f"{text!r} names no head: write kind.layer.head, counted from 1, as {kind}.1.2."
     return ConfigError([what])
 
@@ -192,7 +192,7 @@ def check_head(model: Model, head: Head) -> Head:
     sites, kinds = attention_sites(model), _kinds(model)
     if head.kind not in kinds:
         options = ", ".join(kinds) or "none"
-        hint = nearest(str(head.kind), KINDS)
+        hint = nearest(str(head.kind), ATTENTION_KINDS)
         what = f"This model has no {head.kind!r} attention, only: {options}.{hint}"
         raise ConfigError([what])
     layers = sum(kind == head.kind for kind, _ in sites)

@@ -13,17 +13,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from torch import Tensor
 
+from heed.arrays import Floats
 from heed.errors import ConfigError
 from heed.probe.attend import LoadedModel, read_texts
 from heed.probe.patch import ZERO, Edit, Head, edit_attention, find_pattern, parse_heads
 from heed.probe.text_trace import InputTokens, trace_batch
 from heed.terminal import build_grid, build_note, build_table
 
-Floats = NDArray[np.float64]
 NEXT_TOKENS, SHOWN_EDITS = 8, 4
 """Next tokens of a language model, and edits, that are shown."""
 

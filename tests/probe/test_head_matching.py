@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from heed.probe.head_matching import Floats, assign
+from heed.arrays import Floats
+from heed.probe.head_matching import assign
 
 tables = st.tuples(st.integers(0, 5), st.integers(0, 5)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.floats(-1, 1, width=16))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluating import sides, train_small, write_text
+from evaluating import invoke_command, sides, train_small, write_text
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import heed
-from heed.cli.main import app
-from heed.errors import HeedError
 from heed.probe.head_matching import mean_overlaps
 from heed.probe.map_history import SETTLED, HeadHistory
 from heed.probe.patch import Head
@@ -40,14 +38,7 @@ def translator(folder: Path) -> Path:
     return train_small(folder, "translate", "translator", data=data, train=SETTINGS)
 
 
-def attend(*arguments: str) -> tuple[int, str]:
-    """Exit code and output, where `heed.cli.main` makes a sentence and a 2 of an error."""
-    result = CliRunner().invoke(app, ["attend", *arguments, "--device", "cpu"])
-    if isinstance(result.exception, HeedError):
-        return 2, str(result.exception)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
+attend = partial(invoke_command, "attend")
 
 
 def test_every_head_is_compared_with_its_final_self(folder: Path, translator: Path) -> None:

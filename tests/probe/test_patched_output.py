@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluating import train_small
-from typer.testing import CliRunner
+from evaluating import invoke_command, train_small
 
 import heed
-from heed.cli.main import app
-from heed.errors import ConfigError, HeedError
+from heed.errors import ConfigError
 from heed.probe.attention_maps import AttentionMap
 from heed.probe.head_matching import match_heads
 from heed.probe.patch import edit_attention
@@ -21,14 +20,7 @@ from heed.probe.patched_output import parse_patches, patch_output
 TEXT, OTHER = "The old woman sees the cat.", "A dog sleeps."
 
 
-def attend(*arguments: str) -> tuple[int, str]:
-    """Exit code and output, where `heed.cli.main` makes a sentence and a 2 of an error."""
-    result = CliRunner().invoke(app, ["attend", *arguments, "--device", "cpu"])
-    if isinstance(result.exception, HeedError):
-        return 2, str(result.exception)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
+attend = partial(invoke_command, "attend")
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from evaluating import evaluate_small, sides
+from evaluating import evaluate_small, invoke_command, sides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from support import ATTENDING, VARIANTS, apart, new_translator, padded, texts, translator
 from torch import Tensor
-from typer.testing import CliRunner
 
 from heed import Translator as Mt
-from heed.cli.main import app
 from heed.config import ModelConfig, Recipe
 from heed.decode import plain
 from heed.decode.beam import Beam
@@ -249,14 +248,7 @@ def test_formats_with_the_same_heads_in_every_layer_refuse(
     assert not (tmp_path / "out").exists()
 
 
-def heads_command(*arguments: str) -> tuple[int, str]:
-    """Exit code and output, where `heed.cli.main` makes a sentence and a 2 of an error."""
-    result = CliRunner().invoke(app, ["heads", *arguments, "--device", "cpu"])
-    if isinstance(result.exception, HeedError):
-        return 2, str(result.exception)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
+heads_command = partial(invoke_command, "heads")
 
 
 def test_maps_of_a_layer_without_heads(pruned_run: PrunedRun, tmp_path: Path) -> None:
