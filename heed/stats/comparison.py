@@ -7,7 +7,8 @@ where it stands out from what another seed and another test sample would have do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from math import isnan, sqrt
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from heed.arrays import Floats, Ints
 from heed.stats.distributions import student_t_quantile, student_t_tail
-from heed.stats.families import JudgedContrast, best_set, judge_family
+from heed.stats.families import JudgedContrast, best_set, gaps_to_best, judge_family
 from heed.stats.intervals import Interval
 from heed.stats.permutation import SEED, RandomizationResult, exchange_items, permute_seeds
 from heed.stats.power import design_of, seeds_needed
@@ -56,8 +57,8 @@ class Pair:
     """mean_a - mean_b, of the metric as it is shown."""
     interval: Interval
     """Simultaneous over the family, at the level 1 - alpha."""
-    interval_90: Interval
-    """Of this pair alone, for the two one-sided tests of equivalence."""
+    equivalence_interval: Interval
+    """Of this pair alone at the level 1 - 2 alpha, for the two one-sided tests of equivalence."""
     df: float
     p: float
     """Of this pair alone. Of two single runs it is that of randomization over items."""
@@ -101,6 +102,20 @@ class Comparison:
     clustered: bool
     paired_seeds: bool
     alpha: float
+    variances: Variances = field(repr=False)
+
+    @cached_property
+    def best_gaps(self) -> dict[str, Interval]:
+        """Each of `best`: its mean minus the best mean of the others, by Hsu's intervals."""
+        names = self.variances.names
+        members = [names.index(name) for name in self.best or ()]
+        gaps = gaps_to_best(
+            self.variances,
+            members,
+            higher_is_better=self.metric.higher_is_better,
+            alpha=self.alpha,
+        )
+        return dict(zip(self.best or (), gaps, strict=True))
 
 
 def compare_systems(
@@ -128,7 +143,7 @@ def compare_systems(
     units = merge_clusters(systems, clusters)
     exchanges = [_exchange_items(units[a], units[b], metric, seed) for a, b in chosen]
     pairs = [
-        _describe_pair(variances, metric, a, b, result, exchange, is_alone=len(chosen) == 1)
+        _describe_pair(variances, metric, a, b, result, exchange, len(chosen) == 1, alpha)
         for (a, b), result, exchange in zip(chosen, judged, exchanges, strict=True)
     ]
     best = None
@@ -145,6 +160,7 @@ def compare_systems(
         clustered=variances.clustered,
         paired_seeds=paired_seeds,
         alpha=alpha,
+        variances=variances,
     )
 
 
@@ -174,8 +190,8 @@ def _describe_pair(
     b: int,
     judged: JudgedContrast,
     exchange: RandomizationResult | None,
-    *,
     is_alone: bool,
+    alpha: float,
 ) -> Pair:
     values_a, values_b = variances.values_ks[a], variances.values_ks[b]
     mean_a, mean_b = float(variances.means_k[a]), float(variances.means_k[b])
@@ -199,7 +215,7 @@ def _describe_pair(
     wins = np.sign(sign * (values_a[:, None] - values_b[None, :]))
     if variances.paired:
         wins = np.diag(wins)
-    half = student_t_quantile(0.95, judged.df) * error
+    half = student_t_quantile(1 - alpha, judged.df) * error
     corrected_p = judged.corrected_p
     if exchange is not None:  # it assumes no distribution, but knows of no other comparison
         corrected_p = exchange.p if is_alone else max(exchange.p, corrected_p)
@@ -211,7 +227,7 @@ def _describe_pair(
         seeds=seeds,
         difference=difference,
         interval=Interval.around(difference, judged.critical * error),
-        interval_90=Interval.around(difference, half),
+        equivalence_interval=Interval.around(difference, half),
         df=judged.df,
         p=judged.p if exchange is None else exchange.p,
         corrected_p=corrected_p,

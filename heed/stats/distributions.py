@@ -1,4 +1,4 @@
-"""Student's t, normal and chi-squared distributions: probabilities and quantiles.
+"""Student's t, normal, F and chi-squared distributions: probabilities and quantiles.
 
 Written here because scipy, which has them too, would take more room than the rest of heed's
 dependencies without torch. The tests compare every function with scipy's.
@@ -7,6 +7,7 @@ dependencies without torch. The tests compare every function with scipy's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import exp, inf, isinf, lgamma, log, log1p, nan, pi
 from statistics import NormalDist
 
@@ -42,6 +43,7 @@ def student_t_p(t: float, df: float) -> float:
     return min(1.0, 2 * student_t_tail(abs(t), df))
 
 
+@lru_cache(maxsize=4096)
 def student_t_quantile(p: float, df: float) -> float:
     """The t with P(T ≤ t) = p."""
     _check_probability(p)
@@ -96,6 +98,18 @@ def chi2_tail(x: float, df: float) -> float:
         return -n * (n - a), x + 2 * n + 1 - a
 
     return front / _continued_fraction(x + 1 - a, terms)
+
+
+def f_tail(f: float, df1: float, df2: float) -> float:
+    """P(F > f) for the F distribution with df1 and df2 degrees of freedom."""
+    if df1 <= 0 or df2 <= 0:
+        raise ValueError(f"degrees of freedom must be positive, not {df1} and {df2}")
+    if f <= 0:
+        return 1.0
+    if isinf(f):
+        return 0.0
+    whole = df2 + df1 * f
+    return incomplete_beta(df2 / 2, df1 / 2, df2 / whole, df1 * f / whole)
 
 
 def incomplete_beta(a: float, b: float, x: float, complement: float | None = None) -> float:

@@ -19,12 +19,19 @@ from math import inf, sqrt
 import numpy as np
 
 from heed.arrays import Floats
-from heed.stats.distributions import student_t_p, student_t_quantile
+from heed.stats.distributions import normal_quantile, student_t_p, student_t_quantile
+from heed.stats.intervals import Interval
 from heed.stats.variance import Variances
 
 DRAWS = 100_000
 """Draws of the largest |t|: a corrected p of 0.05 is known to ± 0.0014."""
 SEED = 20_150_401
+MAX_NUMBERS = 20_000_000
+"""Random numbers for one family: fewer draws where comparisons are more than 200."""
+MAX_GAP_NUMBERS = 2_000_000
+"""Random numbers for the gaps of one system to the best: fewer draws where systems are many."""
+CRITICAL_NODES = 8
+"""Degrees of freedom at which critical values are drawn; between them they are interpolated."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ def judge_family(
         critical = student_t_quantile(1 - alpha / 2, dfs[0])
         p = student_t_p(t_values[0], dfs[0])
         return [JudgedContrast(differences[0], errors[0], dfs[0], p, p, critical)]
+    draws = min(draws, MAX_NUMBERS // len(contrasts))
     largest_r = np.abs(_correlated_normals(variances, contrasts, errors, draws)).max(axis=1)
     judged = []
     for difference, error, df, t in zip(differences, errors, dfs, t_values, strict=True):
@@ -85,6 +93,49 @@ def best_set(
     return [i for i in range(k) if not _is_beaten(variances, i, sign, alpha, draws)]
 
 
+def gaps_to_best(
+    variances: Variances, members: Sequence[int], *, higher_is_better: bool, alpha: float = 0.05
+) -> list[Interval]:
+    """Hsu's simultaneous intervals of each member's mean minus the best mean of the others.
+
+    `members` is the set of `best_set`. The upper bound (of gains) of a system takes the one-sided
+    Dunnett critical values with itself as the control, the lower bound those of the other members
+    (Hsu 1984; Edwards and Hsu 1983 for unequal variances). The only member's lower bound is 0.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    k = len(variances.names)
+    draws = min(DRAWS, MAX_GAP_NUMBERS // k)
+    widths = {i: _dunnett_widths(variances, i, alpha, draws) for i in members}
+    gains_k = sign * variances.means_k
+    gaps = []
+    for i in members:
+        high = min(gains_k[i] - gains_k[j] + widths[i][j] for j in range(k) if j != i)
+        rivals = [gains_k[i] - gains_k[j] - widths[j][i] for j in members if j != i]
+        low, high = min([0.0, *rivals]), max(0.0, high)
+        gaps.append(Interval(low, high) if higher_is_better else Interval(-high, -low))
+    return gaps
+
+
+def _dunnett_widths(variances: Variances, i: int, alpha: float, draws: int) -> dict[int, float]:
+    """One-sided Dunnett critical value × standard error of system i against each other system."""
+    others = [j for j in range(len(variances.names)) if j != i]
+    contrasts = [variances.contrast(j, i) for j in others]
+    errors = [sqrt(variances.variance(contrast)) for contrast in contrasts]
+    dfs = np.array([variances.degrees_of_freedom(contrast) for contrast in contrasts])
+    if len(others) == 1:
+        return {others[0]: student_t_quantile(1 - alpha, dfs[0]) * errors[0]}
+    half_rf = _correlated_normals(variances, contrasts, errors, draws)
+    largest_r = np.concatenate([half_rf.max(axis=1), (-half_rf).max(axis=1)])
+    # The critical value is smooth in 1 / ν: few points serve many comparisons.
+    nodes = np.unique(np.linspace(1 / dfs.max(), 1 / dfs.min(), min(len(dfs), CRITICAL_NODES)))
+    criticals = [
+        np.quantile(largest_r / np.tile(_chi_scale(1 / node, draws), 2), 1 - alpha)
+        for node in nodes
+    ]
+    values = np.interp(1 / dfs, nodes, criticals)
+    return {j: float(c * e) for j, c, e in zip(others, values, errors, strict=True)}
+
+
 def _is_beaten(variances: Variances, i: int, sign: float, alpha: float, draws: int) -> bool:
     """Whether some other system is better than system i, by Dunnett's one-sided comparison."""
     rivals = [variances.contrast(j, i) for j in range(len(variances.names)) if j != i]
@@ -94,20 +145,19 @@ def _is_beaten(variances: Variances, i: int, sign: float, alpha: float, draws: i
         _t_value(sign * float(contrast @ variances.means_k), error)
         for contrast, error in zip(rivals, errors, strict=True)
     ]
-    # The critical value is between those of a single comparison and of Bonferroni's correction.
-    single = [student_t_quantile(1 - alpha, df) for df in dfs]
-    if all(t <= low for t, low in zip(t_values, single, strict=True)):
-        return False
-    if len(rivals) == 1:
-        return True
-    corrected = [student_t_quantile(1 - alpha / len(rivals), df) for df in dfs]
-    if any(t > high for t, high in zip(t_values, corrected, strict=True)):
+    # The critical value is between those of a single comparison and of Bonferroni's correction;
+    # of a single one it is no less than the normal distribution's.
+    least = normal_quantile(1 - alpha)
+    near = sorted((p for p in zip(t_values, dfs, strict=True) if p[0] > least), reverse=True)
+    near = [(t, df) for t, df in near if t > student_t_quantile(1 - alpha, df)]
+    if not near or len(rivals) == 1:
+        return bool(near)
+    if any(t > student_t_quantile(1 - alpha / len(rivals), df) for t, df in near):
         return True
     half_rf = _correlated_normals(variances, rivals, errors, draws)
     largest_r = np.concatenate([half_rf.max(axis=1), (-half_rf).max(axis=1)])
     return any(
-        t > np.quantile(largest_r / np.tile(_chi_scale(df, draws), 2), 1 - alpha)
-        for t, df in zip(t_values, dfs, strict=True)
+        t > np.quantile(largest_r / np.tile(_chi_scale(df, draws), 2), 1 - alpha) for t, df in near
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from math import comb
 
@@ -50,18 +51,30 @@ def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
     scores = np.concatenate([a_s, b_s])
     size, relabellings = len(a_s), comb(len(scores), len(a_s))
     observed = abs(float(np.mean(a_s) - np.mean(b_s)))
-    if relabellings <= MAX_RELABELLINGS:
-        chosen = np.array(list(combinations(range(len(scores)), size)))
-    else:
-        random = np.random.Generator(np.random.PCG64(SEED))
-        shuffled = random.permuted(np.tile(np.arange(len(scores)), (MAX_RELABELLINGS, 1)), axis=1)
-        chosen = np.concatenate([np.arange(size)[None], shuffled[:, :size]])
-    sums = scores[chosen].sum(axis=1)
+    member_rs = _relabel(len(scores), size)
+    sums = member_rs @ scores
     differences = np.abs(sums / size - (scores.sum() - sums) / (len(scores) - size))
     rounding = 1e-12 * max(1.0, float(np.abs(scores).max()))
     p = float((differences >= observed - rounding).mean())
     symmetric = 2 if len(a_s) == len(b_s) else 1
-    return RandomizationResult(p, symmetric / min(relabellings, len(chosen)))
+    return RandomizationResult(p, symmetric / min(relabellings, len(member_rs)))
+
+
+@lru_cache(maxsize=2)
+def _relabel(runs: int, size: int) -> Floats:
+    """Relabellings [r, s] of runs as 0 and 1, `size` of them 1: all, or a sample of them.
+
+    All pairs of a comparison have the same, so that they are made once.
+    """
+    if comb(runs, size) <= MAX_RELABELLINGS:
+        chosen = np.array(list(combinations(range(runs), size)))
+    else:
+        random = np.random.Generator(np.random.PCG64(SEED))
+        shuffled = random.permuted(np.tile(np.arange(runs), (MAX_RELABELLINGS, 1)), axis=1)
+        chosen = np.concatenate([np.arange(size)[None], shuffled[:, :size]])
+    member_rs = np.zeros((len(chosen), runs))
+    member_rs[np.arange(len(chosen))[:, None], chosen] = 1.0
+    return member_rs
 
 
 def exchange_items(

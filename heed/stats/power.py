@@ -14,7 +14,7 @@ import numpy as np
 
 from heed.arrays import Floats
 from heed.stats.distributions import normal_quantile, student_t_quantile
-from heed.stats.variance import Variances
+from heed.stats.variance import MIN_DF, Variances
 
 POWER = 0.8
 """The share of experiments that find a difference as large as the smallest visible one."""
@@ -22,8 +22,6 @@ SQRT2 = sqrt(2)
 DRAWS = 400
 """Draws of the estimated variances: power is known to about one percent."""
 SEED = 20_150_402
-MIN_DF = 0.9
-"""Estimated degrees of freedom do not fall below those of one pair of runs."""
 MAX_SEEDS = 100
 """More seeds than anyone would train; beyond, more test items are the better advice."""
 

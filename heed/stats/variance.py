@@ -26,6 +26,8 @@ MIN_CLUSTERS = 10
 """From this many clusters on, variance is taken over clusters instead of items."""
 MIN_POOLED_SYSTEMS = 3
 """From this many systems on, they share one seed variance."""
+MIN_DF = 0.9
+"""Estimated degrees of freedom do not fall below those of one pair of runs."""
 UNEQUAL_VARIANCE_P = 0.01
 """Seed variances are not pooled where Bartlett's test gives a smaller p-value."""
 
@@ -80,7 +82,10 @@ class Variances:
         return max(total, item, 0.0)
 
     def degrees_of_freedom(self, contrast_k: Floats) -> float:
-        """ν of a contrast (Satterthwaite 1946), from the seeds' and the items' variances."""
+        """ν of a contrast (Satterthwaite 1946), from the seeds' and the items' variances.
+
+        At least `MIN_DF`: what V_residual takes away can leave V far below its parts.
+        """
         item = float(contrast_k @ self.item_kk @ contrast_k)
         used = contrast_k != 0
         dof_k = np.maximum(self.seeds_k - 1, 1)
@@ -94,7 +99,9 @@ class Variances:
             seeds = float((seed_k**2 / dof_k)[used].sum())
         parts = seeds + item**2 / max(self.units - 1, 1)
         variance = self.variance(contrast_k)
-        return variance**2 / parts if parts > 0 else float(max(self.units - 1, 1))
+        if parts == 0:
+            return float(max(self.units - 1, 1))
+        return max(variance**2 / parts, MIN_DF)
 
     @property
     def total_kk(self) -> Floats:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil, log10
 
-from heed.stats.comparison import MIN_SEEDS, Pair, SumMetric
+from heed.stats.comparison import ALPHA, MIN_SEEDS, Pair, SumMetric
 from heed.stats.intervals import Interval
 from heed.stats.power import MAX_SEEDS
 
@@ -38,7 +38,7 @@ class Judgement:
 
     verdict: Verdict
     within_margin: bool
-    """The 90% interval lies inside ± margin: two one-sided tests (Schuirmann 1987)."""
+    """The 1 - 2 alpha interval lies inside ± margin: two one-sided tests (Schuirmann 1987)."""
     sentence: str
 
 
@@ -48,11 +48,15 @@ def judge_pair(
     *,
     margin: float | None = None,
     minutes_per_run: float | None = None,
+    alpha: float = ALPHA,
 ) -> Judgement:
-    """The verdict on a pair, with the margin that matters if one was given."""
+    """The verdict on a pair, with the margin that matters if one was given.
+
+    `alpha` is the level that the pair was compared at, for the words about its intervals.
+    """
     verdict = _verdict(pair, metric, margin)
     within = margin is not None and pair.compares_recipes and _is_within(pair, margin)
-    sentence = _sentence(pair, metric, verdict, within, margin, minutes_per_run)
+    sentence = _sentence(pair, metric, verdict, within, margin, minutes_per_run, alpha)
     return Judgement(verdict, within, sentence)
 
 
@@ -76,7 +80,7 @@ def _verdict(pair: Pair, metric: SumMetric, margin: float | None) -> Verdict:
 
 
 def _is_within(pair: Pair, margin: float) -> bool:
-    return -margin < pair.interval_90.low and pair.interval_90.high < margin
+    return -margin < pair.equivalence_interval.low and pair.equivalence_interval.high < margin
 
 
 def format_score(value: float, metric: SumMetric) -> str:
@@ -98,6 +102,11 @@ def format_differences(values: Sequence[float], metric: SumMetric) -> list[str]:
     return [f"{round(value, digits) + 0.0:+.{digits}f}" for value in values]
 
 
+def format_level(alpha: float) -> str:
+    """The confidence level of an interval in percent: 95% for alpha = 0.05."""
+    return f"{100 * (1 - alpha):.3g}%"
+
+
 def _format_interval(interval: Interval, metric: SumMetric) -> str:
     return " to ".join(format_differences([interval.low, interval.high], metric))
 
@@ -109,10 +118,12 @@ def _sentence(
     within: bool,
     margin: float | None,
     minutes: float | None,
+    alpha: float,
 ) -> str:
     [shown] = format_differences([pair.difference], metric)
     difference = f"{shown} {metric.difference_unit}"
-    interval = f"95% interval {_format_interval(pair.interval, metric)}"
+    interval = f"{format_level(alpha)} interval {_format_interval(pair.interval, metric)}"
+    equivalence = f"{format_level(2 * alpha)} interval"
     support = f"{difference} ({interval}, p {format_p(pair.corrected_p)})"
     delta = f"{margin:g} {metric.difference_unit}" if margin is not None else ""
     match verdict:
@@ -123,20 +134,21 @@ def _sentence(
             word = "better" if verdict is Verdict.BETTER_BY_MARGIN else "worse"
             return f"{pair.a} is {word} than {pair.b} by at least {delta}: {support}."
         case Verdict.AS_GOOD:
-            ends = _format_interval(pair.interval_90, metric)
+            ends = _format_interval(pair.equivalence_interval, metric)
             return (
                 f"{pair.a} is as good as {pair.b}, within {delta}: {difference} "
-                f"(90% interval {ends}, inside ±{margin:g}: two one-sided tests at 5%). "
+                f"({equivalence} {ends}, inside ±{margin:g}: two one-sided tests at "
+                f"{100 * alpha:.3g}%). "
                 f"That either is better is not shown ({interval})."
             )
         case Verdict.UNDECIDED:
-            ends = _format_interval(pair.interval_90, metric)
-            equal = f"Equivalence within {delta} is not shown either (90% interval {ends}). "
+            ends = _format_interval(pair.equivalence_interval, metric)
+            equal = f"Equivalence within {delta} is not shown either ({equivalence} {ends}). "
             words = f"Can't tell yet: {pair.a} and {pair.b} differ by {support}. "
             words += equal if delta else ""
             return words + _advice(pair, metric, minutes)
         case Verdict.TWO_MODELS:
-            return _two_models(pair, metric, minutes)
+            return _two_models(pair, metric, minutes, interval)
 
 
 def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
@@ -158,7 +170,7 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
     )
 
 
-def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
+def _two_models(pair: Pair, metric: SumMetric, minutes: float | None, interval: str) -> str:
     [difference] = format_differences([pair.difference], metric)
     p, exchange = pair.corrected_p, pair.item_exchange
     bound = exchange is not None and exchange.is_bound
@@ -166,8 +178,7 @@ def _two_models(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
     more = sum(max(MIN_SEEDS - seeds, 0) for seeds in pair.seeds)
     return (
         f"Two models only: {pair.a} and {pair.b} differ by {difference} "
-        f"{metric.difference_unit} as {models} score these test items (95% interval "
-        f"{_format_interval(pair.interval, metric)}, "
+        f"{metric.difference_unit} as {models} score these test items ({interval}, "
         f"p {format_p(p, below_resolution=bound)}). Another "
         f"seed can change that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds "
         f"each) would compare the recipes{_duration(more, minutes)} in all."

@@ -102,8 +102,8 @@ def test_no_sentence_contradicts_its_interval(
         assert max(gain_low, -gain_high) >= margin
     if "as good" in words or "too small to matter" in words:
         assert margin is not None
-        assert abs(pair.interval_90.low) < margin
-        assert abs(pair.interval_90.high) < margin
+        assert abs(pair.equivalence_interval.low) < margin
+        assert abs(pair.equivalence_interval.high) < margin
     if judgement.verdict is Verdict.UNDECIDED:
         assert "Can't tell yet" in words
         assert "these runs would show a difference of" in words
@@ -145,6 +145,20 @@ def test_identical_systems_differ_by_nothing() -> None:
     assert pair.difference == 0
     assert pair.p == pair.corrected_p == 1
     assert judge_pair(pair, SCORE).verdict is Verdict.UNDECIDED
+
+
+def test_identical_systems_in_a_family_have_finite_intervals() -> None:
+    """Their items vary together, so that only the rest of the seeds' variance is left."""
+    random = np.random.default_rng(31)
+    for _ in range(5):
+        [same] = Experiment(3, 100, (0.0, 1.0, 1.0), systems=1).draw(random)
+        others = Experiment(3, 100, (0.0, 1.0, 1.0), systems=5).draw(random)
+        others = [System(f"other {i}", one.counts_snc) for i, one in enumerate(others)]
+        systems = [System(name, same.counts_snc) for name in "ab"]
+        comparison = compare_systems([*systems, *others], SCORE, baseline="a")
+        for pair in comparison.pairs:
+            assert np.isfinite([pair.interval.low, pair.interval.high]).all()
+            assert 0 <= pair.p <= pair.corrected_p <= 1
 
 
 def test_a_p_below_its_resolution_is_a_bound() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from comparison_level import Experiment, binomial_bound, mean_value
 from scipy import stats as scipy_stats
 
-from heed.stats.families import best_set, judge_family
+from heed.stats.families import best_set, gaps_to_best, judge_family
 from heed.stats.variance import estimate_variances
 
 
@@ -94,3 +95,36 @@ def test_lower_is_better_turns_the_set_around() -> None:
     variances = estimate_variances(systems, mean_value)
     assert best_set(variances, higher_is_better=True) == [2]
     assert best_set(variances, higher_is_better=False) == [0]
+
+
+def test_the_gap_of_two_systems_is_a_one_sided_interval() -> None:
+    systems = Experiment(3, 50, (1, 1, 1)).draw(np.random.default_rng(8), (0.0, 0.1))
+    variances = estimate_variances(systems, mean_value)
+    contrast = variances.contrast(1, 0)
+    error = variances.variance(contrast) ** 0.5
+    width = scipy_stats.t.ppf(0.95, variances.degrees_of_freedom(contrast)) * error
+    difference = float(variances.means_k[1] - variances.means_k[0])
+    members = best_set(variances, higher_is_better=True)
+    gap = dict(zip(members, gaps_to_best(variances, members, higher_is_better=True), strict=True))[
+        1
+    ]
+    assert (gap.low, gap.high) == pytest.approx((difference - width, difference + width))
+
+
+@pytest.mark.parametrize("effects", [(0.0, 0.0, 0.0, 0.0), (0.0, 0.3, 2.0, 0.2)])
+def test_gaps_to_the_best_agree_with_the_set(effects: tuple[float, ...]) -> None:
+    """Those of the set may lead the others; the only one of a set leads by at least nothing."""
+    systems = Experiment(4, 60, (1, 1, 1), systems=4).draw(np.random.default_rng(9), effects)
+    variances = estimate_variances(systems, mean_value)
+    members = best_set(variances, higher_is_better=True)
+    gaps = gaps_to_best(variances, members, higher_is_better=True)
+    for i, gap in zip(members, gaps, strict=True):
+        others = [variances.means_k[j] for j in range(4) if j != i]
+        assert gap.low <= variances.means_k[i] - max(others) <= gap.high
+        assert gap.low <= 0 < gap.high
+        assert (gap.low == 0) == (len(members) == 1)
+    mirrored = [replace(one, counts_snc=one.counts_snc * np.array([-1, 1])) for one in systems]
+    other = estimate_variances(mirrored, mean_value)
+    assert best_set(other, higher_is_better=False) == members
+    for gap, turned in zip(gaps, gaps_to_best(other, members, higher_is_better=False), strict=True):
+        assert (turned.low, turned.high) == pytest.approx((-gap.high, -gap.low), abs=1e-9)
