@@ -20,6 +20,13 @@ MIN_SLOTS, MIN_CAPACITY = 8, 32
 """The smallest decode state where shapes are bucketed."""
 MIN_GROUP = 64
 """Fewest inputs that are encoded as a group, separately from longer ones."""
+MIN_INPUTS = 2
+"""Inputs of a batch-invariant batch: a product with one row alone is summed in another order."""
+ROW_STEP = 4
+"""Rows by which such batches grow: a CPU's kernels are compiled for each shape of a product."""
+MIN_FIXED_LENGTH = 24
+"""The smallest size that lengths are padded to where they have fixed sizes: most sentences have it,
+and are decoded together."""
 WIDE = 64
 """Slots from which on there are two bucket sizes per octave: there, unused slots take time."""
 COMPACT_BELOW = 0.95
@@ -99,13 +106,22 @@ def cpu_costs(lengths: Sequence[int], sizes: Sequence[int]) -> list[float]:
 
 
 class StateSizes:
-    """The sizes of decode states: any on a CPU; a few buckets where each is captured as a graph."""
+    """The sizes of decode states: any on a CPU; a few buckets where each is captured as a graph.
 
-    def __init__(self, *, bucketed: bool) -> None:
-        self.bucketed = bucketed
+    With `fixed_lengths`, lengths have a few buckets in any case.
+    """
+
+    def __init__(self, *, bucketed: bool, fixed_lengths: bool = False) -> None:
+        self.bucketed, self.fixed_lengths = bucketed, fixed_lengths
 
     def padded_length(self, tokens: int) -> int:
         """The length that inputs of at most this many tokens are padded to."""
+        if self.fixed_lengths:
+            return bucket_size(max(tokens, MIN_FIXED_LENGTH))
+        return bucket_size(tokens) if self.bucketed else tokens
+
+    def prompt_cells(self, tokens: int) -> int:
+        """The key-value cells of prompts that are padded to this many tokens."""
         return bucket_size(tokens) if self.bucketed else tokens
 
     def capacity(self, generated: int) -> int:
@@ -117,7 +133,7 @@ class StateSizes:
     def slots(self, inputs: int) -> int:
         """The number of slots for this many inputs."""
         if not self.bucketed:
-            return inputs
+            return fixed_rows(inputs) if self.fixed_lengths else inputs
         return bucket_size(inputs) if inputs > WIDE else max(MIN_SLOTS, _next_power_of_2(inputs))
 
     def should_compact(self, unfinished: int, slots: int) -> bool:
@@ -125,6 +141,11 @@ class StateSizes:
         return (
             self.slots(unfinished) < slots if self.bucketed else unfinished <= COMPACT_BELOW * slots
         )
+
+
+def fixed_rows(inputs: int) -> int:
+    """The rows of a batch-invariant batch: 2, 4, 8, 12, …, so that kernels have few shapes."""
+    return MIN_INPUTS if inputs <= MIN_INPUTS else -(-inputs // ROW_STEP) * ROW_STEP
 
 
 def compact_order(rows: Sequence[int]) -> list[int]:

@@ -66,7 +66,7 @@ class Beam(Strategy):
     ) -> Tensor | None:
         """Extend the running hypotheses by one token, and keep the best finished ones."""
         k, length = self.beams, state.generated + 1
-        logprobs, tokens, parents = self._candidates(logits_bkv, state["logprobs"])
+        logprobs, tokens, parents = self.candidates(logits_bkv, state)
         scores = self.score(logprobs, length)
         if attention_bkm is not None:
             scores += self._coverage_penalties(attention_bkm, state).gather(1, parents)
@@ -90,7 +90,7 @@ class Beam(Strategy):
             state["coverage"].copy_(gather_parents(state["coverage"], parents))
         return parents
 
-    def _candidates(self, logits_bkv: Tensor, logprobs_bk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def candidates(self, logits_bkv: Tensor, state: DecodeState) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability, token and parent of the 2k most probable continuations, best first.
 
         At most 2k of them can come from one hypothesis, so top-k over the vocabulary is taken per
@@ -99,7 +99,7 @@ class Beam(Strategy):
         k, per_beam = self.beams, min(2 * self.beams, logits_bkv.shape[-1])
         tokens = logits_bkv.topk(per_beam, dim=-1).indices
         token_logprobs = logits_bkv.log_softmax(dim=-1).gather(-1, tokens)
-        totals = logprobs_bk[..., None] + token_logprobs
+        totals = state["logprobs"][..., None] + token_logprobs
         totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)
         order = order[:, : 2 * k]
         parents = order.div(per_beam, rounding_mode="floor")

@@ -54,9 +54,7 @@ class Sample(IndependentStrategy):
 
     def stream(self, number: int, sample: int) -> np.random.Generator:
         """The random generator of one sample of input `number`."""
-        # One 32-bit word each: numpy would spread a larger number over the next word.
-        high, low = divmod(number, WORD)
-        return np.random.Generator(np.random.PCG64([self.seed, low, sample, high]))
+        return random_stream(self.seed, number, sample)
 
     def pick(self, logits_bkv: Tensor, state: DecodeState) -> Tensor:
         """Draw a token with the next random number of each sample's stream."""
@@ -86,6 +84,13 @@ class Sample(IndependentStrategy):
             probabilities = probabilities.where(probabilities >= least, 0.0)
             probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
         return probabilities, tokens
+
+
+def random_stream(seed: int, number: int, sample: int) -> np.random.Generator:
+    """The random generator of one sample of one input."""
+    # One 32-bit word each: numpy would spread a larger number over the next word.
+    high, low = divmod(number, WORD)
+    return np.random.Generator(np.random.PCG64([seed, low, sample, high]))
 
 
 def sample_index(probabilities_bkc: Tensor, uniforms_bk: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from heed.data.batching.padding import pad_sequences
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.decode import batch_plan
 from heed.decode.cpu_threads import map_batches
-from heed.decode.cuda_graph import Step, capture_step
 from heed.decode.model_step import (
     GenerativeModel,
     ModelStep,
@@ -38,6 +38,9 @@ from heed.errors import HeedWarning
 from heed.models.inference import evaluating, nan_error, position_limit
 from heed.nn.attention import has_head_edits
 from heed.nn.kernels.prepacked_weights import prepack_weights
+
+if TYPE_CHECKING:
+    from heed.decode.cuda_graph import Step
 
 CHECK_EVERY = 4
 """Tokens between two checks for finished inputs. On a GPU a check reads the flags of the step
@@ -56,6 +59,11 @@ class Search:
     inputs per batch; unset, more on a GPU. `capture` is whether steps are captured as CUDA graphs;
     unset, those of Transformers are on a GPU. `begin` is the first token a translator's decoder
     reads, unset the begin token of `specials`.
+
+    With `batch_invariant` the results of an input do not depend on the other inputs: lengths are
+    padded to fixed sizes, only inputs of one size are decoded together, and the weights are always
+    prepacked, since those matrix kernels sum each row in the same order in a batch of any size.
+    That holds to the last bit on a CPU; on a GPU kernels choose their order by the batch.
     """
 
     sequential = False
@@ -70,6 +78,7 @@ class Search:
         capture: bool | None = None,
         begin: int | None = None,
         specials: SpecialTokens = DEFAULT_SPECIALS,
+        batch_invariant: bool = False,
     ) -> None:
         # A copy, as another search may use the strategy with another end token.
         self.models, self.strategy = list(models), copy(strategy)
@@ -86,7 +95,8 @@ class Search:
         self.suppressed_ids = torch.tensor(
             specials.suppressed_ids, dtype=torch.long, device=self.device
         )
-        self.sizes = batch_plan.StateSizes(bucketed=self.capture)
+        self.batch_invariant = batch_invariant
+        self.sizes = batch_plan.StateSizes(bucketed=self.capture, fixed_lengths=batch_invariant)
         self._captured: dict[ShapeKey, tuple[DecodeState, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
 
@@ -123,17 +133,22 @@ class Search:
         self,
         prompts: Sequence[Sequence[int]],
         *,
-        max_tokens: int,
+        max_tokens: int | Sequence[int],
         numbers: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """Continue each prompt with a language model, by at most `max_tokens` tokens.
 
-        A prompt is ids with the begin token; the hypotheses hold the new tokens only.
+        `max_tokens` is one limit for all prompts, or one for each. A prompt is ids with the begin
+        token; the hypotheses hold the new tokens only.
         """
         lengths = [len(prompt) for prompt in prompts]
-        limits, max_positions = [max_tokens] * len(lengths), position_limit(self.models)
+        limits = [max_tokens] * len(lengths) if isinstance(max_tokens, int) else list(max_tokens)
+        max_positions = position_limit(self.models)
         if max_positions is not None:
-            limits = [max(1, min(max_tokens, max_positions - n)) for n in lengths]
+            limits = [
+                max(1, min(limit, max_positions - n))
+                for limit, n in zip(limits, lengths, strict=True)
+            ]
 
         def build_prompt(indices: list[int]) -> Prompt:
             return Prompt(*self._pad([list(prompts[i]) for i in indices]))
@@ -167,24 +182,40 @@ class Search:
         batches = list(self._plan_batches(lengths, limits))
 
         def decode(indices: list[int]) -> list[list[Hypothesis]]:
-            batch_limits, batch_numbers = (
-                [limits[i] for i in indices],
-                [numbers[i] for i in indices],
-            )
-            return self._decode_batch(build_prompt(indices), batch_limits, batch_numbers)
+            # Copies of the first input fill up a batch of a fixed size, and are dropped.
+            rows = indices + indices[:1] * (self._batch_rows(len(indices)) - len(indices))
+            batch_limits, batch_numbers = [limits[i] for i in rows], [numbers[i] for i in rows]
+            return self._decode_batch(build_prompt(rows), batch_limits, batch_numbers)
 
-        pack = self.strategy.beams * sum(lengths) >= PACK_FROM
+        pack = self.batch_invariant or self.strategy.beams * sum(lengths) >= PACK_FROM
         with evaluating(*self.models), prepack_weights(self.models if pack else []):
             # Captured states are reused by the next batch: no two batches may run at once.
             parallel = self.device.type == "cpu" and not (self.capture or self.sequential)
             outputs = map_batches(decode, batches, parallel=parallel)
             for indices, batch in zip(batches, outputs, strict=True):
-                for i, hypotheses in zip(indices, batch, strict=True):
+                for i, hypotheses in zip(indices, batch, strict=False):
                     results[i] = hypotheses
         return results
 
+    def _batch_rows(self, inputs: int) -> int:
+        """The rows of a batch of so many inputs: more only in a batch-invariant search."""
+        return self.sizes.slots(inputs) if self.batch_invariant else inputs
+
     def _plan_batches(self, lengths: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
         """The indices of each batch's inputs, no more than memory holds."""
+        if not self.batch_invariant:
+            yield from self._plan_equal(lengths, limits)
+            return
+        by_size: dict[int, list[int]] = {}
+        for i, length in enumerate(lengths):
+            by_size.setdefault(self.sizes.padded_length(length), []).append(i)
+        for indices in by_size.values():
+            part = [lengths[i] for i in indices], [limits[i] for i in indices]
+            for batch in self._plan_equal(*part):
+                yield [indices[row] for row in batch]
+
+    def _plan_equal(self, lengths: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
+        """Batches of inputs that may all be decoded together."""
         beams, cell_bytes = self.strategy.beams, batch_plan.cache_bytes_per_token(self.models)
         cells = [n + beams * limit for n, limit in zip(lengths, limits, strict=True)]
         if self.device.type != "cuda":
@@ -211,12 +242,14 @@ class Search:
             if generated % CHECK_EVERY == 0 or generated == state.capacity:
                 done = poll()[: len(indices)]
                 unfinished = [row for row, is_done in enumerate(done) if not is_done]
-                rows = batch_plan.compact_order(unfinished)
-                if not rows:
+                if not unfinished:
                     break
+                finished = [row for row, is_done in enumerate(done) if is_done]
+                # Finished inputs fill up a batch of a fixed size.
+                unfinished += finished[: self._batch_rows(len(unfinished)) - len(unfinished)]
+                rows = batch_plan.compact_order(sorted(unfinished))
                 full = generated == state.capacity
                 if full or self.sizes.should_compact(len(rows), state.slots):
-                    finished = [row for row, is_done in enumerate(done) if is_done]
                     self._read_results(state, indices, finished, results)
                     capacity = self.sizes.capacity(generated) if full else state.capacity
                     state, step = self._resize(state, rows, capacity)
@@ -237,7 +270,7 @@ class Search:
     ) -> tuple[DecodeState, tuple[Tensor, Tensor | None]]:
         """Read the prompts: a decode state without capacity, and the first token's logits."""
         beams = self.strategy.beams
-        prompt_cells = self.sizes.padded_length(prompt.prompt_bp.shape[1])
+        prompt_cells = self.sizes.prompt_cells(prompt.prompt_bp.shape[1])
         entries = self.strategy.begin(limits, numbers, self.device)
         entries |= _shared_tensors(prompt, beams, prompt_cells)
         if prompt.source_bm is not None and self.strategy.needs_attention:
@@ -300,6 +333,8 @@ class Search:
         return resized, step
 
     def _capture_step(self, state: DecodeState) -> Step:
+        from heed.decode.cuda_graph import capture_step
+
         step = partial(self._step, state)
         try:
             return capture_step(step, self._pool)

@@ -57,12 +57,14 @@ class StreamingSearch(Search):
         generated = int(state.generated)
         new_bl = state["tokens"][:, self._reported : generated, 0].tolist()
         steps, done = state["out.steps"][:, 0].tolist(), state["done"].tolist()
-        ended = []
+        ended, ends = [], dict[int, bool]()
         for row, number in enumerate(self._numbers):
             # `steps` counts the tokens of a finished input; one that ended before has none new.
             count = (steps[row] if done[row] else generated) - self._reported
             tokens = new_bl[row][: max(0, count)]
-            if tokens and self.on_tokens(number, tokens) and not done[row]:
+            if tokens and number not in ends:  # a copy of an input is not reported
+                ends[number] = self.on_tokens(number, tokens)
+            if tokens and ends[number] and not done[row]:
                 ended.append(row)
         self._reported = generated
         if ended:

@@ -140,3 +140,19 @@ def _complaints(task: str, config: ModelConfig, vocab: int, classes: int | None)
         complaints += filter(None, [POSITIONS[config.position].complaint(config)])
         complaints += filter(None, [config.find_leak(task)])
     return complaints
+
+
+def describe_model(model: Model, task: str, config: ModelConfig) -> str:
+    """The model in one line: its shape, its position encoding and merge, its parameters."""
+    layers = f"{config.layers} {'layer' if config.layers == 1 else 'layers'}"
+    if task == "translate":
+        layers = f"{config.layers} + {config.decoder_layers or config.layers} layers"
+    parts = [layers, f"width {config.width}"]
+    if config.family == "transformer":
+        parts += [f"{config.heads} heads", f"position {config.position}", f"merge {config.merge}"]
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    counted = f"{parameters:,} parameters"
+    if trained < parameters:
+        counted += f", {trained:,} of them trained"
+    return f"{config.family}, {', '.join(parts)}; {counted}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from heed.data.batching.padding import pad_sequences
 from heed.data.corpus.lines import escape_tsv
 from heed.data.token_store import join_pair
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.decode import batch_plan
 from heed.errors import DataError, RunError
 from heed.files import to_json
 from heed.models import Classifier
@@ -73,31 +75,51 @@ class ClassificationPipeline:
         """`max_length` is how many tokens the model reads, begin and end token included."""
         self.model, self.tokenizer, self.classes = model, tokenizer, classes
         self.max_length, self.temperature = max(3, max_length), temperature
+        self.sizes = batch_plan.StateSizes(bucketed=False)
+
+    def make_batch_invariant(self) -> None:
+        """Give a text the same probabilities, whatever is classified beside it.
+
+        As in `heed.decode.search.Search`, this needs prepacked weights and a CPU.
+        """
+        self.sizes = batch_plan.StateSizes(bucketed=False, fixed_lengths=True)
 
     def logits(self, texts: Sequence[Text]) -> NDArray[np.float64]:
         """The logits of each text [n, k]; none of the texts may be blank."""
-        return self._logits(self._encode(texts))
+        return self.logits_of_ids(self._encode(texts))
 
     def input_ids(self, texts: Sequence[Text]) -> list[list[int]]:
         """The ids that the model reads of each text: cut to its limit, between begin and end."""
         return [self._model_input(ids) for ids in self._encode(texts)]
 
-    def _logits(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
+    def logits_of_ids(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
+        """The logits of encoded texts [n, k], without begin and end token."""
         inputs = [self._model_input(ids) for ids in encoded]
         logits_nk = np.empty((len(inputs), len(self.classes.names)))
-        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))  # little padding
         device = next(self.model.parameters()).device
         with torch.inference_mode():
-            for first in range(0, len(order), BATCH):
-                rows = order[first : first + BATCH]
-                longest = len(inputs[rows[-1]])
+            for length, rows in self._batches([*map(len, inputs)]):
+                padded = rows + rows[:1] * (self.sizes.slots(len(rows)) - len(rows))
                 pad = self.tokenizer.specials.pad
-                ids, mask = pad_sequences([np.array(inputs[i]) for i in rows], longest, pad)
+                ids, mask = pad_sequences([np.array(inputs[i]) for i in padded], length, pad)
                 logits = self.model(ids.to(device), mask=mask.to(device))
-                logits_nk[rows] = logits.double().cpu().numpy()
+                logits_nk[rows] = logits.double().cpu().numpy()[: len(rows)]
         if not np.isfinite(logits_nk).all():
             raise nan_error([self.model], "no class can be chosen")
         return logits_nk
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        """The rows of each batch and the length they are padded to: of similar length."""
+        order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+        if not self.sizes.fixed_lengths:
+            for first in range(0, len(order), BATCH):
+                rows = order[first : first + BATCH]
+                yield lengths[rows[-1]], rows
+            return
+        for size, group in groupby(order, key=lambda i: self.sizes.padded_length(lengths[i])):
+            same = list(group)
+            for first in range(0, len(same), BATCH):
+                yield size, same[first : first + BATCH]
 
     def classify_lines(self, lines: Sequence[str], *, first: int = 0) -> list[Label]:
         """One label per line, in order; the texts of a pair are separated by a tab.
@@ -126,7 +148,7 @@ class ClassificationPipeline:
 
     def _probabilities(self, encoded: Sequence[list[int]]) -> NDArray[np.float64]:
         """[n, k]: the softmax of the logits divided by the temperature."""
-        scaled = self._logits(encoded) / self.temperature
+        scaled = self.logits_of_ids(encoded) / self.temperature
         powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         return powers / powers.sum(axis=1, keepdims=True)
 

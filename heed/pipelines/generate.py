@@ -2,21 +2,24 @@
 
 Every sample is a separate input to the search, so many samples of one prompt cost no more than
 samples of as many prompts. Sample j of prompt i uses the random stream of `seed`, i and j: it is
-the same alone as among others, and its first tokens are the same for every `length`.
+the same alone as among others, and its first tokens are the same for every `length`. So prompts of
+several requests, each with its own seed, length and stop strings, can be decoded together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from heed.config import DecodeConfig
+from heed.config.base import MAX_SEED
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.detokenize import StreamedText
-from heed.decode.sampling import Sample
+from heed.decode.sampling import Sample, random_stream
 from heed.decode.search import Search
 from heed.decode.settings import build_strategy
 from heed.decode.strategy import Hypothesis, IndependentStrategy
@@ -27,8 +30,10 @@ from heed.models import LanguageModel
 from heed.models.inference import position_limit
 from heed.pipelines.line_io import LineResult
 
-MAX_SAMPLES = 1 << 20
-"""More samples than any prompt has: sample j of prompt i has number i·MAX_SAMPLES + j."""
+MAX_SAMPLES = MAX_PROMPTS = 1 << 20
+"""More samples than any prompt has, and more prompts than are decoded at once."""
+SEEDS = MAX_SEED + 2
+"""All seeds, and none."""
 MOST_SAMPLES, MOST_TOKENS = 100_000, 100_000
 """Samples of one prompt, and new tokens of one sample, that may be asked for."""
 MAX_PROMPT = 1 << 13
@@ -55,6 +60,8 @@ class Continuation:
     ended: str
     """What ended it: the model ("end"), a stop string ("stop"), the requested length ("length"),
     or the model's last position ("positions")."""
+    ids: tuple[int, ...] = ()
+    """The generated tokens, without the end token."""
 
     @property
     def whole(self) -> str:
@@ -74,24 +81,81 @@ class Continuation:
         }
 
 
+@dataclass(frozen=True)
+class PromptRequest:
+    """A prompt, and how it is continued."""
+
+    prompt: str
+    length: int
+    samples: int = 1
+    stop: Sequence[str] = ()
+    number: int = 0
+    """The number of the prompt, for its random streams."""
+    seed: int | None = None
+    """The seed of its random streams; None is that of the decode settings."""
+    cut_prompt: bool = False
+    on_text: Callable[[int, str], None] | None = None
+    """Gets a sample's number and its new text while it is generated."""
+    is_cancelled: Callable[[], bool] | None = None
+    """Asked at every token; once it is true, the prompt is continued no further."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it needs every token as soon as it is generated."""
+        return bool(self.stop) or self.on_text is not None or self.is_cancelled is not None
+
+
+class InputNumber(NamedTuple):
+    """What the number of an input to the search stands for: one sample of one prompt."""
+
+    row: int
+    """The row of the prompt among those that are decoded together."""
+    seed: int | None
+    """The seed of its random stream; None is that of the strategy."""
+    prompt: int
+    sample: int
+
+    @classmethod
+    def parse(cls, number: int) -> InputNumber:
+        """Read a number that `pack` made."""
+        number, sample = divmod(number, MAX_SAMPLES)
+        number, row = divmod(number, MAX_PROMPTS)
+        prompt, seed = divmod(number, SEEDS)
+        return cls(row, seed - 1 if seed else None, prompt, sample)
+
+    def pack(self) -> int:
+        """All four in one number, as the search identifies its inputs."""
+        number = self.prompt * SEEDS + (0 if self.seed is None else self.seed + 1)
+        return (number * MAX_PROMPTS + self.row) * MAX_SAMPLES + self.sample
+
+
 class PromptSample(Sample):
-    """Sampling in which input number n is sample n % MAX_SAMPLES of prompt n // MAX_SAMPLES."""
+    """Sampling in which the number of an input is an `InputNumber`."""
 
     def stream(self, number: int, sample: int) -> np.random.Generator:
         """The random generator of that sample of that prompt, in whatever batch it is drawn."""
-        prompt, sample_of_prompt = divmod(number, MAX_SAMPLES)
-        return super().stream(prompt, sample_of_prompt)
+        of = InputNumber.parse(number)
+        return random_stream(self.seed if of.seed is None else of.seed, of.prompt, of.sample)
 
 
 class GenerationPipeline:
     """Continues prompts with a language model, with one set of decode settings."""
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, settings: DecodeConfig, *, context: int
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        settings: DecodeConfig,
+        *,
+        context: int,
+        batch_invariant: bool = False,
     ) -> None:
-        """`context` is how many tokens the model was trained to read at once."""
+        """`context` is how many tokens the model was trained to read at once.
+
+        With `batch_invariant`, no continuation depends on those decoded beside it.
+        """
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.context = context
+        self.context, self.batch_invariant = context, batch_invariant
         limit = position_limit([model])
         self.max_positions = None if limit is None else min(limit, context)
         """How many positions there are; None if unlimited."""
@@ -118,55 +182,79 @@ class GenerationPipeline:
         of that is left to the prompt. `on_text` gets the text of each sample as it is generated.
         """
         _check_arguments(length, samples, stop)
+        requests = [
+            PromptRequest(
+                prompt,
+                length,
+                samples,
+                stop,
+                number,
+                cut_prompt=cut_prompt,
+                on_text=None if on_text is None else partial(on_text, number),
+            )
+            for number, prompt in enumerate(prompts, first)
+        ]
         continuations: list[list[Continuation]] = []
         at_once = max(1, INPUTS_AT_ONCE // samples)
-        for start in range(0, len(prompts), at_once):
-            part = prompts[start : start + at_once]
-            continuations += self._generate(
-                part, length, samples, stop, first + start, cut_prompt, on_text
-            )
+        for start in range(0, len(requests), at_once):
+            continuations += self.continue_prompts(requests[start : start + at_once])
         return continuations
 
-    def _generate(
-        self,
-        prompts: Sequence[str],
-        length: int,
-        samples: int,
-        stop: Sequence[str],
-        first: int,
-        cut_prompt: bool,
-        on_text: OnText | None,
-    ) -> list[list[Continuation]]:
-        """The continuations of a few prompts, decoded together."""
-        prompt_ids = [self._encode_prompt(prompt, length, cut_prompt) for prompt in prompts]
-        limits = [min(length, self._tokens_left(len(ids))) for ids in prompt_ids]
+    def continue_prompts(self, requests: Sequence[PromptRequest]) -> list[list[Continuation]]:
+        """The continuations of a few prompts, decoded together.
+
+        With a beam, all of them have the same number of samples.
+        """
+        prompt_ids = [
+            self.encode_prompt(request.prompt, request.length, request.cut_prompt)
+            for request in requests
+        ]
+        limits = [
+            min(request.length, self.tokens_left(len(ids)))
+            for request, ids in zip(requests, prompt_ids, strict=True)
+        ]
         streamed = [
-            [StreamedText(self.tokenizer, ids, stop) for _ in range(samples)] for ids in prompt_ids
+            [StreamedText(self.tokenizer, ids, request.stop) for _ in range(request.samples)]
+            for request, ids in zip(requests, prompt_ids, strict=True)
         ]
 
         def on_tokens(number: int, ids: list[int]) -> bool:
-            prompt, sample = divmod(number, MAX_SAMPLES)
-            text = streamed[prompt - first][sample]
-            new = text.add(ids)
-            if on_text is not None and new:
-                on_text(prompt, sample, new)
+            row, _, _, sample = InputNumber.parse(number)
+            request, text = requests[row], streamed[row][sample]
+            if request.is_cancelled is not None and request.is_cancelled():
+                return True
+            if request.stop or request.on_text is not None:
+                new = text.add(ids)
+                if request.on_text is not None and new:
+                    request.on_text(sample, new)
             return text.stopped
 
-        search = self._search(samples, on_tokens if stop or on_text else None)
-        hypotheses = self._decode(search, prompt_ids, limits, first, samples)
+        needs_tokens = any(request.needs_tokens for request in requests)
+        samples = max((request.samples for request in requests), default=1)
+        search = self._search(samples, on_tokens if needs_tokens else None)
+        hypotheses = self._decode(search, requests, prompt_ids, limits)
         continuations: list[list[Continuation]] = []
-        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            limited_by = "length" if limit == length else "positions"
+        for i, (request, limit) in enumerate(zip(requests, limits, strict=True)):
+            limited_by = "length" if limit == request.length else "positions"
             of_prompt = []
             # A beam returns fewer than requested where the vocabulary is very small.
             for j, (hypothesis, text) in enumerate(zip(hypotheses[i], streamed[i], strict=False)):
                 new = text.add(hypothesis.ids[text.tokens :]) + text.end()
-                if on_text is not None and new:
-                    on_text(first + i, j, new)
+                if request.on_text is not None and new:
+                    request.on_text(j, new)
                 ended = "stop" if text.stopped else limited_by if hypothesis.cut else "end"
                 tokens, logprob = len(hypothesis.ids), hypothesis.logprob
-                read = len(prompt_ids[i])
-                of_prompt.append(Continuation(prompt, read, text.text, tokens, logprob, ended))
+                of_prompt.append(
+                    Continuation(
+                        request.prompt,
+                        len(prompt_ids[i]),
+                        text.text,
+                        tokens,
+                        logprob,
+                        ended,
+                        tuple(hypothesis.ids),
+                    )
+                )
             continuations.append(of_prompt)
         return continuations
 
@@ -175,6 +263,7 @@ class GenerationPipeline:
         options: dict[str, Any] = {
             "batch_size": self.settings.batch_size,
             "specials": self.tokenizer.specials,
+            "batch_invariant": self.batch_invariant,
         }
         beams = 1 if self.settings.sample else samples  # every sample is a separate input
         strategy = build_strategy(self.settings, beams, PromptSample)
@@ -187,30 +276,30 @@ class GenerationPipeline:
     def _decode(
         self,
         search: Search,
+        requests: Sequence[PromptRequest],
         prompt_ids: list[list[int]],
         limits: list[int],
-        first: int,
-        samples: int,
     ) -> list[list[Hypothesis]]:
         """The hypotheses of every prompt."""
-        inputs = samples if isinstance(search.strategy, PromptSample) else 1
-        hypotheses: list[list[Hypothesis]] = [[] for _ in prompt_ids]
-        for limit in sorted(set(limits)):  # one limit for all, except where positions end
-            rows = [i for i, each in enumerate(limits) if each == limit for _ in range(inputs)]
-            results = search.generate(
-                [prompt_ids[i] for i in rows],
-                max_tokens=limit,
-                numbers=[(first + i) * MAX_SAMPLES + n % inputs for n, i in enumerate(rows)],
-            )
-            for i, result in zip(rows, results, strict=True):
-                hypotheses[i] += result
+        numbers = []
+        for row, request in enumerate(requests):
+            samples = request.samples if isinstance(search.strategy, PromptSample) else 1
+            numbers += [InputNumber(row, request.seed, request.number, j) for j in range(samples)]
+        results = search.generate(
+            [prompt_ids[number.row] for number in numbers],
+            max_tokens=[limits[number.row] for number in numbers],
+            numbers=[number.pack() for number in numbers],
+        )
+        hypotheses: list[list[Hypothesis]] = [[] for _ in requests]
+        for number, result in zip(numbers, results, strict=True):
+            hypotheses[number.row] += result
         return hypotheses
 
-    def _tokens_left(self, tokens: int) -> int:
+    def tokens_left(self, tokens: int) -> int:
         """How many tokens may follow this many."""
         return MAX_SAMPLES if self.max_positions is None else max(1, self.max_positions - tokens)
 
-    def _encode_prompt(self, prompt: str, length: int, cut: bool) -> list[int]:
+    def encode_prompt(self, prompt: str, length: int, cut: bool) -> list[int]:
         """The ids of a prompt after the begin token; too many of them are an error."""
         ids = [self.tokenizer.specials.bos, *self.tokenizer.encode(prompt)]
         if cut:

@@ -18,7 +18,6 @@ from heed.decode.strategy import Hypothesis
 from heed.files import to_json
 from heed.models import Translator
 from heed.pipelines.line_io import LineResult
-from heed.pipelines.split_long import split_long
 
 MAX_PARTS = 1 << 20
 """More parts than any text has: part p of text i has number i·MAX_PARTS + p for sampling."""
@@ -118,11 +117,13 @@ class TranslationPipeline:
         alignments: bool = False,
         search: TranslationSearch | None = None,
         reverse: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         """`max_source` is how many tokens of a source the models read.
 
         With `reverse` they translate from target to source language (`data.bidirectional`).
-        `search` replaces heed's own search with these models.
+        `search` replaces heed's own search with these models. With `batch_invariant` heed's own
+        search gives a text the same translation, whatever is translated beside it.
         """
         self.models, self.tokenizer, self.settings = list(models), tokenizer, settings
         self.max_source, self.alignments = max(1, max_source), alignments
@@ -135,10 +136,17 @@ class TranslationPipeline:
             batch_size=settings.batch_size,
             begin=self.begin,
             specials=specials,
+            batch_invariant=batch_invariant,
         )
 
-    def translate(self, texts: Sequence[str], *, first: int = 0) -> list[Translation]:
-        """One translation per text, in order; `first` is the number of the first text."""
+    def translate(
+        self, texts: Sequence[str], *, first: int = 0, numbers: Sequence[int] | None = None
+    ) -> list[Translation]:
+        """One translation per text, in order; `first` is the number of the first text.
+
+        Numbers seed the sampling of each text; `numbers` are those of all texts.
+        """
+        numbers = range(first, first + len(texts)) if numbers is None else numbers
         spans_of = self._split(texts)
         parts = [(i, span) for i, spans in enumerate(spans_of) for span in spans]
         sources = [texts[i][start:stop] for i, (start, stop) in parts]
@@ -149,10 +157,10 @@ class TranslationPipeline:
             max_ratio=self.settings.max_ratio,
             max_extra=self.settings.max_extra,
             numbers=[
-                (first + i) * MAX_PARTS + n for (i, _), n in zip(parts, part_numbers, strict=True)
+                numbers[i] * MAX_PARTS + n for (i, _), n in zip(parts, part_numbers, strict=True)
             ],
         )
-        choices_of_part = iter(self._choices(sources, ids, hypotheses))
+        choices_of_part = iter(self.choices(sources, ids, hypotheses))
         translations = []
         for text, spans in zip(texts, spans_of, strict=True):
             by_part = [next(choices_of_part) for _ in spans]
@@ -166,6 +174,8 @@ class TranslationPipeline:
         """The parts of each text: none if it is blank, several if it is too long."""
         spans_of = [[(0, len(text))] if text.strip() else [] for text in texts]
         too_long = [i for i, fits in enumerate(self._fits(texts)) if not fits]
+        if too_long:  # few texts are: only then is there more to import
+            from heed.pipelines.split_long import split_long
         for i in too_long:
             spans = split_long(texts[i], self._fits)
             spans_of[i] = [(start, stop) for start, stop in spans if texts[i][start:stop].strip()]
@@ -174,7 +184,7 @@ class TranslationPipeline:
     def _fits(self, texts: Sequence[str]) -> list[bool]:
         return [len(ids) <= self.max_source for ids in self.tokenizer.encode_batch(texts)]
 
-    def _choices(
+    def choices(
         self,
         sources: Sequence[str],
         ids: Sequence[list[int]],

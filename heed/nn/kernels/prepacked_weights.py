@@ -45,12 +45,12 @@ def prepack_weights(models: Iterable[nn.Module]) -> Iterator[None]:
     """Context in which the linear layers of these models use prepacked weights, where possible.
 
     Do not train meanwhile: the prepacked weights are copies. Packing takes about a millisecond per
-    million weights, and their memory once more.
+    million weights, and their memory once more. Layers that are packed already stay as they are.
     """
     with ExitStack() as after:
         for model in models:
             for owner, name, weight, bias in _linear_layers(model):
-                if not _can_pack(weight):
+                if name in vars(owner) or not _can_pack(weight):
                     continue
                 setattr(owner, name, partial(_linear, _pack(weight), bias))
                 after.callback(vars(owner).pop, name, None)
