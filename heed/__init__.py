@@ -8,10 +8,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator, load
+    from heed.api.python_study import open_study, run_study, write_report
     from heed.config import register
     from heed.probe.patch import edit_attention
     from heed.runs.run import Run
-    from heed.study.recipe_comparison import compare_runs as compare
+    from heed.study.compare_named import compare_named as compare
 
 __all__ = [
     "Classifier",
@@ -22,7 +23,10 @@ __all__ = [
     "compare",
     "edit_attention",
     "load",
+    "open_study",
     "register",
+    "run_study",
+    "write_report",
 ]
 
 
@@ -33,9 +37,9 @@ def __getattr__(name: str) -> Any:
 
         return register
     if name == "compare":  # nor does this
-        from heed.study.recipe_comparison import compare_runs
+        from heed.study.compare_named import compare_named
 
-        return compare_runs
+        return compare_named
     if name == "Run":  # nor does this
         from heed.runs.run import Run
 
@@ -44,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from heed.probe.patch import edit_attention
 
         return edit_attention
+    if name in ("open_study", "run_study", "write_report"):
+        from heed.api import python_study
+
+        return getattr(python_study, name)
     if name in __all__:
         from heed import api
 

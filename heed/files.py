@@ -20,7 +20,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
 
-from heed.errors import HeedError
+from heed.errors import DataError, HeedError
 
 MAX_DEPTH = 100
 """Lists and objects inside each other in a JSON file of a stranger."""
@@ -146,6 +146,19 @@ def publish(draft: Path, final: Path) -> None:
     flush_folder(final.parent)
 
 
+def check_writable(path: Path | None) -> None:
+    """Raise an error if a file cannot be written at this path, before anything slow begins."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise DataError("there is no such folder.", where=str(path.parent), todo="Make it first.")
+    if path.is_dir():
+        raise DataError("this is a folder.", where=str(path), todo="Name a file to write.")
+    target = path if path.exists() else path.parent
+    if not os.access(target, os.W_OK):
+        raise DataError("this cannot be written.", where=str(target), todo="Name another file.")
+
+
 def make_folder(folder: Path) -> bool:
     """Make a folder and its parents, flushed to the disk; whether it is a new one."""
     if folder.is_dir():
@@ -259,6 +272,20 @@ def lock_file(path: Path, *, wait: bool = False) -> Iterator[bool | None]:
             return
         finally:
             os.close(handle)
+
+
+def locked_inodes() -> frozenset[int] | None:
+    """The inodes of all files that processes of this machine hold locked, read from Linux's list.
+
+    None where there is no such list. Asking for a lock instead would keep it from the process that
+    wants it at that instant. Device numbers are not compared: the list has others for overlays.
+    """
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    held = (line.split() for line in lines if "->" not in line)  # an arrow: waiting for the lock
+    return frozenset(int(fields[5].rpartition(":")[2]) for fields in held if len(fields) > 5)
 
 
 def _is_open_at(handle: int, path: Path) -> bool:

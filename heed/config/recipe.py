@@ -26,6 +26,8 @@ SECTIONS: dict[str, type[Section]] = {
     "train": TrainConfig,
     "decode": DecodeConfig,
 }
+EXCLUSIVE = {"batch_size": "batch_tokens", "batch_tokens": "batch_size"}
+"""Keys of [train] of which only one can be set: an override of one replaces the other."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def evaluate_parts(job: Job) -> list[Result]:
     calibration = None
     if job.options.calibrate:
         calibration = _fit_calibration(job, pipeline)
-    elif not job.weights_suffix:  # it was fitted for the best weights
+    elif not job.name_suffix:  # it was fitted for the best weights
         calibration = Calibration.read(job.run)
     uncalibrated = predict(pipeline, job.records)
     predictions = uncalibrated

@@ -90,11 +90,14 @@ def _evaluate(
 ) -> tuple[Result, Callable[[], None]]:
     """The result, and the function that saves it."""
     run = Run.open(folder)
+    options = _parse_split(options)
     _check_options(folder, run.recipe().task, options)
     model, tokenizer, recipe = load_run(folder, device=device, weights=options.weights)
     weights, suffix = describe_weights(run, recipe, options.weights), ""
+    if options.window not in (None, recipe.data.max_length):
+        suffix = f"{results_file.OTHER_WINDOW}{options.window}"
     if weights is not None and options.weights != BEST_WEIGHTS:
-        suffix = f"{results_file.OTHER_WEIGHTS}{weights['step']}"
+        suffix += f"{results_file.OTHER_WEIGHTS}{weights['step']}"
     if options.text:
         head = {"run": str(folder), "task": recipe.task, "checkpoint": weights}
         return head | generate.score_texts(model, tokenizer, recipe, options), lambda: None
@@ -128,7 +131,7 @@ def _evaluate(
         options=options,
         notify=notify,
         groups=find_groups(recipe, options.groups, held_out.corpus, records),
-        weights_suffix=suffix,
+        name_suffix=suffix,
         checkpoint=weights,
     )
     part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
@@ -172,6 +175,17 @@ def _save(job: Job, result: Result) -> None:
         results_file.save_result(folder, held_out.name, result)
 
 
+def _parse_split(options: Options) -> Options:
+    """The options with the window that the name of the split gives: `dev@window-256`."""
+    name, mark, tokens = (options.split or "").partition(results_file.OTHER_WINDOW)
+    if not mark:
+        return options
+    if not tokens.isdecimal():
+        what = f"{options.split!r} names no window: write the set and its tokens, dev@window-256."
+        raise ConfigError([what])
+    return replace(options, split=name, window=int(tokens))
+
+
 def _check_options(folder: Path, task: str, options: Options) -> None:
     """Raise an error for options of another task."""
     if task != "translate" and (options.sentences or options.decode or options.metrics):
@@ -182,8 +196,8 @@ def _check_options(folder: Path, task: str, options: Options) -> None:
         raise ConfigError([f"{flags} are for classifiers; {folder} is not a classifier."])
     if options.calibrate and options.weights != BEST_WEIGHTS:
         raise ConfigError(["--calibrate is for a run's best weights: leave --weights out."])
-    if task != "generate" and (options.text or options.stride):
-        flags = "--text and --stride"
+    if task != "generate" and (options.text or options.stride or options.window):
+        flags = "--text, --window and --stride"
         raise ConfigError([f"{flags} are for language models; {folder} is not one."])
 
 

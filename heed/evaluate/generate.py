@@ -47,7 +47,7 @@ def evaluate_parts(job: Job) -> list[Result]:
         results[0]["sets"] = {
             name: result
             for name in job.recipe.data.sets
-            if name + job.weights_suffix != job.held_out.name
+            if name + job.name_suffix != job.held_out.name
             and (result := _named_set(job, name)) is not None
         }
     return results
@@ -60,7 +60,7 @@ def _part_results(job: Job) -> list[Result]:
     scored = _score_ids(job.model, job.tokenizer, job.recipe, ids, options)
     counts = count_losses(job.tokenizer, texts, scored)
     job.writers.append(partial(_write_documents, counts=counts))
-    window = {"tokens": job.recipe.data.max_length, "stride": options.stride}
+    window = {"tokens": _window(job.recipe, options), "stride": options.stride}
     settings = {"window": window, "tokenizer": job.tokenizer.fingerprint()}
     if len(texts) >= MIN_TEXTS:
         job.save_items(loss_columns(counts), settings=settings)
@@ -82,17 +82,21 @@ def _score_ids(
     return token_losses(
         cast("LanguageModel", model),
         ids,
-        window=recipe.data.max_length,
+        window=_window(recipe, options),
         stride=options.stride,
         specials=tokenizer.specials,
     )
+
+
+def _window(recipe: Recipe, options: Options) -> int:
+    return recipe.data.max_length if options.window is None else options.window
 
 
 def _named_set(job: Job, name: str) -> Result | None:
     """The metrics of one of the recipe's named sets; None, and a message, if it is unreadable."""
     try:
         held_out = find_set(job.recipe, job.train, split=name)
-        held_out = replace(held_out, name=name + job.weights_suffix)
+        held_out = replace(held_out, name=name + job.name_suffix)
         records = held_out.records(Counter())
     except HeedError as error:
         job.notify(f"{name}: {error}")

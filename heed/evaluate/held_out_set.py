@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from heed.data.doctor.language import has_swapped_sides
 from heed.data.held_out import hold_out_dev
 from heed.data.splits import open_splits, split_files, synthetic_files
 from heed.errors import ConfigError, DataError, RunError, make_printable, nearest
+from heed.evaluate.text_columns import WordFrequencies
 from heed.runs.run import Run
 
 MAX_NAMED = 3
@@ -39,6 +41,13 @@ class TrainingText:
             return
         trained_on = set(self.rows.tolist())
         yield from (record for i, record in enumerate(records) if i in trained_on)
+
+    @cached_property
+    def word_frequencies(self) -> WordFrequencies | None:
+        """How often each word of the first text of a record occurs; None where train is missing."""
+        if self.corpus is None:
+            return None
+        return WordFrequencies.of(record.texts[0] for record in self.records())
 
 
 @dataclass(frozen=True)

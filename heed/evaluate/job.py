@@ -16,6 +16,7 @@ from heed.data.batching.bucketed import BucketedBatches
 from heed.data.corpus import Record
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.evaluate.held_out_set import HeldOutSet, TrainingText
+from heed.evaluate.text_columns import token_columns, word_columns
 from heed.models import Model
 from heed.runs.item_counts import (
     BLOCK,
@@ -57,6 +58,8 @@ class Options:
     """Whether the first row of a table names its columns; by default as the recipe has it."""
     text: Sequence[str] = ()
     """Texts to score token by token, instead of a set."""
+    window: int | None = None
+    """Tokens that a language model reads at once; data.max_length by default."""
     stride: int | None = None
     """Tokens between two windows over a long text; half a window by default."""
     weights: str = BEST_WEIGHTS
@@ -84,8 +87,8 @@ class Job:
     notify: Notify
     groups: Sequence[int] | None = None
     """The number of each text's group (talk, document); None where groups are not known."""
-    weights_suffix: str = ""
-    """What is appended to names of sets where the weights are not the run's best ones."""
+    name_suffix: str = ""
+    """What is appended to names of sets: another window, weights that are not the best ones."""
     checkpoint: dict[str, Any] | None = None
     """The weights: their step, and how they were chosen."""
     writers: list[Callable[[Job], None]] = field(default_factory=list)
@@ -101,7 +104,7 @@ class Job:
         settings: Mapping[str, Any] | None = None,
         text_of_block: Sequence[int] | None = None,
     ) -> None:
-        """Save the item counts with the other results.
+        """Save the item counts with the other results, and what describes the texts in numbers.
 
         `text_of_block` gives the text of each item, where items are blocks of a text.
         """
@@ -112,11 +115,16 @@ class Job:
         if self.groups is not None:
             groups[GROUP] = np.array([self.groups[i] for i in text_of_item], dtype=np.float64)
         texts = [(*record.texts, record.label or "") for record in self.records]
+        sources = [record.texts[0] for record in self.records]
+        blocks = np.bincount(text_of_item, minlength=len(sources)).tolist()
+        described = word_columns(sources, blocks, self.train.word_frequencies)
+        if text_of_block is None:
+            described |= token_columns(sources, self.tokenizer)
         counts = ItemCounts(
             task=self.recipe.task,
             set_name=self.held_out.name,
             text_hash=hash_texts(texts),
-            columns={**columns, IN_TRAIN: in_train_column(seen, items), **groups},
+            columns={**columns, **described, IN_TRAIN: in_train_column(seen, items), **groups},
             signatures=dict(signatures or {}),
             classes=tuple(classes),
             unit=TEXT if text_of_block is None else BLOCK,

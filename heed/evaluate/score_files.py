@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,19 +69,6 @@ def check_resamples(resamples: int, seed: int | None = None) -> None:
         complaints.append(f"seed cannot be {seed}: it is a whole number, 1 or more.")
     if complaints:
         raise ConfigError(complaints)
-
-
-def check_writable(path: Path | None) -> None:
-    """Raise an error if a file cannot be written at this path, before anything slow begins."""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise DataError("there is no such folder.", where=str(path.parent), todo="Make it first.")
-    if path.is_dir():
-        raise DataError("this is a folder.", where=str(path), todo="Name a file to write.")
-    target = path if path.exists() else path.parent
-    if not os.access(target, os.W_OK):
-        raise DataError("this cannot be written.", where=str(target), todo="Name another file.")
 
 
 def _check_line_counts(texts: dict[str, list[str]]) -> None:

@@ -43,7 +43,7 @@ def render_scores(result: Result) -> Group:
     systems = {system["system"]: system for system in result["systems"]}
     untested = build_table("system", *(ROWS[key][0] for key in UNTESTED), compact=True)
     for name, one in systems.items():
-        untested.add_row(Text(name), *(_format_metric(one, key, ROWS[key][1]) for key in UNTESTED))
+        untested.add_row(Text(name), *(format_metric(one, key) for key in UNTESTED))
     return Group(*tables_translation.render_comparison(result, systems, untested))
 
 
@@ -72,12 +72,13 @@ def build_metrics_table(
     table = build_table("", *columns)
     for key, (label, form) in rows.items():
         if any(key in result for result in columns.values()):
-            table.add_row(label, *(_format_metric(one, key, form) for one in columns.values()))
+            table.add_row(label, *(format_metric(one, key, form) for one in columns.values()))
     return table
 
 
-def _format_metric(result: Result, key: str, form: str) -> str:
+def format_metric(result: Result, key: str, form: str | None = None) -> str:
     """A metric and its interval; a dash where the result has no such metric."""
+    form = form or ROWS[key][1]
     if key not in result:
         return "–"
     if key == tables_classification.IF_PERFECT:
@@ -93,7 +94,7 @@ def _provenance(result: Result) -> Iterator[RenderableType]:
     """Notes on the weights, the text, and how much of the text also occurs in train."""
     weights = result["checkpoint"]
     if weights is not None:
-        yield build_note(_describe_weights(weights))
+        yield build_note(weights_in_words(weights))
     part, trained_on = result["is_part"], result["trained_on"]
     origin = "set aside from " if part and not trained_on else ""
     left_out = ", without the part set aside for dev" if part and trained_on else ""
@@ -101,14 +102,14 @@ def _provenance(result: Result) -> Iterator[RenderableType]:
     if result["dropped"]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in result["dropped"].items())
         yield build_note(f"left out: {counts}")
-    yield build_note(_describe_overlap(result))
+    yield build_note(overlap_in_words(result))
     if result.get("groups"):
         yield build_note(f"{result['texts']:,} texts in {result['groups']:,} groups")
     if result.get("looks", 1) > 1:
         yield build_note(f"{result['split']} was evaluated {result['looks']} times in this run")
 
 
-def _describe_weights(weights: Result) -> str:
+def weights_in_words(weights: Result) -> str:
     """Which weights of the run were scored, in words."""
     text = f"{weights['weights']} at step {weights['step']:,}"
     if weights["epoch"] is not None:
@@ -119,7 +120,7 @@ def _describe_weights(weights: Result) -> str:
     return f"{text}, {chosen}{weights['metric']} = {weights['value']:.4f}"
 
 
-def _describe_overlap(result: Result) -> str:
+def overlap_in_words(result: Result) -> str:
     """How many of the texts also occur in train, in words."""
     seen, texts = result["in_train"], result["texts"]
     if result["trained_on"]:

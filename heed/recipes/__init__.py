@@ -19,24 +19,38 @@ FOLDER = Path(__file__).parent
 
 def names() -> list[str]:
     """Every shipped recipe."""
-    return sorted(
-        path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")
-    )
+    return shipped_names(FOLDER)
 
 
 def about(name: str) -> str:
     """The first sentence of the comment at a shipped recipe's head."""
-    lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
-    head = takewhile(lambda line: line.startswith("#"), lines)
-    comment = " ".join(line.removeprefix("#").strip() for line in head)
-    return re.split(r"(?<=\.)\s+(?=[A-Z-])", comment)[0]
+    return first_sentence(FOLDER / f"{name}.toml")
 
 
 def table() -> Table:
     """Every shipped recipe and what it is for."""
+    return shipped_table(FOLDER)
+
+
+def shipped_names(folder: Path) -> list[str]:
+    """The names of the TOML files in a folder and below it."""
+    return sorted(
+        path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.toml")
+    )
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of the comment at the head of a TOML file."""
+    head = takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").splitlines())
+    comment = " ".join(line.removeprefix("#").strip() for line in head)
+    return re.split(r"(?<=[.?])\s+(?=[A-Z-])", comment)[0]
+
+
+def shipped_table(folder: Path) -> Table:
+    """Every TOML file in a folder and below it, with its first sentence."""
     grid = build_grid(no_wrap_first=True)
-    for name in names():
-        grid.add_row(Text(name), Text(about(name)))
+    for name in shipped_names(folder):
+        grid.add_row(Text(name), Text(first_sentence(folder / f"{name}.toml")))
     return grid
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 from heed.checksums import DamagedError
 from heed.config import Recipe
+from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.config.train import LAST
 from heed.runs.run import BEST_WEIGHTS, Run
-
-LOWER_IS_BETTER = ("loss", "perplexity")
-"""Metrics that are better when lower."""
 
 
 def score_key(value: float | None, metric: str) -> tuple[bool, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+COMMIT_VARIABLE = "HEED_COMMIT"
+"""The environment variable that names the commit of the code."""
 PACKAGES = ("heed", "torch", "tokenizers", "safetensors", "numpy", "sacrebleu", "pydantic")
 
 
@@ -22,7 +25,7 @@ def describe_environment() -> dict[str, Any]:
         "packages": {name: _package_version(name) for name in PACKAGES},
         "cpu_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "commit": _git_commit(),
+        "commit": find_commit(),
     }
     if torch.cuda.is_available():
         info["gpu"] = torch.cuda.get_device_name()
@@ -37,8 +40,13 @@ def _package_version(package: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
-    """The commit of the checkout that heed runs from; None where heed is installed."""
+def find_commit() -> str | None:
+    """The commit of the code that runs; None where heed is installed and nothing names it.
+
+    HEED_COMMIT names it for a copy without git, or one inside the checkout of another project.
+    """
+    if named := os.environ.get(COMMIT_VARIABLE):
+        return named
     root, git = Path(__file__).resolve().parents[2], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None

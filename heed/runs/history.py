@@ -11,7 +11,7 @@ A row has `event`, `step`, `epoch`, `tokens` and `seconds`, and then its metrics
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heed.checksums import DamagedError
@@ -35,26 +35,35 @@ def read_history(run: Run) -> list[dict[str, Any]]:
     """
     lines, steps = run.metrics(), run.environment().get("steps_per_epoch")
     for number, line in enumerate(lines, 1):
-        if not (isinstance(line.get("event"), str) and isinstance(line.get("step"), int)):
-            what = "this line has no event or no step."
-            raise DamagedError(what, where=f"{run.metrics_path}:{number}", todo=RESTORE)
+        check_line(line, f"{run.metrics_path}:{number}")
     return build_history(lines, steps)
+
+
+def check_line(line: Mapping[str, Any], where: str) -> None:
+    """Raise an error for a line of metrics.jsonl without an event or a step."""
+    if not (isinstance(line.get("event"), str) and isinstance(line.get("step"), int)):
+        raise DamagedError("this line has no event or no step.", where=where, todo=RESTORE)
 
 
 def build_history(
     lines: Sequence[Mapping[str, Any]], steps_per_epoch: int | None = None
 ) -> list[dict[str, Any]]:
     """The rows for lines of metrics.jsonl."""
-    rows = []
-    for line, seconds in zip(lines, _running_seconds(lines), strict=True):
-        epoch = line["step"] / steps_per_epoch if steps_per_epoch else line.get("epoch")
-        row = {"event": line["event"], "step": line["step"], "epoch": epoch}
-        row |= {"tokens": line.get("tokens"), "seconds": seconds}
-        metrics = {key: value for key, value in line.items() if key not in PLACE}
-        clock = line.get("time", {})
-        clock = {f"time/{key}": clock[key] for key in CLOCK if key in clock}
-        rows.append(row | flatten_metrics(line["event"], metrics) | clock)
-    return rows
+    clock = TrainingClock()
+    return [build_row(line, clock.advance(line), steps_per_epoch) for line in lines]
+
+
+def build_row(
+    line: Mapping[str, Any], seconds: float | None, steps_per_epoch: int | None
+) -> dict[str, Any]:
+    """The row for one line; `seconds` are of training up to it."""
+    epoch = line["step"] / steps_per_epoch if steps_per_epoch else line.get("epoch")
+    row = {"event": line["event"], "step": line["step"], "epoch": epoch}
+    row |= {"tokens": line.get("tokens"), "seconds": seconds}
+    metrics = {key: value for key, value in line.items() if key not in PLACE}
+    clock = line.get("time", {})
+    clock = {f"time/{key}": clock[key] for key in CLOCK if key in clock}
+    return row | flatten_metrics(line["event"], metrics) | clock
 
 
 def flatten_metrics(event: str, values: Mapping[str, Any]) -> dict[str, float]:
@@ -75,19 +84,23 @@ def display_set_name(name: str) -> str:
     return "train set" if name in ("train", TRAIN_SET) else name
 
 
-def _running_seconds(lines: Sequence[Mapping[str, Any]]) -> Iterator[float | None]:
-    """Seconds of training up to each line, over all sessions; None where they are not recorded.
+class TrainingClock:
+    """Seconds of training over all sessions of a run, line by line.
 
     `seconds` of a line count from the start of its session. One that started after the line before
     was written is a new one.
     """
-    before, total, last_unix = 0.0, 0.0, None
-    for line in lines:
+
+    def __init__(self) -> None:
+        self._before, self._total = 0.0, 0.0
+        self._last_unix: float | None = None
+
+    def advance(self, line: Mapping[str, Any]) -> float | None:
+        """Seconds up to this line, the next one; None where they are not recorded."""
         clock = line.get("time", {})
         if "seconds" not in clock or "unix" not in clock:
-            yield None
-            continue
-        if last_unix is not None and clock["unix"] - clock["seconds"] > last_unix:
-            before = total
-        total, last_unix = before + clock["seconds"], clock["unix"]
-        yield round(total, 3)
+            return None
+        if self._last_unix is not None and clock["unix"] - clock["seconds"] > self._last_unix:
+            self._before = self._total
+        self._total, self._last_unix = self._before + clock["seconds"], clock["unix"]
+        return round(self._total, 3)

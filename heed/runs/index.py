@@ -45,6 +45,8 @@ USUAL_KEYS = (
 )
 """Keys that come first among those that differ."""
 NONE = "–"
+NO_WEIGHTS = "no weights"
+"""The status of a finished run whose weights its study did not keep."""
 NOT_FOR_LSTM = tuple(
     f"model.{key}"
     for key in ("position", "heads", "merge", "norm", "norm_place", "activation", "feed_forward")
@@ -55,6 +57,11 @@ MAX_HIDDEN = 8
 MIN_RUN_WIDTH = 14
 """Characters of the run's name that stay on one line, however many columns there are."""
 
+UNREADABLE = (
+    *(HeedError, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError),
+)
+"""Errors that files of a run which heed did not write may cause."""
+
 Entry = dict[str, Any]
 
 
@@ -64,35 +71,42 @@ def list_runs(folder: Path) -> list[Entry]:
         raise RunError(
             "there is no such folder.", where=str(folder), todo="Make a first run: heed demo"
         )
-    return [_describe(run) for run in runs_below(folder)]
+    return [list_run(run) for run in runs_below(folder)]
 
 
-def _describe(run: Run) -> Entry:
+def list_run(run: Run) -> Entry:
     """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
     names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
     entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
-    entry["sets"] = {}
+    entry |= {"weights_deleted": False, "sets": {}}
     try:
-        recipe, lines = Run.open(run.folder).recipe(), run.metrics()
-        evaluation = chosen_evaluation(lines, recipe.train.best_metric)
-        results = read_results(run.folder)
-        return entry | {
-            "task": recipe.task,
-            "model": describe_model(recipe.model),
-            "settings": _settings(recipe),
-            "parameters": _count_parameters(run),
-            "steps": max([line["step"] for line in lines] + _checkpoint_steps(run), default=0),
-            "best": evaluation["step"] if evaluation else None,
-            "dev": evaluation.get("dev") if evaluation else None,
-            "test": _numbers(results["test"]) if "test" in results else None,
-            "sets": {
-                name: _numbers(result)
-                for name, result in results.items()
-                if name not in ("dev", "test", "train") and OTHER_WEIGHTS not in name
-            },
-        }
-    except (HeedError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        recipe = Run.open(run.folder).recipe()
+        if run.has_deleted_weights:
+            entry |= {"finished": True, "weights_deleted": True}
+        return entry | describe_run(run, recipe, run.metrics())
+    except UNREADABLE as error:
         return entry | {"broken": str(error)}
+
+
+def describe_run(run: Run, recipe: Recipe, lines: list[dict[str, Any]]) -> Entry:
+    """What the list has of a run. Of the lines of its metrics, evaluations and the last suffice."""
+    evaluation = chosen_evaluation(lines, recipe.train.best_metric)
+    results = read_results(run.folder)
+    return {
+        "task": recipe.task,
+        "model": describe_model(recipe.model),
+        "settings": _settings(recipe),
+        "parameters": count_parameters(run),
+        "steps": max([line["step"] for line in lines] + _checkpoint_steps(run), default=0),
+        "best": evaluation["step"] if evaluation else None,
+        "dev": evaluation.get("dev") if evaluation else None,
+        "test": _numbers(results["test"]) if "test" in results else None,
+        "sets": {
+            name: _numbers(result)
+            for name, result in results.items()
+            if name not in ("dev", "test", "train") and OTHER_WEIGHTS not in name
+        },
+    }
 
 
 def describe_model(model: ModelConfig) -> str:
@@ -123,7 +137,7 @@ def _checkpoint_steps(run: Run) -> list[int]:
     return [int(match[1]) for match in matches if match]
 
 
-def _count_parameters(run: Run) -> int | None:
+def count_parameters(run: Run) -> int | None:
     """The number of weights, from the head of their file; None before there is one."""
     path = run.weights_path if run.finished else run.best_path
     if path is None:
@@ -167,7 +181,10 @@ def build_runs_table(
     more = f" and {len(hidden) - MAX_HIDDEN} more" if len(hidden) > MAX_HIDDEN else ""
     note = f"Also different: {', '.join(hidden[:MAX_HIDDEN])}{more}. Choose with --columns."
     table = _table(runs, [*before, *shown, *after])
-    return Group(table, *([build_note(note)] if hidden else []))
+    notes = [note] if hidden else []
+    if any(run["weights_deleted"] for run in runs):
+        notes.append(f"{NO_WEIGHTS}: finished, and its study did not keep them (keep_weights).")
+    return Group(table, *map(build_note, notes))
 
 
 def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list[str], list[str]]:
@@ -177,7 +194,8 @@ def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list
         before += ["task"]
     if not has_settings:
         before += ["model"]
-    after = [] if all(run["finished"] and not run["broken"] for run in runs) else ["status"]
+    is_usual = [run["finished"] and not (run["weights_deleted"] or run["broken"]) for run in runs]
+    after = [] if all(is_usual) else ["status"]
     after += ["steps"]
     if any(run["best"] not in (None, run["steps"]) for run in runs):
         after += ["best"]
@@ -235,6 +253,7 @@ def _header(column: str) -> str:
 def _cell(run: Entry, column: str) -> str:
     if column == "status":
         status = "finished" if run["finished"] else "to resume"
+        status = NO_WEIGHTS if run["weights_deleted"] else status
         return "broken" if run["broken"] else status
     split, slash, metric = column.rpartition("/")
     if slash:

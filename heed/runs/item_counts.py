@@ -9,7 +9,8 @@ metric signatures); then follow the names of the columns and one row per item:
     classify    label, predicted (class indices), log_probability (of the label)
     generate    loss (sum, natural logarithm), tokens, words, bytes, correct
     all         in_train: 1 if the text also occurs in train, 0 if not, -1 if that is unknown;
-                group: the number of its talk or document, where groups are known
+                group: the number of its talk or document, where groups are known;
+                text.*: its words and tokens, and how rare its words are in train
 """
 
 from __future__ import annotations

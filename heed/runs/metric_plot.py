@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from heed import plot
+from heed.arrays import Floats, Ints
 from heed.config import Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.files import write_atomic
@@ -63,19 +64,62 @@ class PlotOptions:
 
 
 @dataclass(frozen=True)
-class RecordedRun:
-    """A run that has recorded something."""
+class MetricSeries:
+    """The values of a metric in one run: one for each step that measured it, in order."""
+
+    steps: Ints
+    x: Floats
+    values: Floats
+    """NaN where a value was not finite."""
+
+
+class HasSeries(Protocol):
+    """A run whose metrics can be drawn."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics that it has, sorted."""
+
+    def series(self, metric: str, x: str) -> MetricSeries:
+        """The values of a metric by step, epoch, tokens or seconds."""
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """The rows of a run's history."""
 
     name: str
-    recipe: Recipe
     rows: list[dict[str, Any]]
-    data: dict[str, str] = field(default_factory=dict)
-    """Hashes of the training and dev text."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics that can be drawn, sorted."""
+        return sorted({key for row in self.rows for key in row if _is_metric(key, row[key])})
 
     def points(self, metric: str, x: str) -> dict[int, tuple[float, Any]]:
         """(x, value) of a metric by step; a step that was measured twice has its last value."""
         rows = (row for row in self.rows if metric in row and row[x] is not None)
         return {row["step"]: (float(row[x]), row[metric]) for row in rows}
+
+    def series(self, metric: str, x: str) -> MetricSeries:
+        """The same as arrays, in the order of steps."""
+        points = sorted(self.points(metric, x).items())
+        is_number = [type(value) in (int, float) for _, (_, value) in points]
+        numbers = zip(points, is_number, strict=True)
+        return MetricSeries(
+            np.array([step for step, _ in points], dtype=np.int64),
+            np.array([at for _, (at, _) in points], dtype=np.float64),
+            np.array([v if known else np.nan for (_, (_, v)), known in numbers], dtype=np.float64),
+        )
+
+
+@dataclass(frozen=True)
+class RecordedRun(RunHistory):
+    """A run that has recorded something."""
+
+    recipe: Recipe
+    data: dict[str, str] = field(default_factory=dict)
+    """Hashes of the training and dev text."""
 
 
 def read_runs(runs: Sequence[Run], notify: Notify) -> list[RecordedRun]:
@@ -89,7 +133,7 @@ def read_runs(runs: Sequence[Run], notify: Notify) -> list[RecordedRun]:
         try:
             recipe = Run.open(run.folder).recipe()
             data = run.environment().get("data", {})
-            one = RecordedRun(str(run.folder), recipe, read_history(run), data)
+            one = RecordedRun(str(run.folder), read_history(run), recipe, data)
             if not one.rows:
                 every = one.recipe.train.log_every
                 raise RunError(
@@ -116,9 +160,13 @@ def count_metrics(runs: Sequence[RecordedRun]) -> dict[str, Counter[str]]:
     for run in runs:
         for row in run.rows:
             for key, value in row.items():
-                if "/" in key and key != "time/unix" and not isinstance(value, (bool, str)):
+                if _is_metric(key, value):
                     counts.setdefault(key, Counter())[run.name] += 1
     return dict(sorted(counts.items()))
+
+
+def _is_metric(key: str, value: Any) -> bool:
+    return "/" in key and key != "time/unix" and not isinstance(value, bool | str)
 
 
 def build_metrics_table(runs: Sequence[RecordedRun]) -> Table:
@@ -172,50 +220,69 @@ class GroupCurve:
 
 
 def build_curve(
-    group: RunGroup, runs: Sequence[RecordedRun], metric: str, options: PlotOptions
+    group: RunGroup, runs: Sequence[HasSeries], metric: str, options: PlotOptions
 ) -> GroupCurve | None:
-    """The curve of a metric; None if none of these runs has a value that can be drawn.
+    """The curve of a metric; None if none of these runs has a value that can be drawn."""
+    mean = average_runs([run.series(metric, options.x) for run in runs], options)
+    if mean is None:
+        return None
+    points = list(zip(mean.x.tolist(), mean.values.tolist(), strict=True))
+    band = list(zip(mean.low.tolist(), mean.high.tolist(), strict=True)) if mean.runs > 1 else []
+    return GroupCurve(group, metric, mean.runs, points, band, mean.complete_until)
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """The mean of a metric over runs at every step that any of them measured, as arrays."""
+
+    x: Floats
+    values: Floats
+    low: Floats
+    high: Floats
+    runs: int
+    """The runs that have the metric."""
+    complete_until: float | None
+
+
+def average_runs(series: Sequence[MetricSeries], options: PlotOptions) -> MeanCurve | None:
+    """The mean of a metric over runs; None if no run has a value that can be drawn.
 
     Runs of one recipe measure at the same steps, so values of one step are averaged. Tokens and
     seconds, which differ between runs at the same step, are averaged too.
     """
-    series = [one for run in runs if (one := _drawable(run.points(metric, options.x), options))]
-    if not series:
+    drawn = [one for run in series if len((one := _drawable(run, options)).steps)]
+    if not drawn:
         return None
-    points, band = [], []
-    steps = sorted({step for one in series for step in one})
-    for step in steps:
-        here = [one[step] for one in series if step in one]
-        points.append((fmean(x for x, _ in here), fmean(value for _, value in here)))
-        band.append((min(value for _, value in here), max(value for _, value in here)))
-    first_end = min(max(one) for one in series)
-    complete_until = points[steps.index(first_end)][0] if first_end < steps[-1] else None
-    return GroupCurve(
-        group, metric, len(series), points, band if len(series) > 1 else [], complete_until
+    steps = np.unique(np.concatenate([one.steps for one in drawn]))
+    x_rs, values_rs = np.full((2, len(drawn), len(steps)), np.nan)
+    for row, one in enumerate(drawn):
+        places = np.searchsorted(steps, one.steps)
+        x_rs[row, places], values_rs[row, places] = one.x, one.values
+    first_end = min(one.steps[-1] for one in drawn)
+    x = np.nanmean(x_rs, axis=0)
+    end = float(x[np.searchsorted(steps, first_end)]) if first_end < steps[-1] else None
+    return MeanCurve(
+        x,
+        np.nanmean(values_rs, axis=0),
+        np.nanmin(values_rs, axis=0),
+        np.nanmax(values_rs, axis=0),
+        len(drawn),
+        end,
     )
 
 
-def _drawable(
-    points: dict[int, tuple[float, Any]], options: PlotOptions
-) -> dict[int, tuple[float, float]]:
+def _drawable(series: MetricSeries, options: PlotOptions) -> MetricSeries:
     """The points with finite values that a logarithmic axis can show, smoothed."""
-    finite = {
-        step: (x, float(value))
-        for step, (x, value) in points.items()
-        if isinstance(value, (int, float)) and abs(value) < MAX_VALUE
-    }
-    shown = {
-        step: (x, value)
-        for step, (x, value) in finite.items()
-        if (x > 0 or options.log not in ("x", "both"))
-        and (value > 0 or options.log not in ("y", "both"))
-    }
-    steps = sorted(shown)
-    values = [shown[step][1] for step in steps]
-    return {
-        step: (shown[step][0], fmean(values[max(0, i + 1 - options.smooth) : i + 1]))
-        for i, step in enumerate(steps)
-    }
+    shown = np.abs(series.values) < MAX_VALUE  # False for NaN
+    if options.log in ("x", "both"):
+        shown &= series.x > 0
+    if options.log in ("y", "both"):
+        shown &= series.values > 0
+    values = series.values[shown]
+    if options.smooth > 1 and len(values):
+        sums = np.convolve(values, np.ones(options.smooth))[: len(values)]
+        values = sums / np.minimum(np.arange(1, len(values) + 1), options.smooth)
+    return MetricSeries(series.steps[shown], series.x[shown], values)
 
 
 def _group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
@@ -240,7 +307,7 @@ def build_curves(
     for metric in metrics:
         for run in runs:
             points = run.points(metric, options.x)
-            left_out = len(points) - len(_drawable(points, options))
+            left_out = len(points) - len(_drawable(run.series(metric, options.x), options).steps)
             if not points:
                 has = any(metric in row for row in run.rows)
                 what = options.x if has else metric

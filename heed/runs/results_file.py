@@ -25,6 +25,8 @@ TRANSLATIONS, PREDICTIONS, DOCUMENTS = "translations", "predictions", "documents
 """Folders of the tables with every text, by task."""
 OTHER_WEIGHTS = "@step-"
 """In the name of a result, before the step: it is not of the run's best weights."""
+OTHER_WINDOW = "@window-"
+"""In the name of a result, before the tokens of a window other than data.max_length."""
 SAME_KEYS = ("task", "hash", "dropped", "checkpoint", "decode", "window", "calibration", "in_train")
 """Two results with equal values here come from the same text and the same model."""
 LATEST_KEYS = ("run", "system", "files", "looks")

@@ -11,7 +11,9 @@ metrics.jsonl       one line per measurement; values that depend on the clock ar
 environment.json    versions, hardware, data hashes, plug-ins, weights not from `init`
 evaluation.json     results of `heed evaluate`, by the name of the test set
 evaluations/        item counts of each evaluation, for `heed compare`
+data/               texts that were given as lists in Python, as JSON lines
 figures/            training curves and attention maps
+notes.txt           notes on the run, written in the lab
 
 Every file that is read again contains its checksum, and is verified then; that of the tokenizer is
 in environment.json. No link in the folder is followed to a place outside.
@@ -21,8 +23,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,28 @@ class Run:
         self.metrics_path = folder / "metrics.jsonl"
         self.environment_path = folder / "environment.json"
         self.figures = folder / "figures"
+        self.data = folder / "data"
         self._is_new_folder = False
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "not finished"
+        with suppress(RunError, OSError):  # what is wrong with its files is not for a repr
+            state = "finished, weights not kept" if self.has_deleted_weights else state
+        return f"Run({self.folder}: {state if self.recipe_path.exists() else 'no run here'})"
+
+    def _repr_html_(self) -> str:
+        from heed.notebook import render_table
+        from heed.runs.index import list_run
+
+        entry = list_run(self)
+        scores = {
+            f"{name}/{metric}": value
+            for name in ("dev", "test")
+            for metric, value in (entry[name] or {}).items()
+            if metric in ("loss", "perplexity", "accuracy", "bleu")
+        }
+        columns = ("task", "model", "parameters", "steps")
+        return render_table([{key: entry[key] for key in columns} | scores], caption=repr(self))
 
     @classmethod
     def create(cls, folder: Path, recipe: Recipe) -> Run:
@@ -81,14 +104,21 @@ class Run:
 
     @classmethod
     @contextmanager
-    def creating(cls, folder: Path, recipe: Recipe) -> Iterator[Run]:
-        """Create a new run and hold its lock: of two at the same instant, one gets an error."""
+    def creating(
+        cls, folder: Path, recipe: Recipe, files: Mapping[str, bytes] | None = None
+    ) -> Iterator[Run]:
+        """Create a new run and hold its lock: of two at the same instant, one gets an error.
+
+        `files` are the content of files in its `data/`, by name.
+        """
         run = cls(folder)
         run.refuse_if_taken()
         run._is_new_folder = make_folder(folder)
         with run.locked():
             run.refuse_if_taken()  # again: another process may have been faster
             run.delete_drafts()
+            for name, content in (files or {}).items():  # first: a recipe makes the folder a run
+                run.write_data(name, content)
             run.write_recipe(recipe)
             yield run
 
@@ -157,6 +187,13 @@ class Run:
         return self.weights_path.exists() and self.weights_path.stat().st_size > 0
 
     @property
+    def has_deleted_weights(self) -> bool:
+        """Whether training is finished and no weights are left: a study keeps only some."""
+        if self.weights_path.exists() or self._has_weights():
+            return False
+        return "lines" in self.environment()
+
+    @property
     def best_path(self) -> Path | None:
         """The best weights so far; None before the first evaluation."""
         paths = list_weights(self.checkpoints, BEST)
@@ -184,6 +221,7 @@ class Run:
             return steps[-1]
         if weights.isdecimal() and int(weights) in steps:
             return int(weights)
+        self._refuse_deleted_weights()
         names = [str(step) for step in steps]
         if len(names) > MOST_NAMED:
             names = [*names[: MOST_NAMED // 2], "…", *names[-MOST_NAMED // 2 :]]
@@ -195,6 +233,16 @@ class Run:
             "train.snapshot_every.",
         )
 
+    def _refuse_deleted_weights(self) -> None:
+        """Raise an error where the weights of a finished run were deleted."""
+        if self.has_deleted_weights:
+            raise RunError(
+                "the training of this run is finished, and its study did not keep its weights.",
+                where=str(self.folder),
+                todo=f"Train it again (heed train {self.recipe_path} --run NEW), or set "
+                'keep_weights = "all" before a study begins.',
+            )
+
     def weights_at(self, step: int) -> Path:
         """The file of the weights of a step, which `weights_step` has found."""
         return self.weights_by_step()[step]
@@ -202,6 +250,7 @@ class Run:
     def require_weights(self) -> Path:
         """Path of the chosen weights; an error if training is not finished."""
         if not self.finished:
+            self._refuse_deleted_weights()
             missing = "" if self.best_path else ", and it has no weights yet"
             raise RunError(
                 f"the training of this run is not finished{missing}.",
@@ -228,7 +277,36 @@ class Run:
                 f"(heed train {self.recipe_path} --run …), or delete its first line to use it so."
             )
             raise checksums.damage(str(self.recipe_path), todo)
-        return Recipe.read(self.recipe_path)
+        return self._with_own_data(Recipe.read(self.recipe_path))
+
+    def _with_own_data(self, recipe: Recipe) -> Recipe:
+        """The recipe with the files of `data/` where they are now: the folder may have moved.
+
+        A trial has them in the `data/` of its study.
+        """
+        above = self.folder.absolute().parents[1:2]  # the study's folder has runs/NAME
+        folders = [self.data, *(folder / self.data.name for folder in above)]
+        if not any(folder.is_dir() for folder in folders):
+            return recipe
+
+        def place(name: str) -> str:
+            if Path(name).parent.name != self.data.name or Path(name).exists():
+                return name
+            moved = [folder / Path(name).name for folder in folders]
+            return next((str(path.absolute()) for path in moved if path.exists()), name)
+
+        return _with_files(recipe, place)
+
+    def write_data(self, name: str, content: bytes) -> Path:
+        """Write a file of `data/`; under another name if there is one of other content."""
+        make_folder(self.data)
+        path, number = self.data / name, 1
+        while path.exists() and path.read_bytes() != content:
+            number += 1
+            path = self.data / f"{Path(name).stem}-{number}{Path(name).suffix}"
+        if not path.exists():
+            write_atomic(path, content)
+        return path
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write `recipe.toml`."""
@@ -264,16 +342,21 @@ class Run:
         was not finite is None.
         """
         # Counted before they are read: while the run trains, lines and then checkpoints are added.
-        count, path = self._counted_lines(), self.metrics_path
+        count = self.counted_lines()
         lines = self._read_metrics_lines()
-        if len(lines) < count:
-            what = f"this file is incomplete: it has {len(lines)} of {count} lines."
-            raise DamagedError(what, where=str(path), todo=RESTORE)
+        self.check_line_count(len(lines), count)
+        return [self.parse_metrics_line(line, number) for number, line in enumerate(lines, 1)]
+
+    def check_line_count(self, lines: int, counted: int) -> None:
+        """Raise an error if `metrics.jsonl` has fewer lines than the run has counted."""
+        if lines < counted:
+            what = f"this file is incomplete: it has {lines} of {counted} lines."
+            raise DamagedError(what, where=str(self.metrics_path), todo=RESTORE)
+
+    def parse_metrics_line(self, line: bytes, number: int) -> dict[str, Any]:
+        """The content of one line of `metrics.jsonl`, verified; they count from 1."""
         todo = f"{RESTORE[:-1]}, or correct this line and leave out its checksum."
-        return [
-            checksums.parse_json(line, where=f"{path}:{number}", todo=todo)
-            for number, line in enumerate(lines, 1)
-        ]
+        return checksums.parse_json(line, where=f"{self.metrics_path}:{number}", todo=todo)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -313,7 +396,7 @@ class Run:
         path = self.metrics_path
         return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
-    def _counted_lines(self) -> int:
+    def counted_lines(self) -> int:
         """The number of lines of metrics that the run counted at its end, or at a checkpoint."""
         numbers = self.environment() if self.finished else self._newest_state()
         return int(numbers.get("lines", 0))
@@ -414,18 +497,21 @@ def _is_intact_line(line: bytes) -> bool:
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that the run can be resumed from any folder."""
+    return _with_files(
+        recipe, lambda name: str(Path(name).absolute()) if Path(name).exists() else name
+    )
 
-    def absolute(names: list[str]) -> list[str]:
-        return [str(Path(name).absolute()) if Path(name).exists() else name for name in names]
 
+def _with_files(recipe: Recipe, place: Callable[[str], str]) -> Recipe:
+    """The recipe with every name of a file or folder as `place` gives it."""
     data, tokenizer, init = recipe.data, recipe.tokenizer, recipe.init
-    files = {key: absolute(getattr(data, key)) for key in ("train", "dev", "test")}
-    sets = {name: absolute(names) for name, names in data.sets.items()}
+    files = {key: [*map(place, getattr(data, key))] for key in ("train", "dev", "test")}
+    sets = {name: [*map(place, names)] for name, names in data.sets.items()}
     return replace(
         recipe,
         data=data.model_copy(update=files | {"sets": sets}),
-        tokenizer=tokenizer.model_copy(update={"text": absolute(tokenizer.text)}),
+        tokenizer=tokenizer.model_copy(update={"text": [*map(place, tokenizer.text)]}),
         init=init
         if init.from_model is None
-        else init.model_copy(update={"from_model": absolute([init.from_model])[0]}),
+        else init.model_copy(update={"from_model": place(init.from_model)}),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,17 +15,45 @@ from heed.data.batching.bucketed import BucketedBatches
 from heed.data.batching.packing import PackedBatches
 from heed.device import choose_device
 from heed.errors import ConfigError
+from heed.models.build import describe_model
 from heed.runs.run import Run
 from heed.train import precompile
 from heed.train.distributed.ranks import is_torchrun, rank0_error_only
+from heed.train.loop import Loop
 from heed.train.optimizers.build import describe_rates
 from heed.train.prepare.init_from import resolve_init
-from heed.train.prepare.setup import describe_model, prepare, validate_recipe
+from heed.train.prepare.setup import (
+    Say,
+    TrainingSetup,
+    prepare,
+    validate_recipe,
+)
 from heed.train.progress import format_duration
 from heed.train.run import build_loop, oom_guard
 
 TIMED_STEPS = 5
 """Steps that are timed, after one to warm up."""
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """A recipe as it would be trained, and what a few real steps of it took."""
+
+    recipe: Recipe
+    """The recipe with the shape of the model that it starts from."""
+    setup: TrainingSetup
+    loop: Loop
+    seconds_per_step: float
+
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return sum(p.numel() for p in self.setup.model.parameters())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, without evaluation."""
+        return self.seconds_per_step * self.loop.steps
 
 
 @rank0_error_only()
@@ -39,6 +68,24 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    estimate = measure_recipe(recipe, device=device, say=say)
+    recipe, setup, loop = estimate.recipe, estimate.setup, estimate.loop
+    say(f"model       {describe_model(setup.model, recipe.task, recipe.model)}")
+    say(f"rates       {describe_rates(loop.state.optimizer, recipe.train.lr)}")
+    say(f"vocabulary  {setup.tokenizer.vocab_size:,}")
+    counts = [f"{_count_texts(split)} in {name}" for name, split in setup.sets.items()]
+    say(f"texts       {', '.join([f'{_count_texts(setup.train)} to learn from', *counts])}")
+    say(f"memory      {_describe_memory(estimate.parameters, setup.device)}")
+    say(f"steps       {loop.steps:,}, {loop.loader.steps_per_epoch:,} an epoch")
+    say(
+        f"time        about {format_duration(estimate.seconds)}, without evaluation "
+        f"({estimate.seconds_per_step * 1e3:.0f} ms a step)"
+    )
+    return recipe
+
+
+def measure_recipe(recipe: Recipe, *, device: str, say: Say) -> TrainingEstimate:
+    """Prepare a recipe in a temporary folder and time a few steps of its training."""
     torch_device = choose_device(device)
     pretrained = None
     if recipe.init.from_model is not None:
@@ -58,21 +105,8 @@ def dry_run(recipe: Recipe, *, device: str, console: Console) -> Recipe:
                 if torch_device.type == "cuda":
                     torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
-    parameters = sum(p.numel() for p in setup.model.parameters())
     timed = sorted(seconds[1:] or seconds)
-    median = timed[len(timed) // 2]
-    say(f"model       {describe_model(recipe, setup.model)}")
-    say(f"rates       {describe_rates(loop.state.optimizer, recipe.train.lr)}")
-    say(f"vocabulary  {setup.tokenizer.vocab_size:,}")
-    counts = [f"{_count_texts(split)} in {name}" for name, split in setup.sets.items()]
-    say(f"texts       {', '.join([f'{_count_texts(setup.train)} to learn from', *counts])}")
-    say(f"memory      {_describe_memory(parameters, torch_device)}")
-    say(f"steps       {loop.steps:,}, {loop.loader.steps_per_epoch:,} an epoch")
-    say(
-        f"time        about {format_duration(median * loop.steps)}, without evaluation "
-        f"({median * 1e3:.0f} ms a step)"
-    )
-    return recipe
+    return TrainingEstimate(recipe, setup, loop, timed[len(timed) // 2])
 
 
 def _count_texts(split: BucketedBatches | PackedBatches) -> str:

@@ -1,4 +1,4 @@
-"""The training loop: a step, then whatever is due. There are no callbacks."""
+"""The training loop: a step, then whatever is due. Its one callback follows an evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heed.train.optimizers.build import set_lr
 from heed.train.optimizers.schedules import Schedule
 from heed.train.prepare.setup import TrainingSetup
 from heed.train.progress import ProgressBar
-from heed.train.recorder import Recorder
+from heed.train.recorder import EvaluationHook, Recorder
 from heed.train.step import Step
 
 
@@ -33,8 +33,12 @@ class Loop:
         self.settings, self.world = setup.recipe.train, self.state.world
         self.recorder = Recorder(setup, self.state, run, loader)
 
-    def train(self, progress: ProgressBar) -> None:
-        """Train to the last step, until early stopping, or until interrupted."""
+    def train(self, progress: ProgressBar, after_evaluation: EvaluationHook | None = None) -> None:
+        """Train to the last step, until early stopping, or until interrupted.
+
+        `after_evaluation` gets the step, the last step and the scores. An error that it raises ends
+        the training before the checkpoint, so a resumed run evaluates there again.
+        """
         state, settings, recorder = self.state, self.settings, self.recorder
         evaluate_every = settings.evaluate_every or self.loader.steps_per_epoch
         checkpoint_every = settings.checkpoint_every or evaluate_every
@@ -55,7 +59,9 @@ class Loop:
                 if self._is_due(settings.log_every):
                     recorder.log(settings.lr * self.schedule(state.step - 1), progress)
                 if self._is_due(evaluate_every):
-                    recorder.evaluate(progress)
+                    scores = recorder.evaluate(progress)
+                    if after_evaluation is not None:
+                        after_evaluation(state.step, self.steps, scores)
                 self._save_snapshot_if_due()  # before the checkpoint: a resumed run has it
                 if self._is_due(checkpoint_every) or interrupted:
                     recorder.save()

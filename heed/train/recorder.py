@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -33,6 +33,8 @@ from heed.train.validate import greedy_bleu, validate
 
 Scores = dict[str, dict[str, float]]
 """The metrics of every set."""
+EvaluationHook = Callable[[int, int, Scores], None]
+"""What follows an evaluation: it gets the step, the last step and the scores of every set."""
 
 
 class Recorder:
@@ -66,7 +68,7 @@ class Recorder:
         self._write("train", means | {"lr": lr, "skipped": counters.skipped}, progress)
         progress.show_training(self.state.step, means)
 
-    def evaluate(self, progress: ProgressBar) -> None:
+    def evaluate(self, progress: ProgressBar) -> Scores:
         """Evaluate every set with the weights that would be saved, and save them if best."""
         state = self.state
         seen = state.counters.means(EPOCH)
@@ -84,12 +86,13 @@ class Recorder:
             state.recent_steps = steps[-self.settings.average_checkpoints :]
         weights = state.weights() if is_best or averages else {}
         if not self.world.is_first:
-            return
+            return scores
         if is_best:
             checkpoint.save_weights(self.run.checkpoints, BEST, state.step, weights)
         if averages:
             checkpoint.save_weights(self.run.checkpoints, RECENT_WEIGHTS, state.step, weights)
         self.prune()
+        return scores
 
     def _evaluate_sets(self, model: nn.Module, progress: ProgressBar) -> Scores:
         setup = self.setup

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from heed.config import Recipe, apply_overrides, error_location, read_tables
+from heed.config.recipe import EXCLUSIVE
 from heed.data.corpus import file_language, find_in_folder, infer_task
 from heed.errors import ConfigError
 from heed.recipes import FOLDER as SHIPPED
@@ -24,8 +25,6 @@ FILE_KEYS = (*(f"data.{key}" for key in (*SPLITS, "sets")), "tokenizer.text")
 """Keys whose values are files."""
 MAX_THREADS = 64
 """CPU threads that may be asked for where there are fewer cores. Thousands end the process."""
-EXCLUSIVE = {"batch_size": "batch_tokens", "batch_tokens": "batch_size"}
-"""Keys of which only one can be set: an override of one replaces the other."""
 NO_TEST = (
     "[train] evaluate_test scores the test set, and there is none: name its files with "
     "--test FILE, or leave it out with --set train.evaluate_test=false."

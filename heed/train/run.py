@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
 from heed.device import choose_device, is_out_of_memory
 from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
 from heed.files import flush_folder
+from heed.models.build import describe_model
 from heed.models.weights import require_matching_weights
 from heed.nn.lora import merge_adapters
 from heed.plugins import used_plugins
@@ -38,13 +39,13 @@ from heed.train.prepare.setup import (
     Say,
     Stage,
     TrainingSetup,
-    describe_model,
     prepare,
     unmeasured,
     validate_recipe,
 )
 from heed.train.progress import ProgressBar
 from heed.train.recipe_change import RecipeChange, change_recipe
+from heed.train.recorder import EvaluationHook
 from heed.train.state import State, select_prefix
 
 
@@ -52,19 +53,41 @@ class TrainingMemoryError(HeedError):
     """A batch does not fit into memory."""
 
 
-def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Console) -> Run:
-    """Create a run folder and train in it to the end."""
+def start(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    device: str = "auto",
+    console: Console,
+    after_evaluation: EvaluationHook | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> Run:
+    """Create a run folder and train in it to the end, or until `after_evaluation` raises.
+
+    `files` are the run's own data: the content of files in its `data/`, by name.
+    """
     with process_group() as world:
         torch_device = world.init_process_group(choose_device(device))
         pretrained = None
         if recipe.init.from_model is not None:
             with world.rank0_first():
                 recipe, pretrained = resolve_init(recipe)
-        validate_recipe(recipe, pretrained)
+        if not files:
+            validate_recipe(recipe, pretrained)
         refuse_rank_conflicts(recipe, world, resumed=False)
-        with _creating(folder, recipe, world) as run:
+        with _creating(folder, recipe, world, files or {}) as run:
             try:
-                _train(run, recipe, torch_device, world, console, pretrained)
+                if files:  # only now is its text there
+                    validate_recipe(recipe, pretrained)
+                _train(
+                    run,
+                    recipe,
+                    torch_device,
+                    world,
+                    console,
+                    pretrained,
+                    after_evaluation=after_evaluation,
+                )
             except TrainingMemoryError:
                 # The second attempt has smaller batches, so it starts again.
                 if world.is_first:
@@ -86,10 +109,12 @@ def start(recipe: Recipe, folder: Path, *, device: str = "auto", console: Consol
 
 
 @contextmanager
-def _creating(folder: Path, recipe: Recipe, world: World) -> Iterator[Run]:
+def _creating(
+    folder: Path, recipe: Recipe, world: World, files: Mapping[str, bytes]
+) -> Iterator[Run]:
     """Create a run on rank 0, which holds its lock; the other ranks open it."""
     if world.is_first:
-        with Run.creating(folder, recipe) as run:
+        with Run.creating(folder, recipe, files) as run:
             world.broadcast(lambda: str(run.folder))
             yield run
     else:
@@ -97,7 +122,12 @@ def _creating(folder: Path, recipe: Recipe, world: World) -> Iterator[Run]:
 
 
 def resume(
-    folder: Path, *, overrides: Sequence[str] = (), device: str = "auto", console: Console
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+    console: Console,
+    after_evaluation: EvaluationHook | None = None,
 ) -> Run:
     """Resume a run from its newest intact checkpoint; a finished run gets the figures it lacks.
 
@@ -123,7 +153,15 @@ def resume(
                 if world.is_first:
                     run.delete_drafts()
                 new_recipe = recipe if change is None else change.recipe
-                _train(run, new_recipe, torch_device, world, console, change=change)
+                _train(
+                    run,
+                    new_recipe,
+                    torch_device,
+                    world,
+                    console,
+                    change=change,
+                    after_evaluation=after_evaluation,
+                )
     return run
 
 
@@ -157,6 +195,7 @@ def _train(
     console: Console,
     pretrained: PretrainedModel | None = None,
     change: RecipeChange | None = None,
+    after_evaluation: EvaluationHook | None = None,
 ) -> None:
     """Train a run to its end. Only rank 0, which has its lock, writes files and to the console.
 
@@ -170,7 +209,7 @@ def _train(
     with oom_guard(recipe, run, preparing=True):
         setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)
     _refuse_changed_data(run, setup)
-    say(f"Model: {describe_model(recipe, setup.model)}.")
+    say(f"Model: {describe_model(setup.model, recipe.task, recipe.model)}.")
     with oom_guard(recipe, run):
         loop = build_loop(setup, run, say=say)
     recorder = loop.recorder
@@ -189,7 +228,7 @@ def _train(
         run.write_environment(environment)
     bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
     with bar as progress, recorder.tracked(), oom_guard(recipe, run):
-        loop.train(progress)
+        loop.train(progress, after_evaluation)
         weights = recorder.choose_weights(progress) if world.is_first else {}
     if world.is_first:
         recorder.flush()

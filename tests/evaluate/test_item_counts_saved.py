@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from evaluating import HELD_OUT, SHARED, evaluate_small, sides, train_small
 
+from heed.evaluate.text_columns import PER_NAT, WORD
 from heed.metrics.item_columns import BLOCKS, MIN_TEXTS
 from heed.metrics.item_metrics import item_metrics
 from heed.runs.item_counts import BLOCK, TEXT, ItemCounts, read_items, set_names
@@ -41,6 +44,21 @@ def test_of_a_translator(run: Path, text: Path) -> None:
     check_scores(items, result, {"bleu": 1, "chrf": 1})
     assert items.settings["decode"] == result["decode"]
     assert items.checkpoint == result["checkpoint"]
+    check_texts(items, text / "test.en", text / "train.en")
+    assert set(items.columns) >= {"text.tokens", "text.unknown"}
+
+
+def check_texts(items: ItemCounts, test: Path, train: Path) -> None:
+    """The numbers about words are those of the files, and texts of train have no unseen word."""
+    texts, known = (path.read_text(encoding="utf-8").lower() for path in (test, train))
+    words, seen = WORD.findall(texts), Counter(WORD.findall(known))
+    columns = items.columns
+    assert columns["text.words"].sum() == len(words)
+    assert columns["text.unseen"].sum() == sum(word not in seen for word in words)
+    assert not columns["text.unseen"][columns["in_train"] == 1].any()
+    chances = [(seen[word] + 1) / (seen.total() + len(seen) + 1) for word in words]
+    surprisal = -PER_NAT * np.log(chances).sum()
+    assert columns["text.surprisal"].sum() == pytest.approx(surprisal, rel=1e-3)
 
 
 def test_of_a_classifier(text: Path) -> None:
@@ -67,6 +85,10 @@ def test_of_a_language_model_and_its_named_sets(text: Path) -> None:
     assert (len(items), items.unit) == (HELD_OUT, TEXT)
     check_scores(items, result, scale)
     blocks = saved_items(run, "few")
+    for one, path in ((items, text / "test.en"), (blocks, few)):
+        words = WORD.findall(path.read_text(encoding="utf-8"))
+        assert one.columns["text.words"].sum() == len(words)
+        assert one.columns["text.surprisal"].sum() > 0
     assert blocks.unit == BLOCK
     assert MIN_TEXTS - 1 <= len(blocks) <= BLOCKS + MIN_TEXTS
     metrics = item_metrics(blocks)

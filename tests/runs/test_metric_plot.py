@@ -235,7 +235,7 @@ def test_a_curve_is_the_mean_of_its_runs_between_the_lowest_and_the_highest(
 ) -> None:
     recipe = make_recipe("rope", 0)
     runs = [
-        RecordedRun(str(i), recipe, [measured(step, value) for step, value in enumerate(one, 1)])
+        RecordedRun(str(i), [measured(step, value) for step, value in enumerate(one, 1)], recipe)
         for i, one in enumerate(seeds)
     ]
     group = RunGroup("rope", tuple(run.name for run in runs), tuple(range(len(runs))), {})

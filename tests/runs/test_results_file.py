@@ -295,6 +295,7 @@ def test_unreadable_results_are_an_error(text: Path, content: str) -> None:
 # -------------------------------------------------------------------------- test at training's end
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_evaluated_on_test_once(text: Path) -> None:
     """`train.evaluate_test` also holds after `heed resume`."""
     tables: dict[str, Any] = {

@@ -21,9 +21,10 @@ from rich.console import Console
 from test_cli import heed
 
 from heed.config import ModelConfig, Recipe
+from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, StoppedError
 from heed.files import to_json
-from heed.runs.best_weights import LOWER_IS_BETTER, chosen_evaluation
+from heed.runs.best_weights import chosen_evaluation
 from heed.runs.index import build_runs_table, describe_model, list_runs
 from heed.runs.load import load_run
 from heed.runs.results_file import save_result
@@ -117,7 +118,14 @@ def test_at_eighty_columns_nothing_is_cut(
     name: str, steps: int, settings: list[dict[str, Any]]
 ) -> None:
     line: dict[str, Any] = {"run": name, "task": "translate", "model": "transformer 12x1024 rope"}
-    line |= {"finished": False, "broken": None, "steps": steps, "best": steps, "parameters": 10**9}
+    line |= {
+        "finished": False,
+        "weights_deleted": False,
+        "broken": None,
+        "steps": steps,
+        "best": steps,
+        "parameters": 10**9,
+    }
     line |= {"dev": {"loss": 2.125, "accuracy": 1.0, "bleu": 31.5}, "test": {"bleu": 30.25}}
     line["sets"] = {"newstest": {"bleu": 28.5}}
     text = shown([line | {"settings": one} for one in settings], 80)

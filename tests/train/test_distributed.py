@@ -288,6 +288,7 @@ def rank_of(process: subprocess.Popen[str], rank: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find a rank")
+@pytest.mark.slow  # the other rank waits for the one that is gone
 def test_a_killed_rank_stops_the_other_with_one_message(runs: Path) -> None:
     """And the run, resumed by the same command, ends as if nothing had happened."""
     folder = runs / "long-broken"

@@ -56,6 +56,7 @@ def make_recipe(corpus: Path, task: str = "translate") -> Recipe:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_resumed_equals_unbroken(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str

@@ -478,3 +478,25 @@ def test_perplexities_beyond_any_axis_are_not_drawn(far: float, tmp_path: Path) 
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     draw_curves(run)
     assert (run.figures / "perplexity.png").stat().st_size
+
+
+def test_an_evaluation_hook_can_end_a_run_which_then_resumes_to_the_same_scores(text: Path) -> None:
+    recipe = make_recipe(text, train={"evaluate_every": 2})
+    calls: list[tuple[int, int, float]] = []
+
+    def record(step: int, steps: int, scores: dict[str, dict[str, float]]) -> None:
+        calls.append((step, steps, scores["dev"]["loss"]))
+
+    def stop(step: int, steps: int, scores: dict[str, dict[str, float]]) -> None:
+        record(step, steps, scores)
+        if step == 4:
+            raise StoppedError("Stopped by the hook.")
+
+    train_run.start(recipe, text / "whole", device="cpu", console=QUIET, after_evaluation=record)
+    whole, calls = calls, []
+    assert [call[:2] for call in whole] == [(2, 6), (4, 6), (6, 6)]
+    with pytest.raises(StoppedError, match="by the hook"):
+        train_run.start(recipe, text / "ended", device="cpu", console=QUIET, after_evaluation=stop)
+    assert not Run(text / "ended").finished
+    train_run.resume(text / "ended", device="cpu", console=QUIET, after_evaluation=record)
+    assert calls == [*whole[:2], *whole[1:]]  # step 4 had no checkpoint: it is evaluated again

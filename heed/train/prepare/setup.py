@@ -234,23 +234,6 @@ def build_batches(recipe: Recipe, store: Store, rows: Rows | None = None) -> Buc
     )
 
 
-def describe_model(recipe: Recipe, model: Model) -> str:
-    """The model in one line: its shape, its position encoding and merge, its parameters."""
-    config = recipe.model
-    layers = f"{config.layers} {'layer' if config.layers == 1 else 'layers'}"
-    if recipe.task == "translate":
-        layers = f"{config.layers} + {config.decoder_layers or config.layers} layers"
-    parts = [layers, f"width {config.width}"]
-    if config.family == "transformer":
-        parts += [f"{config.heads} heads", f"position {config.position}", f"merge {config.merge}"]
-    parameters = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    counted = f"{parameters:,} parameters"
-    if trained < parameters:
-        counted += f", {trained:,} of them trained"
-    return f"{config.family}, {', '.join(parts)}; {counted}"
-
-
 def _mask_share(recipe: Recipe) -> float:
     """The share of input tokens that are masked or dropped in training."""
     settings = recipe.train

@@ -21,11 +21,12 @@ from test_cli import ROOT
 
 import heed as package
 from heed import LanguageModel, Translator
+from heed.api import PIPELINES
 from heed.config import DecodeConfig, Recipe
 from heed.data import synthetic
 from heed.errors import ConfigError, DataError, RunError
-from heed.pipelines.lru import SIZE
 from heed.train import run as train_run
+from heed.train.python_arguments import train_from_arguments
 
 SMALL = {"layers": 1, "width": 32, "heads": 2, "steps": 150, "lr": 5e-3, "batch_tokens": 512}
 LINES = ["The cat sees the old woman.", "", "   ", "😀 ok", "The dog.", "\x0c\x1f", "A\u2028B\x85C"]
@@ -107,7 +108,7 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
     authors = [weakref.ref(model.pipeline(seed=seed)) for seed in range(9)]
-    assert sum(one() is not None for one in authors) == SIZE
+    assert sum(one() is not None for one in authors) == PIPELINES
     prompts = ["The cat", "", "One day the old woman"]
     found = model.generate(prompts, length=7, samples=3, top_k=20)
     assert found == model.generate(prompts, length=7, samples=3, top_k=20)
@@ -126,7 +127,7 @@ def test_one_file_needs_no_list(
     begun: list[Recipe] = []
     monkeypatch.setattr(train_run, "start", lambda recipe, *_, **__: begun.append(recipe))
     files = {split: kind(place / f"{split}.txt") for split in ("train", "dev", "test")}
-    package.api._train_run(
+    train_from_arguments(
         "generate", files["train"], files["dev"], place / "one", 0, "cpu", {"test": files["test"]}
     )
     data = begun[0].data
@@ -154,7 +155,7 @@ def test_settings_change_how_it_writes(translator: Translator) -> None:
 def test_few_ways_to_write_are_kept(translator: Translator) -> None:
     """Each may hold much of a GPU's memory, so the others are gone as soon as they are left."""
     made = [weakref.ref(translator.pipeline(sample=True, seed=seed)) for seed in range(9)]
-    assert [one() is not None for one in made] == [False] * (9 - SIZE) + [True] * SIZE
+    assert [one() is not None for one in made] == [False] * (9 - PIPELINES) + [True] * PIPELINES
     assert made[-1]() is translator.pipeline(sample=True, seed=8)
 
 
