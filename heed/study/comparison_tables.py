@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from heed.stats.comparison import Pair
-from heed.stats.verdicts import format_differences, format_p, format_score
+from heed.stats.verdicts import format_differences, format_level, format_p, format_score
 from heed.study.recipe_comparison import RecipeComparison
 from heed.terminal import build_note, build_table
 
@@ -28,18 +28,18 @@ def render_comparison(comparison: RecipeComparison) -> Group:
     parts: list[RenderableType] = []
     for sentence in comparison.sentences:
         parts += [Text(sentence), Text("")]
-    columns, rows = _score_rows(comparison)
+    columns, rows = score_rows(comparison)
     table = build_table(*columns, right=columns[1:], no_wrap=columns[1:], compact=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    parts += [Text(_caption(comparison)), table]
+    parts += [Text(describe_scores(comparison)), table]
     if comparison.whole.pairs:
-        columns, rows = _difference_rows(comparison)
+        columns, rows = difference_rows(comparison)
         table = build_table(*columns, right=columns[1:], no_wrap=columns[1:], compact=True)
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         parts += [Text(""), table]
-    notes = _all_notes(comparison)
+    notes = all_notes(comparison)
     if comparison.signature:
         notes.append(f"{comparison.metric.name}: {comparison.signature}")
     parts += [Text(""), *(build_note(note) for note in notes)]
@@ -48,10 +48,11 @@ def render_comparison(comparison: RecipeComparison) -> Group:
 
 def to_markdown(comparison: RecipeComparison) -> str:
     """The comparison for a paper or a README, in Markdown."""
-    lines = [*(f"{sentence}\n" for sentence in comparison.sentences), _caption(comparison), ""]
-    tables = [_score_rows(comparison)]
+    lines = [f"{sentence}\n" for sentence in comparison.sentences]
+    lines += [describe_scores(comparison), ""]
+    tables = [score_rows(comparison)]
     if comparison.whole.pairs:
-        tables.append(_difference_rows(comparison))
+        tables.append(difference_rows(comparison))
     for columns, rows in tables:
         lines.append("| " + " | ".join(columns) + " |")
         lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
@@ -59,7 +60,7 @@ def to_markdown(comparison: RecipeComparison) -> str:
             "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows
         ]
         lines.append("")
-    notes = _all_notes(comparison)
+    notes = all_notes(comparison)
     lines += [f"- {note}" for note in notes]
     if comparison.signature:
         lines.append(f"- {comparison.metric.name}: `{comparison.signature}`")
@@ -68,18 +69,19 @@ def to_markdown(comparison: RecipeComparison) -> str:
 
 def to_latex(comparison: RecipeComparison) -> str:
     """The comparison as a LaTeX table (booktabs), with verdicts and notes as its caption."""
-    columns, rows = _score_rows(comparison)
+    columns, rows = score_rows(comparison)
     differences: dict[str, list[str]] = {}
     if comparison.whole.pairs and _has_baseline(comparison):
-        difference_columns, difference_rows = _difference_rows(comparison)
+        difference_columns, lines = difference_rows(comparison)
         columns += difference_columns[1:]
-        differences = {row[0]: row[1:] for row in difference_rows}
+        differences = {row[0]: row[1:] for row in lines}
     width = len(columns)
     body = []
     for row in rows:
         cells = row + differences.get(row[0], [""] * (width - len(row)))
         body.append(" & ".join(_escape_latex(cell) for cell in cells) + r" \\")
-    caption = " ".join([*comparison.sentences, f"{_caption(comparison)}.", *comparison.notes])
+    scores = f"{describe_scores(comparison)}."
+    caption = " ".join([*comparison.sentences, scores, *comparison.notes])
     if comparison.signature:
         caption += f" {comparison.metric.name}: {comparison.signature}."
     return "\n".join(
@@ -100,7 +102,7 @@ def to_latex(comparison: RecipeComparison) -> str:
     )
 
 
-def _caption(comparison: RecipeComparison) -> str:
+def describe_scores(comparison: RecipeComparison) -> str:
     items = f"{comparison.whole.items:,} {comparison.unit}s"
     if comparison.whole.clustered:
         items += f" in {comparison.whole.units:,} groups"
@@ -108,7 +110,7 @@ def _caption(comparison: RecipeComparison) -> str:
     return f"{comparison.metric.name} on {comparison.set_name} ({items}; {order} is better)"
 
 
-def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
+def score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
     metric, rows = comparison.metric, []
     for group, values in zip(comparison.groups, comparison.whole.systems.values(), strict=True):
         spread = format_score(float(values.std(ddof=1)), metric) if len(values) > 1 else "–"
@@ -117,7 +119,7 @@ def _score_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]
     return ["system", "seeds", "mean", "sd over seeds"], rows
 
 
-def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
+def difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[str]]]:
     """One row for each pair; against a baseline the first column names the system alone."""
     baseline, rows = _has_baseline(comparison), []
     for pair in comparison.whole.pairs:
@@ -126,8 +128,9 @@ def _difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list
         is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
         p = format_p(pair.corrected_p, below_resolution=is_bound).removeprefix("= ")
         rows.append([name, difference, interval, p, f"{pair.win_share:.2f}"])
+    level = format_level(comparison.whole.alpha)
     first = f"against {comparison.whole.pairs[0].b}" if baseline else "pair (A − B)"
-    return [first, "difference", "95% interval", "p", "P(A>B)"], rows
+    return [first, "difference", f"{level} interval", "p", "P(A>B)"], rows
 
 
 def _format_pair(pair: Pair, comparison: RecipeComparison) -> tuple[str, str]:
@@ -142,7 +145,7 @@ def _has_baseline(comparison: RecipeComparison) -> bool:
     return len({pair.b for pair in comparison.whole.pairs}) == 1
 
 
-def _all_notes(comparison: RecipeComparison) -> list[str]:
+def all_notes(comparison: RecipeComparison) -> list[str]:
     """Every note, those about this comparison's figures first."""
     notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
     if comparison.whole.pairs:

@@ -6,7 +6,7 @@ by a metric with the same signature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from heed.arrays import Ints
 from heed.errors import ConfigError
 from heed.metrics.item_metrics import ItemMetric, item_metrics
+from heed.notebook import render_table
 from heed.runs.groups import RunGroup, group_runs
 from heed.runs.item_counts import BLOCK, ItemCounts
-from heed.stats.comparison import Comparison, Pair, SumMetric, compare_systems
+from heed.stats.comparison import ALPHA, Comparison, Pair, SumMetric, compare_systems
 from heed.stats.intervals import Interval
+from heed.stats.looks import Look
 from heed.stats.variance import MIN_CLUSTERS, System
-from heed.stats.verdicts import Judgement, format_score, judge_pair
+from heed.stats.verdicts import Judgement, format_level, format_score, judge_pair
 from heed.study.comparability import (
     check_one_task,
     check_same_text,
@@ -35,6 +37,29 @@ from heed.study.comparability import (
     pair_seeds,
 )
 from heed.study.run_records import ScoredRun, open_scored_runs, recipes_to_group
+
+HIDDEN_COLUMNS = ("win_share", "smallest_visible", "seeds_needed")
+"""Columns of `rows` that notebooks leave out; the sentences tell what matters of them."""
+SENTENCES_SHOWN = 5
+"""Verdicts in the `repr` of a comparison; `print` shows all."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a study declared before training, as far as a comparison needs it."""
+
+    systems: Mapping[str, str]
+    """The study's name for the system of each run."""
+    look: Look | None = None
+    """Which of the declared looks this is, where the study declared several."""
+    deviations: tuple[str, ...] = ()
+    """What was not declared before training. Any of them makes the comparison exploratory."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def alpha(self) -> float:
+        """The familywise level of the comparison."""
+        return ALPHA if self.look is None else self.look.level
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,8 @@ class RecipeComparison:
     looks: dict[str, int]
     """How often each run was evaluated on the set, as far as it is known."""
     notes: list[str]
+    is_declared: bool = False
+    """Whether a study declared the question before training; else it is exploratory."""
 
     @property
     def metric(self) -> SumMetric:
@@ -73,7 +100,7 @@ class RecipeComparison:
             names = "; ".join(self.whole.best)
             sentences.append(
                 f"Best, or not distinguishable from the best: {names} "
-                "(Hsu's comparison with the best, 95%)."
+                f"(Hsu's comparison with the best, {format_level(self.whole.alpha)})."
             )
         return sentences
 
@@ -108,6 +135,7 @@ class RecipeComparison:
             "clustered": self.whole.clustered,
             "paired_seeds": self.whole.paired_seeds,
             "alpha": self.whole.alpha,
+            "declared": self.is_declared,
             "margin": self.margin,
             "minutes_per_run": self.minutes_per_run,
             "verdicts": self.sentences,
@@ -136,6 +164,20 @@ class RecipeComparison:
     def __str__(self) -> str:
         return "\n".join(self.sentences)
 
+    def _repr_html_(self) -> str:
+        caption = f"{self.metric.name} on {self.set_name}"
+        rows = [{k: v for k, v in row.items() if k not in HIDDEN_COLUMNS} for row in self.rows()]
+        return render_table(rows, caption=caption, notes=self.sentences)
+
+    def __repr__(self) -> str:
+        runs = sum(len(group.runs) for group in self.groups)
+        systems = f"{len(self.groups)} recipe{'s' * (len(self.groups) != 1)}, {runs} runs"
+        first, rest = self.sentences[:SENTENCES_SHOWN], self.sentences[SENTENCES_SHOWN:]
+        more = [f"… and {len(rest)} more: print(comparison)"] if rest else []
+        lines = [f"{systems}, {self.metric.name} on {self.set_name}", *first, *more]
+        text = "\n  ".join(lines)
+        return f"RecipeComparison({text})"
+
 
 def compare_runs(
     runs: Sequence[str | Path] | Sequence[ScoredRun],
@@ -145,10 +187,12 @@ def compare_runs(
     margin: float | None = None,
     set_name: str | None = None,
     paired_seeds: bool = False,
+    declaration: Declaration | None = None,
 ) -> RecipeComparison:
     """Compare runs, grouped by recipe without seed, on a set that all were scored on.
 
     `paired_seeds` takes runs of the same seed as pairs, if that was declared before training.
+    `declaration` is what a study declared: its names of the systems, and its looks.
     """
     scored = [run for run in runs if isinstance(run, ScoredRun)]
     if not scored:
@@ -163,14 +207,21 @@ def compare_runs(
     check_same_text(items, set_name)
     metrics = {run: item_metrics(one) for run, one in items.items()}
     name = choose_metric(items, metrics, metric)
-    groups = group_runs(recipes_to_group(scored))
+    groups = (
+        group_runs(recipes_to_group(scored))
+        if declaration is None
+        else group_systems(scored, declaration.systems)
+    )
     check_seeds(groups)
     if paired_seeds:
         groups = pair_seeds(groups)
     base = None if baseline is None else find_baseline(groups, str(baseline))
     chosen = {run: one[name] for run, one in metrics.items()}
     clusters = common_groups(items)
-    compare = partial(_compare, groups, chosen, base, clusters, paired_seeds=paired_seeds)
+    alpha = ALPHA if declaration is None else declaration.alpha
+    compare = partial(
+        _compare, groups, chosen, base, clusters, paired_seeds=paired_seeds, alpha=alpha
+    )
     whole = compare()
     minutes = [run.minutes for run in scored if run.minutes is not None]
     minutes_per_run = float(np.mean(minutes)) if minutes else None
@@ -184,15 +235,35 @@ def compare_runs(
         groups=groups,
         whole=whole,
         judgements=[
-            judge_pair(pair, whole.metric, margin=margin, minutes_per_run=minutes_per_run)
+            judge_pair(
+                pair, whole.metric, margin=margin, minutes_per_run=minutes_per_run, alpha=alpha
+            )
             for pair in whole.pairs
         ],
         clean=_compare_clean(items, compare),
         margin=margin,
         minutes_per_run=minutes_per_run,
         looks={run.name: run.looks[set_name] for run in scored if set_name in run.looks},
-        notes=_notes(groups, items, whole, clusters),
+        notes=_notes(groups, items, whole, clusters, declaration),
+        is_declared=declaration is not None and not declaration.deviations,
     )
+
+
+def group_systems(runs: Sequence[ScoredRun], systems: Mapping[str, str]) -> list[RunGroup]:
+    """The runs grouped and named by a study's systems, in the order of their first runs."""
+    members: dict[str, list[ScoredRun]] = {}
+    for run in runs:
+        members.setdefault(systems[run.name], []).append(run)
+    keys = {group.runs: group.differing for group in group_runs(recipes_to_group(runs))}
+    return [
+        RunGroup(
+            name,
+            names := tuple(run.name for run in group),
+            tuple(run.recipe.get("seed") for run in group),
+            keys.get(names, {}),
+        )
+        for name, group in members.items()
+    ]
 
 
 def _compare(
@@ -203,6 +274,7 @@ def _compare(
     rows: NDArray[np.bool_] | slice = slice(None),
     *,
     paired_seeds: bool,
+    alpha: float,
 ) -> Comparison:
     """Compare the groups of runs on these rows of the items."""
     systems = [
@@ -215,6 +287,7 @@ def _compare(
         baseline=baseline,
         clusters=None if clusters is None else clusters[rows],
         paired_seeds=paired_seeds,
+        alpha=alpha,
     )
 
 
@@ -235,6 +308,7 @@ def _notes(
     items: dict[str, ItemCounts],
     whole: Comparison,
     clusters: Ints | None,
+    declaration: Declaration | None,
 ) -> list[str]:
     """What a reader must know beside the figures."""
     notes = []
@@ -254,7 +328,7 @@ def _notes(
             "Items are taken as independent: no groups (talk, document) are known; "
             "heed evaluate --groups names them."
         )
-    if whole.paired_seeds:
+    if whole.paired_seeds and (declaration is None or declaration.deviations):
         notes.append("Runs of one seed are pairs: valid only if declared before training.")
     if any(pair.compares_recipes for pair in whole.pairs):
         pairing = "in pairs" if whole.paired_seeds else "not in pairs"
@@ -264,14 +338,26 @@ def _notes(
             f"Intervals and p-values hold for all {len(whole.pairs)} comparisons together (max-t)."
         )
     if len(groups) > 1:
-        notes.append(
-            "Exploratory: nothing shows that the question, the margin and the number of seeds were "
-            "fixed before training."
-        )
+        notes += _declaration_notes(declaration)
     settings = {str(sorted(one.settings.items())) for one in items.values()}
     if len(settings) > 1 and first.task != "generate":
         notes.append("The runs were evaluated with different settings (decoding, calibration).")
     return notes
+
+
+def _declaration_notes(declaration: Declaration | None) -> list[str]:
+    """Whether the question was fixed before training, and what was not."""
+    if declaration is None:
+        return [
+            "Exploratory: nothing shows that the question, the margin and the number of seeds were "
+            "fixed before training."
+        ]
+    notes = [] if declaration.look is None else [str(declaration.look)]
+    if declaration.deviations:
+        notes += [f"Exploratory: {deviation}" for deviation in declaration.deviations]
+    else:
+        notes.append("Declared before training: the question, the metric, the set and the seeds.")
+    return [*notes, *declaration.notes]
 
 
 def _describe_one_recipe(comparison: RecipeComparison) -> str:

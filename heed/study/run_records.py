@@ -7,8 +7,9 @@ trained, and the item counts of its evaluations. It holds no text and no weights
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class ScoredRun:
     """Hashes of the training and dev text."""
     minutes: float | None
     """How long it trained, as far as it is known."""
-    evaluations: dict[str, ItemCounts] = field(default_factory=dict)
+    evaluations: Mapping[str, ItemCounts] = field(default_factory=dict)
     looks: dict[str, int] = field(default_factory=dict)
     """How often the run was evaluated on each set, with any of its weights."""
 
@@ -59,7 +60,11 @@ def open_scored_runs(names: Iterable[str | Path]) -> list[ScoredRun]:
         for path in (*folders, *records):
             if path.resolve() not in runs:
                 runs[path.resolve()] = read_record(path) if path.is_file() else read_run(path)
-    return list(runs.values())
+    names_of_runs = Counter(run.name for run in runs.values())
+    return [  # records of two studies may have the same name
+        run if names_of_runs[run.name] == 1 else replace(run, name=str(path))
+        for path, run in runs.items()
+    ]
 
 
 def _records_at(path: Path) -> list[Path]:
@@ -90,8 +95,8 @@ def read_run(folder: Path) -> ScoredRun:
     )
 
 
-def write_record(run: ScoredRun, folder: Path) -> Path:
-    """Write a run as a record into a folder; returns its path."""
+def write_record(run: ScoredRun, folder: Path, *, details: Mapping[str, Any] | None = None) -> Path:
+    """Write a run as a record into a folder, with what else is known of it; returns its path."""
     path = folder / f"{_file_name(run.name)}{SUFFIX}"
     document = {
         "format": FORMAT,
@@ -104,6 +109,7 @@ def write_record(run: ScoredRun, folder: Path) -> Path:
             for name, items in run.evaluations.items()
         },
         "looks": run.looks,
+        **(details or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     checksums.write_json(path, document)
@@ -112,20 +118,46 @@ def write_record(run: ScoredRun, folder: Path) -> Path:
 
 def read_record(path: Path) -> ScoredRun:
     """A record as a scored run."""
-    document = checksums.read_json(path, todo=RESTORE)
+    return parse_record(checksums.read_json(path, todo=RESTORE), str(path))
+
+
+def parse_record(document: Mapping[str, Any], where: str) -> ScoredRun:
+    """The content of a record as a scored run. Item counts are decoded when they are used."""
     try:
         if document["format"] != FORMAT:
             raise ValueError("another format")
-        evaluations = {
-            name: decode_items(base64.b64decode(content, validate=True), str(path))
+        contents = {
+            str(name): base64.b64decode(content, validate=True)
             for name, content in document["evaluations"].items()
         }
         recipe, data = dict(document["recipe"]), dict(document["data"])
         name, minutes = str(document["name"]), document["minutes"]
         looks = {str(key): int(value) for key, value in document.get("looks", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError("this is no record of a run.", where=str(path), todo=RESTORE) from error
-    return ScoredRun(name, recipe, data, minutes, evaluations, looks)
+        raise DamagedError("this is no record of a run.", where=where, todo=RESTORE) from error
+    return ScoredRun(name, recipe, data, minutes, StoredEvaluations(contents, where), looks)
+
+
+class StoredEvaluations(Mapping[str, ItemCounts]):
+    """The evaluations of a record: each is decoded once, when it is first used."""
+
+    def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
+        self._contents, self._where = contents, where
+        self._decoded: dict[str, ItemCounts] = {}
+
+    def __getitem__(self, name: str) -> ItemCounts:
+        if name not in self._decoded:
+            self._decoded[name] = decode_items(self._contents[name], self._where)
+        return self._decoded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._contents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
 
 
 def recipes_to_group(runs: Sequence[ScoredRun]) -> dict[str, Mapping[str, Any]]:

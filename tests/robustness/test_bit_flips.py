@@ -32,6 +32,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(folder / "trial", folder / "base")
 
 
+@pytest.mark.slow  # a command for every damaged file
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
 def test_damage_is_recognized(scene: Scene, base: Path) -> None:
     chosen: dict[str, Path] = {}

@@ -20,6 +20,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return fuzz.train_models(folder)
 
 
+@pytest.mark.slow  # dozens of commands
 def test_no_input_ends_in_a_traceback(models: Models) -> None:
     numbers = range(INPUTS)
     counts, faults = fuzz.fuzz(numbers, SEED, models, seconds=30)

@@ -79,6 +79,7 @@ def test_the_files_of_a_renamed_folder_are_those_that_were_flushed() -> None:
     assert files == {"folder/": None, "folder/safe": b"a"}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_power_cut_as_if_there_had_been_none() -> None:
     output = run_short_form("power_cuts", "--first", "150", "--every", "150")
     assert "'breaks'" in output

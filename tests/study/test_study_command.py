@@ -1,0 +1,249 @@
+"""`heed study`: bad input in one sentence, the table in 80 columns, status, estimate and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evaluating import invoke_command
+from killing import FOUND
+from rich.console import Console
+from studying import outcome_of, tiny_study, write_recipe
+
+from heed.study.run_study import write_csv
+from heed.study.runner import study_lock
+from heed.study.status_table import StatusView, describe_end, render_status
+from heed.study.study_file import create_study_folder, read_study
+from heed.study.trials import Trial, TrialState, read_trials, write_state
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return write_recipe(tmp_path).name
+
+
+def ended_study(folder: Path, systems: int = 2, seeds: int = 1) -> list[TrialState]:
+    """A study whose trials have ended, as its folder has them; nothing was trained."""
+    (folder / "trials").mkdir(parents=True, exist_ok=True)
+    states = [
+        TrialState(
+            Trial(f"s{i}-seed{seed}", seed * systems + i, f"s{i}", {"train.lr": i}, "tiny", seed),
+            status="finished",
+            started=1.0,
+            minutes=0.5,
+            dev=1 + i / 7 + seed / 100,
+            scores={"dev": {"bits_per_byte": 1 + i / 7}},
+            parameters=1000,
+        )
+        for seed in range(seeds)
+        for i in range(systems)
+    ]
+    for state in states:
+        write_state(folder, state)
+    return states
+
+
+VARY = ("--vary", "model.norm=layer,rms")
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    "a key that no recipe has": (("--vary", "model.norn=layer,rms"), "Did you mean 'model.norm'?"),
+    "a key without section": (("--vary", "norm=layer,rms"), "Did you mean 'model.norm'?"),
+    "an empty grid": (("--vary", "model.norm="), "has no values"),
+    "no values": (("--vary", "model.norm"), "write section.key=value"),
+    "a value that the key has not": (("--vary", "model.norm=layer,rns"), "norm cannot be 'rns'"),
+    "a fixed key that varies": ((*VARY, "--set", "model.norm=rms"), "not both"),
+    "seeds": ((*VARY, "--seeds", "none"), "seeds"),
+    "data for generated text": ((*VARY, "--data", "."), "--data is for the files"),
+    "a conflict of keys": ((*VARY, "--set", "train.mask_share=0.5"), "is for objective 'masked'"),
+    "quick": ((*VARY, "--quick"), "--quick is for study files"),
+    "no job at a time": ((*VARY, "--jobs", "0"), "--jobs cannot be 0: it is at least 1"),
+    "jobs below 0": ((*VARY, "--dry-run", "--jobs", "-2"), "--jobs cannot be -2"),
+    "nothing varies": ((), "is a recipe. A study of it says what varies"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(case: str, recipe: str) -> None:
+    arguments, message = BAD[case]
+    code, output = invoke_command("study", recipe, *arguments)
+    assert (code, message in output) == (2, True), output
+    assert not Path("runs/tiny-study/study.toml").exists()
+
+
+def test_a_metric_that_the_task_does_not_produce_is_refused(recipe: str) -> None:
+    Path("a.toml").write_text(f'recipe = "{recipe}"\nmetric = "bleu"\n', encoding="utf-8")
+    code, output = invoke_command("study", "a.toml")
+    assert code == 2
+    assert "metric cannot be 'bleu': task 'generate' is scored by bits_per_byte" in output
+
+
+def test_a_folder_with_another_study_or_with_anything_else_is_refused(
+    recipe: str, tmp_path: Path
+) -> None:
+    create_study_folder(Path("runs/tiny-study"), tiny_study(tmp_path))
+    code, output = invoke_command("study", recipe, *VARY, "--set", "train.steps=3", "--seeds", "1")
+    assert code == 2
+    assert "another study has begun in this folder: its recipe is" in output
+    Path("full").mkdir()
+    Path("full/file").touch()
+    code, output = invoke_command("study", recipe, *VARY, "--out", "full")
+    assert (code, "this folder is not empty" in output) == (2, True)
+    lost = tmp_path / "lost"  # the study of a folder is gone, its trials are not
+    (lost / "trials").mkdir(parents=True)
+    (lost / "study.lock").touch()
+    code, output = invoke_command("study", recipe, *VARY, "--out", str(lost))
+    assert (code, "its study.toml is missing" in output) == (2, True)
+
+
+def test_a_second_command_for_the_same_study_is_refused(recipe: str, tmp_path: Path) -> None:
+    create_study_folder(tmp_path / "out", tiny_study(tmp_path))
+    with study_lock(tmp_path / "out"):
+        code, output = invoke_command("study", str(tmp_path / "out"))
+    assert (code, "another process is running this study" in output) == (2, True)
+
+
+def test_without_arguments_the_shipped_studies_are_listed() -> None:
+    from typer.testing import CliRunner
+
+    from heed.cli.main import app
+
+    output = CliRunner().invoke(app, ["study"]).output
+    assert "positions" in output
+
+
+def test_status_estimate_and_csv_of_a_study_that_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    create_study_folder(folder, tiny_study(tmp_path))
+    states = ended_study(folder)
+    code, output = invoke_command("study", str(folder), "--status", "--csv", str(tmp_path / "a"))
+    assert (code, "2 trials: 2 finished" in output) == (0, True)
+    rows = [*csv.DictReader(io.StringIO((tmp_path / "a").read_text(encoding="utf-8")))]
+    assert [float(row["dev/bits_per_byte"]) for row in rows] == [
+        state.scores["dev"]["bits_per_byte"] for state in states
+    ]
+    _, output = invoke_command("study", str(folder), "--status", "--json")
+    assert [row["trial"] for row in json.loads(output)["trials"]] == ["s0-seed0", "s1-seed0"]
+    code, output = invoke_command("study", str(folder), "--dry-run", "--jobs", "1")
+    assert code == 0
+    assert "runs     2, 0 of them left" in output
+    _, output = invoke_command("study", str(folder), "--stop")
+    assert "no process runs this study" in output
+
+
+def test_two_hundred_trials_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    states = ended_study(tmp_path, systems=50, seeds=4)
+    failed = replace(states[60], status="failed", reason="the loss was not finite, " * 9)
+    states[60] = replace(failed, trial=replace(failed.trial, system="a very long name " * 4))
+    states[70] = replace(states[70], status="waiting", dev=None)
+    config = tiny_study(tmp_path)
+    began = time.process_time()
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    with StatusView(console, tmp_path, config, jobs=2) as view:
+        view.update(states, [states[70].trial.name])
+        view.update(states, [states[70].trial.name], "one has ended")
+    console = Console(width=80, file=io.StringIO())
+    console.print(render_status(config, states, running=[states[70].trial.name]))
+    assert time.process_time() - began < 2
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 40
+    assert "200 trials: 198 finished, 1 running, 1 failed" in lines[0]
+    assert any("more systems" in line for line in lines)
+
+
+def test_what_to_do_next_is_told(tmp_path: Path) -> None:
+    config, states = tiny_study(tmp_path), ended_study(tmp_path)
+    assert describe_end(Path("out"), config, states) == "out: 2 finished. Next: heed report out"
+    waiting = [states[0], replace(states[1], status="waiting")]
+    assert "1 are left. The same command goes on" in describe_end(Path("out"), config, waiting)
+
+
+def test_an_empty_study_has_an_empty_csv(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [])
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "trial\n"
+
+
+@pytest.mark.slow
+def test_the_command_goes_on_after_kill_9_of_its_processes(recipe: str, tmp_path: Path) -> None:
+    """Real processes, the runner killed: the result is that of an unbroken command."""
+    command = [sys.executable, "-m", "heed", "study", recipe, *VARY, "--seeds", "1"]
+    command += ["--device", "cpu", "--jobs", "2", "--out"]
+    environment = os.environ | {"PYTHONPATH": FOUND, "HEED_CACHE": str(tmp_path / "cache")}
+    subprocess.run([*command, "whole"], env=environment, check=True, timeout=300)
+    process = subprocess.Popen([*command, "broken"], env=environment)
+    while not [*Path("broken/runs").glob("*/checkpoints/step-*")] and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    subprocess.run([*command, "broken"], env=environment, check=True, timeout=300)
+    for name in ("layer-seed0", "rms-seed0"):
+        weights = [Path(one) / "runs" / name / "model.safetensors" for one in ("whole", "broken")]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert read_study("whole") == read_study("broken")
+
+
+PLUGIN = """
+import heed
+from heed.nn.positions import Position
+
+
+@heed.register
+class Nearness(Position):
+    name = "nearness"
+
+    def bias(self, q_bhnd, q_positions, k_positions):
+        return -0.5 * (k_positions[:, None, :] - q_positions[:, :, None]).abs()[:, None]
+"""
+
+
+@pytest.mark.slow
+def test_a_plugin_is_trained_with_the_same_bits_for_any_number_of_jobs(
+    recipe: str, tmp_path: Path
+) -> None:
+    """Real processes of trials, each of which loads the plug-in."""
+    Path("my_position.py").write_text(PLUGIN, encoding="utf-8")
+    command = [sys.executable, "-m", "heed", "study", recipe, "--device", "cpu", "--seeds", "1"]
+    command += ["--vary", "model.position=rope,nearness", "--plugin", "my_position.py"]
+    environment = os.environ | {"PYTHONPATH": FOUND, "HEED_CACHE": str(tmp_path / "cache")}
+    outcomes = []
+    for jobs in ("1", "2"):
+        arguments = [*command, "--jobs", jobs, "--out", f"jobs{jobs}"]
+        subprocess.run(arguments, env=environment, check=True, timeout=300)
+        outcomes.append(outcome_of(Path(f"jobs{jobs}"), read_trials(Path(f"jobs{jobs}"))))
+    assert outcomes[0] == outcomes[1]
+    assert [one[1] for one in outcomes[0].values()] == ["finished", "finished"]
+    record = json.loads(Path("jobs2/records/nearness-seed0.record.json").read_bytes())
+    assert [one["name"] for one in record["environment"]["plugins"]] == ["my_position.py"]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(recipe: str, tmp_path: Path) -> None:
+    """A tmpfs of one mebibyte: the study says so, and its own files are whole."""
+    mount = ["unshare", "-rm", "sh", "-c"]
+    (tmp_path / "small").mkdir()
+    prepare = "mount -t tmpfs -o size=700k tmpfs small && "
+    try:
+        subprocess.run([*mount, f"{prepare} true"], check=True, capture_output=True)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("no tmpfs can be mounted here")
+    study = f"{sys.executable} -m heed study {recipe} --vary model.norm=layer,rms --seeds 9"
+    study += " --set train.keep_checkpoints=9 --device cpu --jobs 1 --out small/out"
+    script = f"{prepare} {{ {study}; code=$?; cp -r small/out copy; exit $code; }}"
+    environment = os.environ | {"PYTHONPATH": FOUND, "HEED_CACHE": str(tmp_path / "cache")}
+    process = subprocess.run(
+        [*mount, script], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 2, process.stderr
+    assert "the disk is full" in process.stderr
+    assert "the same command goes on" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert read_study("copy").seeds == [*range(9)]

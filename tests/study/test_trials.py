@@ -1,0 +1,79 @@
+"""The state of a trial on disk: the same when it is read again, in the order of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heed.config.task_metrics import LOWER_IS_BETTER, TASK_METRICS
+from heed.errors import RunError
+from heed.metrics.item_metrics import COUNTS, item_metrics
+from heed.runs.item_counts import ItemCounts
+from heed.study.trials import Trial, TrialState, read_state, read_trials, trial_rows, write_state
+
+STATE = TrialState(
+    Trial("rope-seed0", 0, "rope", {"model.position": "rope", "train.lr": 1e-3}, "demo", 0),
+    status="finished",
+    started=1.5,
+    tokens=10**9,
+    dev=33.25,
+    scores={"dev": {"bleu": 33.25}, "test": {"bleu": 31.0}},
+    run="runs/rope-seed0",
+)
+
+
+def item_counts(task: str) -> ItemCounts:
+    names = {
+        "translate": [f"{metric}.{count}" for metric in COUNTS for count in COUNTS[metric]],
+        "classify": ["label", "predicted", "log_probability"],
+        "generate": ["loss", "bytes", "tokens", "words", "correct"],
+    }[task]
+    columns = {name: np.ones(2) for name in names}
+    return ItemCounts(task=task, set_name="dev", text_hash="", columns=columns, classes=("a", "b"))
+
+
+def test_metrics_of_a_task_are_those_that_item_counts_give() -> None:
+    for task, names in TASK_METRICS.items():
+        metrics = item_metrics(item_counts(task))
+        assert tuple(metrics) == names
+        for name, metric in metrics.items():
+            assert metric.metric.higher_is_better == (name not in LOWER_IS_BETTER)
+
+
+def test_states_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    names = ["b-seed0", "a-seed0", "c-seed0"]
+    states = [
+        replace(STATE, trial=replace(STATE.trial, name=name, number=i))
+        for i, name in enumerate(names)
+    ]
+    for state in reversed(states):
+        write_state(tmp_path, state)
+    assert read_trials(tmp_path) == states
+    assert read_state(tmp_path, "a-seed0") == states[1]
+
+
+def test_a_state_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "trials").mkdir()
+    write_state(tmp_path, STATE)
+    path = tmp_path / "trials/rope-seed0.json"
+    path.write_bytes(path.read_bytes().replace(b"33.25", b"34.25"))
+    with pytest.raises(RunError, match="does not match its checksum"):
+        read_trials(tmp_path)
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(RunError, match="no state of a trial"):
+        read_trials(tmp_path)
+    with pytest.raises(RunError, match="no trial 'x'"):
+        read_state(tmp_path, "x")
+
+
+def test_rows_have_a_column_for_every_key_and_score() -> None:
+    other = replace(STATE, trial=replace(STATE.trial, name="b", changes={"model.layers": 2}))
+    rows = trial_rows([STATE, replace(other, scores={}, status="failed", reason="why")])
+    assert rows[0].keys() == rows[1].keys()
+    assert rows[0]["test/bleu"] == 31.0
+    assert rows[1]["model.position"] is None
+    assert rows[1]["reason"] == "why"
