@@ -1,0 +1,313 @@
+"""Figures and tables of a study: its systems, their differences, curves over seeds, scores by part.
+
+A verdict stands beside the interval that it comes from. A filled dot is a difference that is shown,
+a hollow one is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heed.report.claims import GAINS, LOSSES, Question
+from heed.report.document import Figure, Table
+from heed.report.row_charts import Row, interval_plot
+from heed.report.wording import format_interval, name_level
+from heed.stats.comparison import Pair
+from heed.stats.intervals import Interval
+from heed.stats.power import MAX_SEEDS
+from heed.stats.verdicts import (
+    Judgement,
+    Verdict,
+    format_differences,
+    format_level,
+    format_p,
+    format_score,
+)
+from heed.study.finding import quote_name
+
+MAX_FOREST_ROWS = 30
+"""Rows of the plot of differences."""
+MAX_FOREST_PAIRS = 6
+"""Pairs up to which all are drawn; of more, those with the highest-scoring system are."""
+ONE_LINE = 26
+"""Characters of a cell's text that is not broken into lines."""
+MAX_PAIR_ROWS = 60
+"""Rows of the table of differences; of more pairs, those with the largest differences."""
+MAX_MATRIX = 12
+"""Systems up to which the verdicts on all pairs are one matrix."""
+MAX_CURVES = 8
+"""Systems in one figure of curves: more cannot be distinguished."""
+SIGNS = {**dict.fromkeys(GAINS, ">"), **dict.fromkeys(LOSSES, "<"), Verdict.AS_GOOD: "="}
+OPEN_SIGN = "?"
+EQUIVALENT = " as good"
+"""What is written beside an interval of a system that is as good as another."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one system costs: the mean of its finished trials."""
+
+    parameters: int | None = None
+    minutes: float | None = None
+    memory: int | None = None
+    """Bytes at the peak of training."""
+
+
+def verdict_words(question: Question, judgement: Judgement) -> str:
+    """The verdict in the fixed words, with the margin as a number."""
+    words, margin = judgement.verdict.value, question.margin
+    if margin is not None:
+        words = words.replace("the margin", f"{margin:g}")
+    if judgement.within_margin and judgement.verdict in (Verdict.BETTER, Verdict.WORSE):
+        words += f", and within {margin:g}: too small to matter"
+    return words
+
+
+def capitalize(text: str) -> str:
+    """A text with a capital first letter, the rest as it is: BLEU stays BLEU."""
+    return text[:1].upper() + text[1:]
+
+
+def keep_together(text: str) -> str:
+    """A short text with spaces at which no line breaks."""
+    return text.replace(" ", "\u00a0") if len(text) <= ONE_LINE else text
+
+
+def systems_table(question: Question, costs: Mapping[str, Cost]) -> Table:
+    """Every system: its score over seeds, its difference from the baseline, and what it costs."""
+    metric, comparison = question.metric, question.comparison
+    against = {pair.a: (pair, judgement) for pair, judgement in question.pairs}
+    baseline = question.baseline
+    columns = ["system", "seeds", f"{metric.name}, {keep_together('mean ± sd')}"]
+    if baseline is not None:
+        columns += ["difference", f"{name_level(comparison)} interval", "verdict"]
+    elif comparison.best is not None and len(comparison.systems) > 1:
+        columns += ["may be best"]
+    has_cost = [
+        any(getattr(cost, key) is not None for cost in costs.values())
+        for key in ("parameters", "minutes", "memory")
+    ]
+    names = ("parameters", "minutes", "memory")
+    columns += [name for name, present in zip(names, has_cost, strict=True) if present]
+    rows = []
+    for name, values in comparison.systems.items():
+        mean = format_score(float(values.mean()), metric)
+        spread = f" ± {format_score(float(values.std(ddof=1)), metric)}" if len(values) > 1 else ""
+        row = [name, str(len(values)), mean + spread]
+        if baseline is not None:
+            row += _difference_cells(question, against.get(name))
+        elif "may be best" in columns:
+            row += ["yes" if name in (comparison.best or ()) else "no"]
+        cost = costs.get(name, Cost())
+        cells = [
+            format_count(cost.parameters),
+            "–" if cost.minutes is None else f"{cost.minutes:.2g}",
+            format_bytes(cost.memory),
+        ]
+        rows.append(row + [cell for cell, shown in zip(cells, has_cost, strict=True) if shown])
+    dashes = ["–"] * (len(columns) - 3)
+    rows += [[name, "0", "no finished run", *dashes] for name in question.without_runs]
+    return Table("systems", _describe_systems(question, costs), columns, rows, _numbers(columns))
+
+
+def _numbers(columns: Sequence[str]) -> list[str]:
+    return [name for name in columns if name not in ("system", "verdict", "pair", "may be best")]
+
+
+def _difference_cells(question: Question, judged: tuple[Pair, Judgement] | None) -> list[str]:
+    if judged is None:
+        return ["–", "–", "baseline"]
+    pair, judgement = judged
+    [difference] = format_differences([pair.difference], question.metric)
+    verdict = keep_together(verdict_words(question, judgement))
+    return [difference, _tell_interval(question, *judged), verdict]
+
+
+def _tell_interval(question: Question, pair: Pair, judgement: Judgement) -> str:
+    """The interval that the verdict rests on: of equivalence, that of the one-sided tests."""
+    if judgement.verdict is not Verdict.AS_GOOD:
+        return format_interval(pair.interval, question.metric)
+    level = format_level(2 * question.comparison.alpha)
+    return f"{level}: {format_interval(pair.equivalence_interval, question.metric)}"
+
+
+def _tell_equivalence(question: Question) -> str:
+    """What the table's intervals of equivalence are, where there is one."""
+    if all(judgement.verdict is not Verdict.AS_GOOD for _, judgement in question.pairs):
+        return ""
+    level = format_level(2 * question.comparison.alpha)
+    return f" As good is judged by the {level} interval of each alone, which stands there."
+
+
+def _describe_systems(question: Question, costs: Mapping[str, Cost]) -> str:
+    metric, comparison = question.metric, question.comparison
+    order = "higher" if metric.higher_is_better else "lower"
+    text = f"{capitalize(metric.name)} on {question.set_name} ({order} is better), "
+    text += "mean and sd over seeds"
+    if question.baseline is not None:
+        text += f", and the difference from {quote_name(question.baseline)}"
+    text += "."
+    if question.baseline is not None and len(comparison.pairs) > 1:
+        text += " The corrected intervals hold together."
+    if question.baseline is not None:
+        text += _tell_equivalence(question)
+    elif comparison.best is not None:
+        level = format_level(comparison.alpha)
+        text += f" Which may be best: Hsu's comparison with the best, {level}."
+    return text + tell_costs(costs)
+
+
+def tell_costs(costs: Mapping[str, Cost]) -> str:
+    """What the columns of costs are, as far as there are any."""
+    has_time = any(cost.minutes is not None for cost in costs.values())
+    has_memory = any(cost.memory is not None for cost in costs.values())
+    parts = ["the mean time of a run"] * has_time + ["the peak in training"] * has_memory
+    names = ["Minutes"] * has_time + ["memory"] * has_memory
+    if not parts:
+        return ""
+    return f" {capitalize(' and '.join(names))}: {' and '.join(parts)}."
+
+
+def pairs_table(question: Question) -> Table:
+    """Every difference with its interval, p and verdict, the largest first."""
+    metric, is_family = question.metric, len(question.pairs) > 1
+    rows = []
+    largest = sorted(question.pairs, key=lambda one: -abs(one[0].difference))
+    for pair, judgement in largest[:MAX_PAIR_ROWS]:
+        [difference] = format_differences([pair.difference], metric)
+        is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
+        p = format_p(pair.corrected_p, below_resolution=is_bound).removeprefix("= ")
+        visible = pair.smallest_visible
+        rows.append(
+            [
+                keep_together(f"{pair.a} − {pair.b}"),
+                difference,
+                "–" if pair.percent is None else f"{pair.percent:+.1f}%",
+                "–" if pair.seed_deviations is None else f"{pair.seed_deviations:+.1f}",
+                _tell_interval(question, pair, judgement),
+                *([format_p(pair.p).removeprefix("= ")] if is_family else []),
+                p,
+                f"{pair.win_share:.2f}",
+                "–" if visible is None else format_score(visible, metric),
+                _tell_seeds_needed(pair),
+                verdict_words(question, judgement),
+            ]
+        )
+    level = name_level(question.comparison)
+    columns = ["pair", "difference", "percent", "in sd", f"{level} interval"]
+    columns += ["p alone", "corrected p"] if is_family else ["p"]
+    columns += ["P(A>B)", "visible", "seeds needed", "verdict"]
+    caption = (
+        f"Every difference in {metric.difference_unit}, in percent of the second system's score, "
+        "and in standard deviations over seeds. P(A>B): the share of pairs of runs that the first "
+        "leads, ties counting half. Visible: the smallest difference that such runs show in 8 of "
+        "10 cases. Seeds needed: of each system, to show a difference as seen in 8 of 10."
+    ) + _tell_equivalence(question)
+    if len(largest) > MAX_PAIR_ROWS:
+        left = len(largest) - MAX_PAIR_ROWS
+        caption = caption.replace("Every difference", f"The {MAX_PAIR_ROWS} largest differences")
+        caption += f" {left:,} smaller ones are left out; `heed compare FOLDER --json` has them."
+    return Table("pairs", caption, columns, rows, _numbers(columns))
+
+
+def _tell_seeds_needed(pair: Pair) -> str:
+    if not pair.compares_recipes:
+        return "–"
+    if pair.seeds_needed is not None:
+        return str(pair.seeds_needed)
+    return "more items" if pair.needs_items else f"> {MAX_SEEDS}"
+
+
+def pair_matrix(question: Question) -> Table:
+    """The verdict on every pair: row against column, with the difference."""
+    names = list(question.comparison.systems)
+    cells: dict[tuple[str, str], str] = {}
+    for pair, judgement in question.pairs:
+        sign = SIGNS.get(judgement.verdict, OPEN_SIGN)
+        turned = {">": "<", "<": ">"}.get(sign, sign)
+        there, back = (
+            format_differences([value], question.metric)[0]
+            for value in (pair.difference, -pair.difference)
+        )
+        cells[pair.a, pair.b], cells[pair.b, pair.a] = f"{sign} {there}", f"{turned} {back}"
+    rows = [[a, *("" if a == b else cells[a, b] for b in names)] for a in names]
+    meaning = "> the row is better, < worse, = as good within the margin, ? can't tell yet"
+    if question.margin is None:
+        meaning = "> the row is better, < worse, ? can't tell yet"
+    caption = (
+        f"Row minus column in {question.metric.difference_unit}: {meaning}; by the intervals of "
+        "the table of pairs, which hold for all together."
+    )
+    return Table("matrix", caption, ["", *names], rows, names)
+
+
+def difference_plot(question: Question) -> Figure:
+    """Every difference with its interval; of many pairs, those with the highest-scoring system."""
+    pairs, against = question.pairs, question.baseline
+    if against is None and len(pairs) > MAX_FOREST_PAIRS:
+        against = leading_system(question)
+        pairs = [one for one in pairs if against in (one[0].a, one[0].b)]
+    pairs = pairs[:MAX_FOREST_ROWS]
+    metric, rows = question.metric, []
+    for pair, judgement in pairs:
+        difference, interval = pair.difference, pair.interval
+        label = pair.a if against is not None else f"{pair.a} − {pair.b}"
+        if against is not None and pair.a == against:
+            difference, interval = -difference, Interval(-interval.high, -interval.low)
+            label = pair.b
+        [text] = format_differences([difference], metric)
+        if judgement.verdict is Verdict.AS_GOOD:
+            text += EQUIVALENT
+        shown = judgement.verdict in (*GAINS, *LOSSES)
+        rows.append(Row(label, difference, interval.low, interval.high, text, shown))
+    minus = f" from {quote_name(against)}" if against is not None else ""
+    svg = interval_plot(
+        rows,
+        x=f"difference{minus} in {metric.difference_unit} on {question.set_name}",
+        reference=0.0,
+        margin=question.margin,
+    )
+    level = name_level(question.comparison)
+    caption = f"Differences{minus} with their {level} intervals. Filled: shown; hollow: not."
+    if question.margin is not None:
+        caption += f" Shaded: differences within {question.margin:g}, which do not matter."
+    same = [pair for pair, judgement in pairs if judgement.verdict is Verdict.AS_GOOD]
+    if same:
+        caption += " As good is judged by a narrower interval, which the table has."
+    if against is not None and question.baseline is None:
+        caption += " It has the highest mean; all pairs were compared."
+        if not metric.higher_is_better:
+            caption = caption.replace("highest", "lowest")
+    elif len(question.pairs) > len(pairs):
+        caption += f" {len(question.pairs) - len(pairs)} more are in the table."
+    alt = "; ".join(
+        f"{row.label} {row.text.removesuffix(EQUIVALENT)} "
+        f"({format_interval(Interval(row.low or 0.0, row.high or 0.0), metric)})"
+        for row in rows
+    )
+    return Figure("differences", caption, f"Differences{minus}: {alt}", svg)
+
+
+def leading_system(question: Question) -> str:
+    """The system with the highest mean score, or the lowest where less is wanted."""
+    sign = 1 if question.metric.higher_is_better else -1
+    means = {name: sign * float(v.mean()) for name, v in question.comparison.systems.items()}
+    return max(means, key=lambda name: means[name])
+
+
+def format_count(number: int | None) -> str:
+    """A large number in short: `1.23M`."""
+    if number is None:
+        return "–"
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def format_bytes(size: int | None) -> str:
+    """Memory in MB or GB."""
+    if size is None:
+        return "–"
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

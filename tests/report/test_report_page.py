@@ -1,0 +1,146 @@
+"""Reports in a real browser: no request, no error, both themes, phones, paper, no JavaScript."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from browser import Scheme, visit_file
+from evaluating import evaluate_small, train_small, write_text
+
+from heed.report.document import (
+    Block,
+    Document,
+    Figure,
+    Interactive,
+    Paragraph,
+    Section,
+    Table,
+)
+from heed.report.html import render_html
+from heed.report.line_charts import Series, line_chart
+from heed.report.row_charts import Row, interval_plot
+from heed.report.run_report import build_run_report
+from heed.report.write_report import write_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.slow
+
+AA = 4.5
+"""The contrast that WCAG 2 asks of text at level AA."""
+HOSTILE = "</script><img src='https://example.org/x.png' onerror='alert(1)'>"
+RATES = [1e-4, 1e-3, 1e-2, 3e-4, 3e-3]
+SCORES = [20.0, 31.5, 12.0, 27.0, 29.0]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The report of a tiny classifier, with interactive attention maps."""
+    folder = write_text(tmp_path_factory.mktemp("run"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEED_CACHE", str(folder / "cache"))
+        run = train_small(folder, "classify", "run", data={"test": [str(folder / "test.tsv")]})
+        evaluate_small(run)
+        write_report(build_run_report(run), folder / "report.html")
+        yield folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A document with charts, hostile texts, and trials as parallel coordinates."""
+    lines = [
+        {"name": f"trial{i} {HOSTILE}", "group": HOSTILE, "values": [rate, "adamw", None, score]}
+        for i, (rate, score) in enumerate(zip(RATES, SCORES, strict=True))
+    ]
+    axes = [
+        {"label": "train.lr", "scale": "log"},
+        {"label": "train.optimizer", "scale": "category", "categories": ["adamw", "sgd"]},
+        {"label": "train.momentum", "scale": "linear"},
+        {"label": "BLEU", "scale": "linear"},
+    ]
+    data = {"axes": axes, "lines": lines, "score": 3, "higher_is_better": True}
+    table = Table("trials-table", "Trials", ["trial", "BLEU"], [[HOSTILE, "31.5"]], right=["BLEU"])
+    svg = interval_plot([Row(HOSTILE, 1, 0.5, 2, HOSTILE)], x=HOSTILE, reference=0)
+    curve = line_chart([Series(HOSTILE, [(1, 2), (2, 3)])], x=HOSTILE, y=HOSTILE)
+    blocks: list[Block] = [
+        Paragraph(HOSTILE, "finding", figure="forest"),
+        Figure("forest", HOSTILE, HOSTILE, svg),
+        Figure("curve", HOSTILE, HOSTILE, curve),
+        Interactive("trials", "parallel-coordinates", data, HOSTILE, table),
+    ]
+    path = tmp_path_factory.mktemp("search") / "report.html"
+    document = Document(HOSTILE, HOSTILE, HOSTILE, [Section("search", HOSTILE, blocks)])
+    path.write_text(render_html(document), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_pages_are_legible_and_ask_for_nothing(
+    chromium: Browser, report: Path, search: Path, width: int, scheme: Scheme
+) -> None:
+    for path in (report, search):
+        with visit_file(chromium, path, width=width, scheme=scheme) as visit:
+            visit.page.locator(".interactive.is-ready").first.wait_for()
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+            low = [(text, ratio) for text, ratio in visit.contrasts() if ratio < AA]
+            assert low == []
+
+
+def test_attention_is_interactive_and_its_alternative_is_for_paper(
+    chromium: Browser, report: Path
+) -> None:
+    with visit_file(chromium, report) as visit:
+        page = visit.page
+        part = page.locator("#attention-1")
+        weights = part.get_by_test_id("row").locator("data")
+        values = weights.evaluate_all("all => all.map((one) => Number(one.value))")
+        assert math.isclose(sum(values), 1.0, abs_tol=1e-5)
+        assert not part.locator(".alternative").is_visible()
+        page.emulate_media(media="print")
+        assert part.locator(".alternative").is_visible()
+        assert not part.locator("[data-interactive]").is_visible()
+
+
+def test_without_javascript_the_alternative_is_shown(chromium: Browser, report: Path) -> None:
+    context = chromium.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    assert page.locator("#attention-1 .alternative svg").is_visible()
+    assert page.locator("#scores-test").is_visible()
+    context.close()
+
+
+def test_keys_and_a_drag_select_trials(chromium: Browser, search: Path) -> None:
+    with visit_file(chromium, search) as visit:
+        page = visit.page
+        page.emulate_media(reduced_motion="reduce")  # else places change while the page scrolls
+        status = page.get_by_role("status")
+        assert "5 of 5 selected" in status.inner_text()
+        assert status.locator("data").get_attribute("value") == str(max(SCORES))
+        lower = page.get_by_role("slider", name="BLEU, lower bound")
+        lower.focus()
+        for _ in range(10):  # half of the axis
+            page.keyboard.press("ArrowUp")
+        middle = (min(SCORES) + max(SCORES)) / 2
+        count = sum(score >= middle for score in SCORES)
+        assert f"{count} of 5 selected" in status.inner_text()
+        page.keyboard.press("Escape")
+        assert "5 of 5 selected" in status.inner_text()
+        box = page.locator(".brush").first.bounding_box()
+        assert box is not None
+        at = box["x"] + box["width"] / 2
+        page.mouse.move(at, box["y"] + box["height"] * 0.6)
+        page.mouse.down()
+        page.mouse.move(at, box["y"] + box["height"] * 0.4)
+        page.mouse.up()
+        shares = (np.log(RATES) - np.log(min(RATES))) / np.log(max(RATES) / min(RATES))
+        count = int(((shares >= 0.4) & (shares <= 0.6)).sum())
+        assert f"{count} of 5 selected" in status.inner_text()
+        page.get_by_role("button", name="Select all").click()
+        assert "5 of 5 selected" in status.inner_text()
+        assert not page.locator("img").count()
