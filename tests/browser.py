@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 Scheme = Literal["light", "dark"]
 
@@ -79,15 +79,8 @@ class Visit:
         return [(text, ratio) for text, ratio in self.page.evaluate(CONTRASTS)]
 
 
-@contextmanager
-def visit_file(
-    browser: Browser, path: Path, *, width: int = 1280, height: int = 900, scheme: Scheme = "light"
-) -> Iterator[Visit]:
-    """Open a file without a network; afterwards, nothing but the file must have been asked for."""
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
-    )
-    context.set_default_timeout(10_000)
+def watch_page(context: BrowserContext) -> Visit:
+    """A new page whose messages on the console and whose requests are collected."""
     visit = Visit(context.new_page())
 
     def note_message(message: Any) -> None:
@@ -97,6 +90,19 @@ def visit_file(
     visit.page.on("console", note_message)
     visit.page.on("pageerror", lambda error: visit.messages.append(str(error)))
     visit.page.on("request", lambda request: visit.requests.append(request.url))
+    return visit
+
+
+@contextmanager
+def visit_file(
+    browser: Browser, path: Path, *, width: int = 1280, height: int = 900, scheme: Scheme = "light"
+) -> Iterator[Visit]:
+    """Open a file without a network; afterwards, nothing but the file must have been asked for."""
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
+    )
+    context.set_default_timeout(10_000)
+    visit = watch_page(context)
     visit.page.goto(path.as_uri())
     yield visit
     context.close()

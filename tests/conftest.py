@@ -12,9 +12,10 @@ import pytest
 import torch
 from browser import chromium
 from hypothesis import settings
+from labs import tiny_lab, tiny_runs
 from scored_texts import files, own_cache, run, text, texts
 
-__all__ = ["chromium", "files", "own_cache", "run", "text", "texts"]
+__all__ = ["chromium", "files", "own_cache", "run", "text", "texts", "tiny_lab", "tiny_runs"]
 
 MOST_WORKERS = 4
 """Each holds torch and a few small models."""

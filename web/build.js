@@ -1,18 +1,32 @@
-// Builds every page of src/pages into one self-contained HTML file each, in ../heed/assets.
-import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+// Builds the pages of src/pages in ../heed/assets: each one self-contained HTML file, and the lab,
+// whose files are served, in a folder.
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { build } from "vite";
 
 const ROOT = dirname(fileURLToPath(import.meta.url));
 const ASSETS = join(ROOT, "..", "heed", "assets");
-const PAGES = ["map"];
+const PAGES = ["map", "report"];
+
+const LAB = join(ASSETS, "lab");
+const MOST_KILOBYTES = 400; // of the lab, compressed
 
 const packages = new Set();
 for (const page of PAGES) {
+  writeFileSync(join(ASSETS, `${page}.html`), inlined(await bundle(page)));
+}
+writeLab(await bundle("lab", "/static/"));
+packages.delete(undefined);
+writeFileSync(join(ASSETS, "LICENSES.txt"), licenses([...packages].sort()));
+
+/** The files of a page; the lab's have names without a hash, so that they replace older ones. */
+async function bundle(page, base = "/") {
   const { output } = await build({
     root: ROOT,
+    base,
     configFile: false,
     logLevel: "warn",
     // The hash of a component's class names comes from its style, never from where it lies.
@@ -26,16 +40,32 @@ for (const page of PAGES) {
       rolldownOptions: {
         input: join(ROOT, `${page}.html`),
         checks: { bundlerTimings: false },
+        output: {
+          entryFileNames: `${page}.js`,
+          chunkFileNames: "[name].js",
+          assetFileNames: `${page}[extname]`,
+        },
       },
     },
   });
-  writeFileSync(join(ASSETS, `${page}.html`), inlined(output));
   for (const chunk of output) {
     for (const id of chunk.moduleIds ?? []) packages.add(packageOf(id));
   }
+  return output;
 }
-packages.delete(undefined);
-writeFileSync(join(ASSETS, "LICENSES.txt"), licenses([...packages].sort()));
+
+/** The folder of the lab: index.html, lab.js with a chunk for each room, lab.css. */
+function writeLab(output) {
+  rmSync(LAB, { recursive: true, force: true });
+  mkdirSync(LAB);
+  let bytes = 0;
+  for (const file of output) {
+    const content = file.type === "chunk" ? file.code : file.source;
+    writeFileSync(join(LAB, file.fileName.replace("lab.html", "index.html")), content);
+    bytes += gzipSync(content).length;
+  }
+  if (bytes > MOST_KILOBYTES * 1024) throw new Error(`the lab has ${bytes} bytes compressed`);
+}
 
 /** The page with its script and its style inside, so that it asks for no other file. */
 function inlined(output) {

@@ -1,4 +1,4 @@
-"""Commands about several runs: compare says which change was real, plot draws their metrics."""
+"""Commands about finished runs: compare them, plot their metrics, write a report to hand in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class TableFormat(StrEnum):
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Evaluated runs, folders of runs, records, or patterns in quotes."),
+        typer.Argument(
+            help="Evaluated runs, folders of runs, records, patterns in quotes, or one study."
+        ),
     ],
     baseline: Annotated[
         str | None,
@@ -68,21 +70,23 @@ def compare(
     """Compare recipes: is the difference more than another seed and other test text would make?
 
     Runs of one recipe with different seeds are one system. Three seeds each or more give a verdict
-    on recipes; fewer compare the models alone. Evaluate the runs first.
+    on recipes; fewer compare the models alone. Evaluate the runs first. The folder of a study is
+    compared as it declared before training: its systems, metric, baseline, margin and looks.
 
     heed compare runs/rope-* runs/alibi-*
 
     heed compare runs --baseline runs/rope-1 --margin 0.5
 
     heed compare runs/a runs/b --metric chrf --table latex
+
+    heed compare runs/my-study
     """
+    from heed.study.compare_named import compare_named, expand_studies
     from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
-    from heed.study.recipe_comparison import compare_runs
     from heed.study.run_records import open_scored_runs, write_record
 
-    scored = open_scored_runs(runs)
-    result = compare_runs(
-        scored,
+    result = compare_named(
+        runs,
         baseline=baseline,
         metric=metric,
         margin=margin,
@@ -90,7 +94,7 @@ def compare(
         paired_seeds=paired_seeds,
     )
     if records is not None:
-        for run in scored:
+        for run in open_scored_runs(expand_studies(runs)):
             write_record(run, records)
     if json:
         print_json(result.to_dict())
@@ -152,7 +156,7 @@ def plot(
 
     heed plot 'runs/rope-*' 'runs/alibi-*' --y dev/bleu --csv bleu.csv
     """
-    from heed.evaluate.score_files import check_writable
+    from heed.files import check_writable
     from heed.runs import metric_plot
     from heed.runs.discovery import find_runs
 
@@ -170,3 +174,55 @@ def plot(
     check_writable(csv)
     for line in metric_plot.write_plot(recorded, metrics, options, out, csv, print_warning):
         print_text(line)
+
+
+@app.command(rich_help_panel="Score")
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="A run, several runs to compare, a folder of runs, or a study."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file: .html (one file, no network), or .md with its figures in a folder "
+            "beside it. Default: report.html in the run or study."
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The title. Default: named after it.")] = None,
+    author: Annotated[str | None, typer.Option(help="Who hands the report in.")] = None,
+    notes: Annotated[
+        str | None, typer.Option(help="Your own words below the title: a text, or a text file.")
+    ] = None,
+    no_examples: Annotated[
+        bool,
+        typer.Option(
+            "--no-examples", help="Leave out every text of the corpus; names of classes stay."
+        ),
+    ] = False,
+    plugin: PluginFiles = None,
+) -> None:
+    """Write a report: data, recipe, curves, scores with intervals, examples, attention.
+
+    Everything comes from the run folder, and from the run's text if it is still there. What is
+    missing is said. Several runs are compared as `heed compare` does; a study has its answer
+    first. For PDF, open the HTML file in a browser and print it.
+
+    heed report runs/mine
+
+    heed report runs/mine --out mine.md --title "My translator" --author "A. Student"
+
+    heed report 'runs/rope-*' 'runs/alibi-*' --out positions.html
+    """
+    from heed.files import check_writable
+    from heed.report.build_report import build_report, default_path, read_notes
+    from heed.report.run_report import ReportOptions
+    from heed.report.write_report import check_ending, describe_report, write_report
+
+    path = out or default_path(runs)
+    check_ending(path)
+    check_writable(path)
+    words = (title or "", author or "", read_notes(notes))
+    document = build_report(runs, ReportOptions(*words, with_examples=not no_examples))
+    write_report(document, path)
+    print_text(describe_report(document, path))

@@ -73,6 +73,13 @@ def evaluate(
             "several runs: a table of texts and runs."
         ),
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that a language model reads at once, also more than it was trained on. "
+            "Default: data.max_length."
+        ),
+    ] = None,
     stride: Annotated[
         int | None,
         typer.Option(help="Tokens between windows over long text. Default: half a window."),
@@ -97,8 +104,9 @@ def evaluate(
     """
     from heed.evaluate.evaluate_run import evaluate_run, score_texts
     from heed.evaluate.job import Options
-    from heed.evaluate.score_files import check_resamples, check_writable, parse_metrics
+    from heed.evaluate.score_files import check_resamples, parse_metrics
     from heed.evaluate.tables import render_evaluation
+    from heed.files import check_writable
 
     check_resamples(bootstrap)
     check_writable(sentences)
@@ -116,6 +124,7 @@ def evaluate(
         groups=groups,
         header=False if no_header else None,
         text=text or (),
+        window=window,
         stride=stride,
         weights=weights,
     )
@@ -161,8 +170,9 @@ def score(
 
     heed score runs/before runs/after --ref test.fr
     """
-    from heed.evaluate.score_files import check_writable, score_files
+    from heed.evaluate.score_files import score_files
     from heed.evaluate.tables import render_scores
+    from heed.files import check_writable
 
     check_writable(sentences)
     scores = score_files(hypotheses, ref or [], src, metrics=metric, resamples=bootstrap, seed=seed)

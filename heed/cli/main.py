@@ -13,7 +13,7 @@ from heed import __version__
 
 # Importing these modules registers their commands, in the order that `heed --help` lists them.
 # isort: off
-from heed.cli import train, predict, evaluate, compare, probe, convert, diagnostics
+from heed.cli import train, predict, evaluate, compare, study, probe, lab, convert, diagnostics
 
 # isort: on
 from heed.cli.common import app, describe_file_error, print_text
@@ -24,9 +24,11 @@ __all__ = [
     "convert",
     "diagnostics",
     "evaluate",
+    "lab",
     "main",
     "predict",
     "probe",
+    "study",
     "train",
 ]
 

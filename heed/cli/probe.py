@@ -269,7 +269,7 @@ def heads(
 
     heed heads runs/demo --ablate --prune 8 --run runs/demo-pruned
     """
-    from heed.evaluate.score_files import check_writable
+    from heed.files import check_writable
     from heed.probe.inspect_heads import Options, inspect_heads, removal_order, render_result
     from heed.probe.prune import check_flags, choose_heads, prune_run
 

@@ -163,6 +163,11 @@ class AttentionMap:
         if binary:
             content = b"".join(layer.astype("<f4").tobytes() for layer in self.weights)
             weights = base64.b64encode(content).decode()
+        visible = ["".join("01"[int(cell)] for cell in row) for row in self.visible]
+        return self.describe_axes() | {"weights": weights, "visible": visible}
+
+    def describe_axes(self) -> dict[str, Any]:
+        """The map for JSON without its cells: tokens, words, layers, heads and gold links."""
         return {
             "kind": self.kind,
             "query_tokens": _tokens_to_dict(self.queries),
@@ -171,8 +176,6 @@ class AttentionMap:
             "key_words": self.keys.word_texts,
             "layers": [layer + 1 for layer in self.layers],
             "heads": [len(layer) for layer in self.weights],
-            "weights": weights,
-            "visible": ["".join("01"[int(cell)] for cell in row) for row in self.visible],
             "links": None if self.gold is None else [list(cell) for cell in self.gold],
         }
 

@@ -36,7 +36,7 @@ def describe_solution(solution: Solution) -> str:
         lines += _row("output", format_vector(design.output_v))
         lines += _row("target output", format_vector(design.target_m @ design.values_mv))
     lines += _row("error", _describe_error(design))
-    lines += _row("", _describe_answer(design))
+    lines += _row("", describe_answer(design))
     return "\n".join(lines)
 
 
@@ -83,7 +83,7 @@ def describe_dependence(design: Design) -> str:
     )
 
 
-def _describe_answer(design: Design) -> str:
+def describe_answer(design: Design) -> str:
     """What the query is: exact, or exact in the limit, or the closest and why."""
     if design.dependence is not None:
         return describe_dependence(design)

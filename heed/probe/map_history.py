@@ -220,7 +220,7 @@ def render_histories(histories: Sequence[MapHistory]) -> RenderableType:
 def _build_table(history: MapHistory) -> Table:
     """A row for each head: similarity over the steps, entropy, settled step."""
     steps = history.steps
-    columns = _spread(len(steps), STEP_COLUMNS + 1)[:-1]  # at the last snapshot it is 1
+    columns = spread(len(steps), STEP_COLUMNS + 1)[:-1]  # at the last snapshot it is 1
     numbers = [f"{steps[i]:,}" for i in columns]
     title = _name(history.kind)
     right = (*numbers, "entropy", "settles")
@@ -228,7 +228,7 @@ def _build_table(history: MapHistory) -> Table:
         "head", "similarity", *numbers, "entropy", "settles", title=title, right=right, compact=True
     )
     for one in history.heads:
-        levels = "".join(_level(one.similarity[i]) for i in _spread(len(steps), MOST_LEVELS))
+        levels = "".join(_level(one.similarity[i]) for i in spread(len(steps), MOST_LEVELS))
         values = [f"{one.similarity[i]:.2f}" for i in columns]
         entropy = f"{one.entropy[0]:.2f} → {one.entropy[-1]:.2f}"
         settles = history.settles(one)
@@ -249,7 +249,7 @@ def _note(history: MapHistory) -> str:
     )
 
 
-def _spread(count: int, most: int) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
     """At most so many indices below `count`, evenly spread, the first and the last included."""
     if count <= most:
         return list(range(count))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Group
@@ -71,9 +71,14 @@ def check_attention(
             checks += check_weights(kind, layers, *reads.of_kind(model, kind))
     checks.append(_check_padding_and_neighbors(model, batch, source_batch, trace, pad))
     checks.append(_check_kernels(model, batch, source_batch, trace, pad))
-    if isinstance(model, Translator) or (isinstance(model, LanguageModel) and model.causal):
-        checks.append(_check_future(model, inputs, sources))
+    if is_causal(model):
+        checks.append(_check_future(cast("Translator | LanguageModel", model), inputs, sources))
     return checks
+
+
+def is_causal(model: Model) -> bool:
+    """Whether a model has attention that must not see later tokens."""
+    return isinstance(model, Translator) or (isinstance(model, LanguageModel) and model.causal)
 
 
 def render_checks(checks: Sequence[Check]) -> Group:

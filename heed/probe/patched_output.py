@@ -8,6 +8,7 @@ Shapes: n predictions, v tokens of the vocabulary, or classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -90,6 +91,35 @@ def parse_patches(
         elif maps is not None:
             edits |= {head: maps.get(head.kind).weights[head.layer][head.head] for head in heads}
     return edits
+
+
+def parse_weights(text: str) -> Floats:
+    """Attention weights [n, m] as pasted text: a line for each query, a number for each key.
+
+    White space, commas or semicolons separate numbers. Every row is divided by its sum.
+    """
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.strip().splitlines(), 1):
+        words = line.replace(",", " ").replace(";", " ").split()
+        try:
+            rows.append([float(word) for word in words])
+        except ValueError:
+            raise ConfigError(
+                [f"Line {number} of the pattern is not all numbers: {line!r}."]
+            ) from None
+        row = rows[-1]
+        if not row or len(row) != len(rows[0]):
+            what = (
+                f"Line {number} of the pattern has {len(row)} numbers, and line 1 {len(rows[0])}."
+            )
+            raise ConfigError([what])
+        if not all(0 <= value < math.inf for value in row) or not sum(row):
+            what = f"Line {number} of the pattern needs numbers from 0 on, and one above 0."
+            raise ConfigError([what])
+    if not rows:
+        raise ConfigError(["The pattern is empty: give a line of numbers for each query."])
+    weights_nm = np.array(rows)
+    return np.asarray(weights_nm / weights_nm.sum(axis=1, keepdims=True))
 
 
 def patch_output(
@@ -233,7 +263,7 @@ def _compare(
 
 
 def _describe(edit: Edit) -> str:
-    return edit if isinstance(edit, str) else "weights of another sentence"
+    return edit if isinstance(edit, str) else "given weights"
 
 
 def _softmax(logits_v: Floats) -> Floats:

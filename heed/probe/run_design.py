@@ -102,7 +102,7 @@ def _describe_all(solutions: list[Solution]) -> list[str]:
 
 
 def _check_figure(out: Path) -> None:
-    from heed.evaluate.score_files import check_writable
+    from heed.files import check_writable
     from heed.runs.metric_plot import check_format
 
     check_format(out)

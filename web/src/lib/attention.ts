@@ -19,12 +19,31 @@ export interface AttentionMap {
   /** The number of each layer, counted from 1: a file may have only some. */
   layers: number[];
   heads: number[];
-  /** Layers, heads, rows, columns: [l, h, n, m], one after the other. */
-  weights: Float32Array;
+  source: HeadSource;
   /** [n, m]: 1 where a query may read a key. */
   visible: Uint8Array;
   /** Gold alignment: (query, key) by index of token. */
   links: [number, number][];
+}
+
+export type Weights = Float32Array | Float64Array;
+
+/** Where the weights of a map come from: the page itself, or the lab's server, head by head. */
+export interface HeadSource {
+  /** One head [n, m] or, beyond the last head, the mean of its layer; undefined until it is here. */
+  weights(layer: number, head: number): Weights | undefined;
+  /** Ask for a head that is to be shown. */
+  want?(layer: number, head: number): void;
+  /** Small pictures of all heads, where the server draws them; undefined until they are here. */
+  pictures?(scale: "one" | "row"): Pictures | undefined;
+}
+
+/** Small pictures of all maps of a kind, in the order of layers and heads, means after heads. */
+export interface Pictures {
+  rows: number;
+  columns: number;
+  /** [maps, rows, columns]: 0 to 254, or 255 where the mask hides all. */
+  levels: Uint8Array;
 }
 
 export interface AttentionMaps {
@@ -41,7 +60,7 @@ export interface Matrix {
   queries: Label[];
   keys: Label[];
   /** [rows, columns] */
-  values: Float32Array | Float64Array;
+  values: Weights;
   visible: Uint8Array;
   /** Indices into `values` of the gold alignment. */
   links: number[];
@@ -60,9 +79,8 @@ export interface Cell {
 
 const FORMAT = 1;
 
-/** Read the JSON that heed put into the page. */
-export function readMaps(json: string): AttentionMaps {
-  const data = JSON.parse(json);
+/** Read the data that heed put into the page. */
+export function readMaps(data: any): AttentionMaps {
   if (data === null) throw new Error("This file is a template. heed fills it with attention maps.");
   if (data.format !== FORMAT) {
     throw new Error(`This page reads format ${FORMAT}; its data has format ${data.format}.`);
@@ -71,8 +89,7 @@ export function readMaps(json: string): AttentionMaps {
 }
 
 function readMap(data: any): AttentionMap {
-  const rows = data.query_tokens.length;
-  const columns = data.key_tokens.length;
+  const [rows, columns] = [data.query_tokens.length, data.key_tokens.length];
   const weights =
     typeof data.weights === "string"
       ? decodeFloats(data.weights)
@@ -87,18 +104,46 @@ function readMap(data: any): AttentionMap {
       visible[row * columns + column] = line.charCodeAt(column) === 49 ? 1 : 0;
     }
   });
+  return buildMap(data, visible, new StoredHeads(weights, heads, rows * columns));
+}
+
+/** A map of `AttentionMap.describe_axes`, with what the mask shows and where the weights are. */
+export function buildMap(data: any, visible: Uint8Array, source: HeadSource): AttentionMap {
   return {
     kind: data.kind,
     queries: data.query_tokens,
     keys: data.key_tokens,
     queryWords: data.query_words ?? [],
     keyWords: data.key_words ?? [],
-    layers: data.layers ?? heads.map((_, layer) => layer + 1),
-    heads,
-    weights,
+    layers: data.layers ?? data.heads.map((_: number, layer: number) => layer + 1),
+    heads: data.heads,
+    source,
     visible,
     links: data.links ?? [],
   };
+}
+
+/** The weights of all layers and heads, in the page: [l, h, n, m], one after the other. */
+class StoredHeads implements HeadSource {
+  constructor(
+    private all: Float32Array,
+    private heads: number[],
+    private size: number,
+  ) {}
+
+  weights(layer: number, head: number): Weights {
+    const { size, heads } = this;
+    const before = heads.slice(0, layer).reduce((sum, count) => sum + count, 0) * size;
+    if (head < heads[layer]) {
+      return this.all.subarray(before + head * size, before + (head + 1) * size);
+    }
+    const mean = new Float64Array(size);
+    for (let h = 0; h < heads[layer]; h++) {
+      const start = before + h * size;
+      for (let at = 0; at < size; at++) mean[at] += this.all[start + at] / heads[layer];
+    }
+    return mean;
+  }
 }
 
 /** Little-endian float32 in base64. */
@@ -110,7 +155,7 @@ export function decodeFloats(base64: string): Float32Array {
   return new Float32Array(bytes.buffer);
 }
 
-function decodeBytes(base64: string): Uint8Array<ArrayBuffer> {
+export function decodeBytes(base64: string): Uint8Array<ArrayBuffer> {
   // Browsers have had `fromBase64` since 2025; it takes a third of the time.
   const native = Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> };
   if (native.fromBase64) return native.fromBase64(base64);
@@ -129,36 +174,19 @@ export function headName(map: AttentionMap, layer: number, head: number): string
   return `layer ${map.layers[layer]}, ${name}`;
 }
 
-/** The weights of one head [n, m], a view; beyond the last head, the mean of all of its layer. */
-export function headWeights(
-  map: AttentionMap,
-  layer: number,
-  head: number,
-): Float32Array | Float64Array {
-  const size = map.queries.length * map.keys.length;
-  const before = map.heads.slice(0, layer).reduce((sum, count) => sum + count, 0) * size;
-  if (head < map.heads[layer]) {
-    return map.weights.subarray(before + head * size, before + (head + 1) * size);
-  }
-  const heads = map.heads[layer];
-  const mean = new Float64Array(size);
-  for (let h = 0; h < heads; h++) {
-    const start = before + h * size;
-    for (let at = 0; at < size; at++) mean[at] += map.weights[start + at] / heads;
-  }
-  return mean;
-}
-
-/** One head, token by token. */
-export function tokenMatrix(map: AttentionMap, layer: number, head: number): Matrix {
+/** One head, token by token; undefined until its weights are here. */
+export function tokenMatrix(map: AttentionMap, layer: number, head: number): Matrix | undefined {
   const columns = map.keys.length;
-  return {
-    queries: map.queries,
-    keys: map.keys,
-    values: headWeights(map, layer, head),
-    visible: map.visible,
-    links: map.links.map(([query, key]) => query * columns + key),
-  };
+  const values = map.source.weights(layer, head);
+  return (
+    values && {
+      queries: map.queries,
+      keys: map.keys,
+      values,
+      visible: map.visible,
+      links: map.links.map(([query, key]) => query * columns + key),
+    }
+  );
 }
 
 /** The tokens of one word. A special token is a word of its own. */
@@ -187,8 +215,9 @@ export function hasSubwords(map: AttentionMap): boolean {
 }
 
 /** One head by word: summed over the tokens of a word that answers, averaged over one that asks. */
-export function wordMatrix(map: AttentionMap, layer: number, head: number): Matrix {
-  const weights = headWeights(map, layer, head);
+export function wordMatrix(map: AttentionMap, layer: number, head: number): Matrix | undefined {
+  const weights = map.source.weights(layer, head);
+  if (!weights) return undefined;
   const queries = groupWords(map.queries, map.queryWords);
   const keys = groupWords(map.keys, map.keyWords);
   const columns = map.keys.length;

@@ -7,7 +7,7 @@ import AttentionPage from "./AttentionPage.svelte";
 
 const page = document.getElementById("page")!;
 try {
-  const maps = readMaps(document.getElementById("heed-data")!.textContent!);
+  const maps = readMaps(JSON.parse(document.getElementById("heed-data")!.textContent!));
   mount(AttentionPage, { target: page, props: { maps } });
 } catch (error) {
   page.textContent = error instanceof Error ? error.message : String(error);

@@ -1,0 +1,1 @@
+function e(e){return e===0?`0`:Math.abs(e)<5e-5?e.toExponential(2).replace(`-`,`−`):e.toFixed(6)}var t=new Intl.NumberFormat(`en`);function n(e){return t.format(e)}function r(e){let t=10**Math.floor(Math.log10(Math.max(1,e)));return[1,2,5,10].map(e=>e*t).find(t=>t>=e)}export{e as n,r,n as t};

@@ -1,0 +1,241 @@
+"""Attention over HTTP: bytes and numbers are those of Python, and bad requests say why."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from labs import lab_client, train_tiny
+from support import input_tokens, language_model, texts, translator
+
+import heed
+from heed.lab import text_maps
+from heed.lab.error_responses import StatusError
+from heed.lab.stored_maps import HIDDEN, LEVELS, StoredMaps, draw_pictures
+from heed.probe.attend import View
+from heed.probe.attention_maps import AttentionMap, map_inputs
+from heed.probe.attention_stages import row_stages
+from heed.probe.map_comparison import compare_maps
+from heed.probe.mask_audit import audit_map, change_future
+from heed.probe.patch import Head
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
+
+TEXT = "The old woman sees the cat."
+BODY = {"run": "tiny-translate", "text": TEXT}
+PATH = "/api/attention"
+(READ, SOURCE) = (input_tokens(row) for row in texts([60, 7], seed=3))
+
+
+@pytest.fixture(scope="module")
+def client(tiny_runs: Path) -> Iterator[TestClient]:
+    with lab_client(tiny_runs) as client:
+        yield client
+
+
+def post(client: TestClient, address: str = "", **body: Any) -> Any:
+    answer = client.post(f"{PATH}{address}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# ----------------------------------------------------------------------- what leaves is Python's
+
+
+@pytest.mark.parametrize("task", ["translate", "classify", "generate"])
+def test_heads_leave_to_the_last_bit(client: TestClient, tiny_runs: Path, task: str) -> None:
+    answer = post(client, run=f"tiny-{task}", text=TEXT)
+    maps = heed.load(tiny_runs / f"tiny-{task}", device="cpu").attention(TEXT)
+    assert [one["kind"] for one in answer["maps"]] == [one.kind for one in maps.maps]
+    assert (answer["target"], answer["cut"]) == (maps.target, None)
+    for sent, one in zip(answer["maps"], maps.maps, strict=True):
+        assert [token["text"] for token in sent["key_tokens"]] == one.key_tokens
+        shape = one.visible.shape
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(sent["visible"]), np.uint8))
+        assert np.array_equal(bits[: one.visible.size].reshape(shape), one.visible)
+        address = f"{PATH}/maps/{answer['key']}"
+        for layer, weights_hnm in enumerate(one.weights):
+            named = {str(head): weights for head, weights in enumerate(weights_hnm)}
+            for head, weights_nm in (named | {"mean": weights_hnm.mean(axis=0)}).items():
+                place: dict[str, Any] = {"kind": one.kind, "layer": layer, "head": head}
+                got = client.get(f"{address}/head", params=place)
+                assert got.content == weights_nm.astype("<f4").tobytes()
+                assert "immutable" in got.headers["cache-control"]
+        got = client.get(f"{address}/pictures", params={"kind": one.kind, "scale": "row"})
+        pictures = draw_pictures(one, by_row=True)
+        assert got.content == pictures.tobytes()
+        assert got.headers["x-shape"] == ",".join(map(str, pictures.shape))
+
+
+def test_stages_audit_and_future_are_pythons(client: TestClient, tiny_runs: Path) -> None:
+    model = heed.load(tiny_runs / "tiny-translate", device="cpu")
+    assert isinstance(model, heed.Translator)
+    read, source = model.inputs(TEXT)
+    place = {"kind": "cross", "layer": 1, "head": 1, "row": 2}
+    stages = row_stages(model.model, read, source, Head("cross", 1, 1), 2).to_dict()
+    assert post(client, "/row", **BODY, **place) == stages | {"position": "rope"}
+    checks = post(client, "/checks", **BODY)
+    assert checks["audits"] == [audit_map(one).to_dict() for one in model.attention(TEXT).maps]
+    assert checks["is_causal"]
+    assert all(one["passed"] for one in checks["checks"])
+    change = change_future(model.model, read, source, 2, vocab=model.tokenizer.vocab_size)
+    future = post(client, "/future", **BODY, place=2)
+    assert {name: future[name] for name in change.to_dict()} == change.to_dict()
+    assert future["tokens"]["before"] == read.labels.tokens
+    assert future["tokens"]["after"][:2] == read.labels.tokens[:2]
+
+
+def test_heads_are_paired_as_by_heed_attend_against(client: TestClient, tiny_runs: Path) -> None:
+    runs = [heed.load(tiny_runs / "tiny-translate", device="cpu", weights=w) for w in ("3", "best")]
+    pairs = compare_maps(runs[0], runs[1], [(TEXT,)], View(), names=("a", "b"))
+    answer = post(client, "/compare", first=BODY | {"weights": "3"}, second=BODY)
+    for one in pairs:
+        sent = answer["kinds"][one.kind]
+        assert sent["similarity"] == one.matching.similarity
+        assert [pair["similarity"] for pair in sent["pairs"]] == [
+            match.similarity for match in one.matching.matches
+        ]
+        first = one.matching.matches[0].first
+        assert sent["pairs"][0]["first"] == [first.layer, first.head]
+        content = client.get(
+            f"{PATH}/maps/{answer['first']['key']}/head",
+            params={"kind": one.kind, "layer": first.layer, "head": first.head},
+        ).content
+        assert content == one.first[0].weights[first.layer][first.head].astype("<f4").tobytes()
+    other = post(client, "/compare", first=BODY, second=BODY | {"text": "The cat sleeps."})
+    assert other["kinds"] == {}
+    assert other["second"]["text"] == "The cat sleeps."
+
+
+def test_the_same_text_is_computed_once(client: TestClient) -> None:
+    assert post(client, **BODY)["key"] == post(client, **BODY)["key"]
+    assert post(client, **BODY)["key"] != post(client, **BODY, target="Le chat.")["key"]
+
+
+@pytest.mark.slow
+def test_heads_are_followed_over_snapshots(tmp_path: Path) -> None:
+    train_tiny(tmp_path / "runs" / "snapshots", "demo-generate", "train.snapshot_every=2")
+    with lab_client(tmp_path / "runs") as client:
+        weights = client.get(f"{PATH}/weights", params={"run": "snapshots"}).json()
+        assert weights["snapshots"] == [0, 2, 4, 6]
+        (history,) = post(client, "/history", run="snapshots", text=TEXT)
+        assert history["steps"] == [0, 2, 4, 6]
+        assert [one["similarity"][-1] for one in history["heads"]] == [pytest.approx(1)] * 4
+        key = {post(client, run="snapshots", text=TEXT, weights=str(s))["key"] for s in (0, 2, 6)}
+        assert len(key) == 3
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("address", "change", "status", "sentence"),
+    [
+        ("", {"text": "  "}, 400, "no text to look at"),
+        ("", {"run": "../tiny-translate"}, 404, "no such run"),
+        ("", {"run": "nothing"}, 404, "no such run"),
+        ("", {"weights": "77"}, 400, "no weights '77'"),
+        ("", {"text": "a" * 20_001}, 413, "text"),
+        ("", {"layer": 1}, 422, "layer"),
+        ("", {"run": "tiny-generate", "target": "x"}, 400, "translators"),
+        ("/row", {"kind": "cross", "layer": 9, "head": 0, "row": 0}, 400, "layers 1 to 2"),
+        ("/row", {"kind": "cross", "layer": 0, "head": 0, "row": 99}, 400, "row 100"),
+        ("/row", {"kind": "cross", "layer": -1, "head": 0, "row": 0}, 422, "layer"),
+        ("/future", {"place": 0}, 400, "future cannot begin"),
+        ("/future", {"run": "tiny-classify", "place": 1}, 400, "both directions"),
+        ("/history", {}, 400, "no snapshots"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(
+    client: TestClient, address: str, change: dict[str, Any], status: int, sentence: str
+) -> None:
+    answer = client.post(f"{PATH}{address}", json=BODY | change)
+    assert answer.status_code == status
+    assert sentence in answer.json()["error"]["message"]
+
+
+def test_maps_that_are_not_kept_or_not_there(client: TestClient) -> None:
+    key = post(client, **BODY)["key"]
+    requests: list[tuple[str, dict[str, Any], int]] = [
+        ("none/head", {"kind": "cross", "layer": 0, "head": 0}, 404),
+        (f"{key}/head", {"kind": "cross", "layer": 7, "head": 0}, 400),
+        (f"{key}/head", {"kind": "cross", "layer": 0, "head": 7}, 400),
+        (f"{key}/head", {"kind": "cross", "layer": 0, "head": "x"}, 400),
+        (f"{key}/head", {"kind": "all", "layer": 0, "head": 0}, 422),
+        (f"{key}/pictures", {"kind": "cross", "scale": "two"}, 422),
+    ]
+    for address, query, status in requests:
+        answer = client.get(f"{PATH}/maps/{address}", params=query)
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"]
+    answer = client.post(f"{PATH}/compare", json={"first": BODY, "second": BODY | {"run": "x"}})
+    assert answer.status_code == 404
+
+
+def test_maps_that_are_too_large_are_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(text_maps, "MAX_CELLS", 100)
+        answer = client.post(PATH, json=BODY)
+    assert (answer.status_code, answer.json()["error"]["todo"]) == (413, "Give a shorter text.")
+    monkeypatch.setattr(text_maps, "MAX_OVERLAPS", 100)
+    answer = client.post(f"{PATH}/compare", json={"first": BODY, "second": BODY})
+    assert answer.status_code == 413
+
+
+@pytest.mark.filterwarnings("ignore:only the first")
+def test_a_text_that_is_too_long_is_cut_and_it_is_said(client: TestClient) -> None:
+    cut = post(client, run="tiny-translate", text=" ".join(["cat"] * 60))["cut"]
+    assert cut == {"read": 47, "of": 60}
+
+
+# ----------------------------------------------------------------------------- pictures and store
+
+
+def decoder_map() -> AttentionMap:
+    attention = map_inputs(language_model("rope-concat"), READ).decoder
+    assert attention is not None
+    return attention
+
+
+def test_a_picture_loses_no_peak_and_hides_what_is_hidden() -> None:
+    attention = decoder_map()
+    pictures = draw_pictures(attention)
+    heads = [*attention.weights[0], attention.mean_over_heads(0)]
+    heads += [*attention.weights[1], attention.mean_over_heads(1)]
+    assert pictures.shape == (10, 48, 48)
+    for picture, weights_nm in zip(pictures, heads, strict=True):
+        shown = picture[picture != HIDDEN]
+        assert shown.max() == round(LEVELS * float(weights_nm.max()))
+        assert picture[0, 0] != HIDDEN
+        assert picture[0, -1] == HIDDEN
+    (cross,) = (map_inputs(translator("rope-concat"), READ, SOURCE).cross,)
+    assert cross is not None
+    assert draw_pictures(cross).shape == (10, 48, 7)
+    assert (draw_pictures(cross, by_row=True).max(axis=2) == LEVELS).any(axis=1).all()
+
+
+@settings(max_examples=10)
+@given(st.lists(st.sampled_from("abcd"), max_size=12), st.integers(1, 3))
+def test_the_store_keeps_what_was_used_last(keys: list[str], room: int) -> None:
+    maps = map_inputs(language_model("rope-concat"), replace(READ, ids=READ.ids[:2]))
+    size = 4 * maps.maps[0].cells
+    store, used = StoredMaps(max_bytes=room * size), list[str]()
+    for key in keys:
+        store.get_or_compute(key, lambda: maps)
+        used = [one for one in used if one != key] + [key]
+    assert store.size() <= room * size
+    for key in used[:-room]:
+        with pytest.raises(StatusError, match="no longer in memory"):
+            store.require(key)
+    for key in used[-room:]:
+        assert store.require(key) is maps

@@ -1,0 +1,172 @@
+"""Limits: size and time of bodies, a bounded queue, bounded time, and errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from labs import lab_client
+from pydantic import BaseModel
+
+from heed.errors import ConfigError
+from heed.lab.error_responses import StatusError, StrictJsonResponse, install_error_handlers
+from heed.lab.limits import MAX_BODY, MAX_TEXT, BodyLimit, ComputeQueue, Text
+
+
+def run_async(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread of its own: a browser test has a loop in this one."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, work).result()
+
+
+class Body(BaseModel, extra="forbid"):
+    text: Text
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    """A small application with the limits and the errors of the lab."""
+    app = FastAPI(default_response_class=StrictJsonResponse)
+    install_error_handlers(app)
+
+    @app.post("/length")
+    def length(body: Body) -> dict[str, float]:
+        return {"length": len(body.text), "none": float("nan")}
+
+    @app.get("/config")
+    def config() -> None:
+        raise ConfigError(["model.heads must divide model.width.", "lr is negative."], where="x")
+
+    @app.get("/missing")
+    def missing() -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "gone.json")
+
+    @app.get("/bug")
+    def bug() -> None:
+        raise ZeroDivisionError
+
+    app.add_middleware(BodyLimit)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def test_text_over_the_limit_is_refused(client: TestClient) -> None:
+    answer = client.post("/length", json={"text": "x" * MAX_TEXT})
+    assert answer.json() == {"length": MAX_TEXT, "none": None}
+    answer = client.post("/length", json={"text": "x" * (MAX_TEXT + 1)})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"].startswith("text: ")
+
+
+def test_a_large_body_is_refused_before_it_is_read(client: TestClient) -> None:
+    read = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal read
+        for _ in range(100):
+            read += 1
+            yield b" " * (MAX_BODY // 4)
+
+    assert client.post("/length", content=chunks()).status_code == 413
+    assert client.post("/length", content=b" " * (MAX_BODY + 1)).status_code == 413
+
+
+def test_invalid_fields_are_named(client: TestClient) -> None:
+    answer = client.post("/length", json={"text": 1, "txet": 2})
+    assert answer.status_code == 422
+    message = answer.json()["error"]["message"]
+    assert "text: " in message
+    assert "txet: " in message
+    assert client.post("/length", content=b"{").status_code == 422
+
+
+def test_errors_say_what_the_command_line_says(client: TestClient) -> None:
+    answer = client.get("/config")
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "message": "model.heads must divide model.width.\nlr is negative.",
+        "where": "x",
+        "todo": None,
+    }
+    answer = client.get("/missing")
+    assert (answer.status_code, answer.json()["error"]["where"]) == (404, "gone.json")
+    answer = client.get("/bug")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "an error inside heed: ZeroDivisionError."
+
+
+def test_a_body_that_comes_too_slowly_is_refused() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def never_called(*_: Any) -> None:
+        raise AssertionError
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            return {"type": "http.disconnect"}
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    run_async(BodyLimit(never_called, seconds=0.1)(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_a_full_queue_refuses_and_empties_again() -> None:
+    async def scenario() -> None:
+        queue, release = ComputeQueue(threads=1, max_waiting=1, seconds=10), Event()
+        tasks = [asyncio.create_task(queue.run(release.wait)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(StatusError) as refusal:
+            await queue.run(release.wait)
+        assert refusal.value.status == 503
+        assert refusal.value.retry_after is not None
+        release.set()
+        assert await asyncio.gather(*tasks) == [True, True]
+        assert await queue.run(lambda: 3) == 3
+        assert queue.pending == 0
+        queue.close()
+
+    run_async(scenario())
+
+
+def test_an_answer_that_takes_too_long_is_given_up() -> None:
+    async def scenario() -> None:
+        queue, release = ComputeQueue(threads=1, max_waiting=4, seconds=0.05), Event()
+        with pytest.raises(StatusError, match="took longer"):
+            await queue.run(release.wait)
+        assert queue.pending == 1  # it still runs
+        with pytest.raises(StatusError):
+            await queue.run(release.wait)  # never began, so it is no longer pending
+        release.set()
+        while queue.pending:
+            await asyncio.sleep(0.01)
+        queue.close()
+
+    start = time.monotonic()
+    run_async(scenario())
+    assert time.monotonic() - start < 5
+
+
+def test_a_read_only_lab_refuses_changes_and_computes(tmp_path: Path) -> None:
+    with lab_client(tmp_path, is_read_only=True) as client:
+        answer = client.put("/api/run/a/notes", json={})
+        assert answer.status_code == 403
+        assert "--read-only" in answer.json()["error"]["todo"]
+        assert client.post("/api/playground/nothing", json={}).status_code == 404
+    with lab_client(tmp_path) as client:
+        assert client.put("/api/none/a", json={}).status_code == 404

@@ -1,0 +1,215 @@
+"""Runs, a run and a study in a real browser: numbers on screen against Python's, live."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from browser import Scheme, Visit
+from lab_runs import HOSTILE, append_rows, write_run, write_seeds
+from labs import LabProcess, running_lab, serious_findings, visit_lab
+from study_folders import write_study
+from typer.testing import CliRunner
+
+from heed.cli.main import app
+from heed.runs.run import Run
+from heed.study.study_results import StudyResults
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator
+
+pytestmark = pytest.mark.slow
+
+WAIT = 15_000
+"""Milliseconds that a page has to show a change."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two recipes with seeds, a study, a damaged run, and hostile names."""
+    folder = tmp_path_factory.mktemp("pages") / "runs"
+    write_seeds(folder)
+    write_study(folder / "study", {"base": 0.6, "wide": 0.8, HOSTILE: 0.7}, seeds=3)
+    write_run(folder / HOSTILE, position="alibi")
+    write_run(folder / "broken").metrics_path.write_text("broken\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(folder: Path) -> Iterator[LabProcess]:
+    with running_lab(folder) as lab:
+        yield lab
+
+
+def value_of(locator: Locator) -> float:
+    """The number of a `<data>` element, with all its digits."""
+    return float(locator.get_attribute("value") or "nan")
+
+
+def test_a_curve_shows_its_exact_last_value(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    address = "/runs?metric=train%2Floss&by=run&filter=rope-1"
+    with visit_lab(chromium, lab, address) as visit:
+        chart = visit.page.get_by_role("slider", name="train/loss by step")
+        visit.page.locator(".curves path.line").first.wait_for()
+        chart.focus()
+        chart.press("ArrowDown")
+        while "rope-1" not in (chart.get_attribute("aria-valuetext") or ""):
+            chart.press("ArrowDown")
+        chart.press("End")
+        shown = visit.page.get_by_test_id("point").locator("data")
+        history = [row for row in Run(folder / "rope-1").history if "train/loss" in row]
+        assert value_of(shown.nth(0)) == history[-1]["step"]
+        assert value_of(shown.nth(1)) == history[-1]["train/loss"]
+        chart.press("Home")
+        assert value_of(shown.nth(1)) == history[0]["train/loss"]
+        visit.page.get_by_text("Table of the curves").click()
+        row = visit.page.get_by_role("row", name="rope-1").first
+        assert value_of(row.locator("data").last) == history[-1]["train/loss"]
+
+
+def test_a_selection_hears_the_verdict_of_the_command(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    names = [f"{position}-{seed}" for position in ("none", "rope") for seed in range(3)]
+    command = ["compare", *(str(folder / name) for name in names), "--json"]
+    verdicts = json.loads(CliRunner().invoke(app, command).output)["verdicts"]
+    with visit_lab(chromium, lab, "/runs") as visit:
+        page = visit.page
+        for position in ("rope", "none"):
+            page.get_by_role("checkbox", name=f"Select position={position}").check()
+        verdict = page.get_by_test_id("verdict")
+        verdict.wait_for()
+        assert [one.inner_text() for one in verdict.locator(".sentence").all()] == verdicts
+        page.reload()  # the selection is in the address
+        verdict.wait_for()
+        assert [one.inner_text() for one in verdict.locator(".sentence").all()] == verdicts
+
+
+def test_best_and_last_scores_and_damage_are_shown(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    with visit_lab(chromium, lab, "/runs") as visit:
+        page = visit.page
+        page.get_by_role("button", name="position=rope").click()
+        row = page.get_by_role("row", name="Select rope-2")
+        evaluations = [row for row in Run(folder / "rope-2").history if "dev/loss" in row]
+        losses = [one["dev/loss"] for one in evaluations]
+        assert value_of(row.locator("data").nth(0)) == min(losses)
+        assert value_of(row.locator("data").nth(1)) == losses[-1]
+        broken = page.get_by_role("row", name="broken")
+        assert "it is not a JSON object" in broken.inner_text()
+        broken.get_by_role("link").click()
+        page.get_by_role("heading", name="broken", level=1).wait_for()
+        page.get_by_text("it is not a JSON object").first.wait_for()
+        assert page.get_by_test_id("status").inner_text() == "damaged"
+
+
+def test_a_run_and_its_notes(chromium: Browser, lab: LabProcess, folder: Path) -> None:
+    with visit_lab(chromium, lab, "/run/rope-0") as visit:
+        page = visit.page
+        losses = [row["dev/loss"] for row in Run(folder / "rope-0").history if "dev/loss" in row]
+        assert value_of(page.get_by_test_id("best").locator("data")) == min(losses)
+        assert value_of(page.get_by_test_id("last").locator("data")) == losses[-1]
+        page.get_by_role("heading", name="Data and tokenizer").wait_for()  # the slow part
+        notes = page.get_by_label("Notes on this run")
+        notes.fill(f"the warm-up was too short {HOSTILE}")
+        page.get_by_role("button", name="Save the notes").click()
+        page.get_by_text("Saved.").wait_for()
+        text = (folder / "rope-0" / "notes.txt").read_text(encoding="utf-8")
+        assert text == f"the warm-up was too short {HOSTILE}"
+        page.reload()
+        page.get_by_role("heading", name="Summary").wait_for()
+        assert notes.input_value() == text
+
+
+def test_a_live_run_grows_and_goes_without_reload(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    with visit_lab(chromium, lab, "/runs?metric=dev%2Floss&by=run&filter=live-run") as visit:
+        page = visit.page
+        page.get_by_text("No run matches the filter.").wait_for()
+        run = write_run(folder / "live-run", position="shaw", steps=3)
+        link = page.get_by_role("link", name="live-run")
+        link.wait_for(timeout=WAIT)
+        page.locator(".curves path.line").wait_for()
+        link.click()
+        last = page.get_by_test_id("last").locator("data")
+        last.wait_for()
+        before = value_of(last)
+        with run.locked():
+            append_rows(run, range(4, 9))
+            value = next(row["dev/loss"] for row in reversed(run.history) if "dev/loss" in row)
+            page.locator(f'[data-testid="last"] data[value="{value}"]').wait_for(timeout=WAIT)
+            page.locator('[data-testid="status"]:text-is("training")').wait_for(timeout=WAIT)
+            page.locator("#evaluations tbody tr:nth-child(8)").wait_for(timeout=WAIT)
+        assert value != before
+        page.locator('[data-testid="status"]:text-is("stopped")').wait_for(timeout=WAIT)
+        page.wait_for_timeout(2500)  # what it asks for has come
+        shutil.rmtree(run.folder)
+        page.get_by_text("This run was deleted or moved").wait_for(timeout=WAIT)
+
+
+def test_a_study_links_its_curves_with_its_keys(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    with visit_lab(chromium, lab, "/study/study") as visit:
+        page = visit.page
+        results = StudyResults.read(folder / "study")
+        assert results.comparison is not None
+        sentences = page.get_by_test_id("verdict").locator(".sentence")
+        sentences.first.wait_for()
+        assert [one.inner_text() for one in sentences.all()] == results.comparison.sentences
+        curves = page.get_by_test_id("curves")
+        curves.locator("path.line").first.wait_for()
+        assert curves.locator(".curves path.line").count() == len(results.trials)
+        # Pointing at a trial in the table emphasizes it in both figures.
+        trial = results.trials[4].trial.name
+        page.get_by_role("row", name=trial).first.hover()
+        curves.locator("path.line.strong").wait_for()
+        coordinates = page.get_by_test_id("coordinates")
+        assert trial in coordinates.get_by_role("status").inner_text()
+        # A range of an axis leaves the other curves faint.
+        dev = f"dev {results.metric}"
+        bound = coordinates.get_by_role("slider", name=f"{dev}, lower bound")
+        for _ in range(10):
+            bound.press("ArrowUp")
+        scores = [state.dev or 0.0 for state in results.trials]
+        middle = (min(scores) + max(scores)) / 2
+        faint = sum(score < middle for score in scores)
+        assert curves.locator("path.line.dim").count() == faint
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_pages_are_accessible_and_hostile_names_are_text(
+    chromium: Browser, lab: LabProcess, width: int, scheme: Scheme
+) -> None:
+    addresses = ("/runs", f"/run/{HOSTILE}", "/study/study")
+    for address in addresses:
+        with visit_lab(chromium, lab, address, width=width, scheme=scheme) as visit:
+            visit.page.locator(".curves path.line").first.wait_for()
+            visit.page.get_by_text(HOSTILE).first.wait_for()
+            assert visit.page.locator("img").count() == 0
+            assert serious_findings(visit) == []
+            assert page_width(visit) <= width
+
+
+def page_width(visit: Visit) -> int:
+    return int(visit.page.evaluate("document.documentElement.scrollWidth"))
+
+
+def test_a_chart_is_saved_as_svg_and_png(chromium: Browser, lab: LabProcess) -> None:
+    with visit_lab(chromium, lab, "/run/rope-0") as visit:
+        visit.page.locator(".curves path.line").first.wait_for()
+        tools = visit.page.get_by_role("group", name="Save the figure rope-0 loss")
+        for kind, start in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+            with visit.page.expect_download() as download:
+                tools.get_by_role("button", name=kind).click()
+            content = Path(download.value.path()).read_bytes()
+            assert content.startswith(start)
+        assert download.value.suggested_filename == "rope-0-loss.png"

@@ -1,0 +1,28 @@
+/** What a plane shows. */
+
+export interface PlanePoint {
+  id: string;
+  /** In a sentence: "Key 1". */
+  name: string;
+  /** In the drawing: "1". */
+  label: string;
+  kind: "item" | "query";
+  x: number;
+  y: number;
+  weight: number | null;
+  isWanted: boolean;
+}
+
+export interface Arrow {
+  name: string;
+  x: number;
+  y: number;
+  isDashed: boolean;
+}
+
+export interface Marker {
+  name: string;
+  x: number;
+  y: number;
+  isDashed: boolean;
+}
