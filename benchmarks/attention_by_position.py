@@ -13,16 +13,17 @@ those that are there. The second writes `docs/results/attention-by-position.md`,
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from by_position.measure import measure_run
 from by_position.report import write_report
 from by_position.systems import MODELS, SEEDS, RunPlan, plan_runs, write_padded_speeches
-from common import DOCS, RESULTS, machine
-from running import Plan, all_of, learn, settings, spawn
+from common import DOCS, RESULTS, ROOT, environment, machine
 
 from heed.files import to_json
 from heed.runs.run import Run
@@ -30,42 +31,52 @@ from heed.runs.run import Run
 SCRIPT = Path(__file__).resolve()
 
 
-def train_and_measure(plan: Plan, chosen: RunPlan, out: Path) -> str:
-    """Train one run and measure it, in processes of their own; the run folder is then deleted."""
-    result = out / f"{chosen.name}.json"
+def train_and_measure(data: Path, runs: Path, out: Path, changes: list[str], plan: RunPlan) -> bool:
+    """Train one run and measure it, in processes of their own; returns whether it is measured now.
+
+    A run that was interrupted is resumed. The run folder is deleted in the end.
+    """
+    result, run = out / f"{plan.name}.json", Run(runs / plan.name)
     if result.exists():
-        return "there already"
-    run = Run(plan.runs / chosen.name)
-    changes = settings([*chosen.changes, *plan.changes])
-    data = plan.runs / "padded" if chosen.padded else plan.data
-    learn(plan, run, chosen.recipe, "--data", str(data), *changes)
-    words = ("measure", str(run.folder), "--data", str(data), "--out", str(result))
-    spawn(plan, run, "measure", str(SCRIPT), *words)
+        return True
+    data = runs / "padded" if plan.padded else data
+    settings = [word for change in [*plan.changes, *changes] for word in ("--set", change)]
+    training = ["train", plan.recipe, "--data", str(data), *settings, "--run", str(run.folder)]
+    if any(run.checkpoints.glob("step-*")):
+        training = ["resume", str(run.folder)]
+    commands = [
+        ["-m", "heed", *training, "--device", "cpu"],
+        [str(SCRIPT), "measure", str(run.folder), "--data", str(data), "--out", str(result)],
+    ]
+    variables = environment(OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1")
+    with (runs / f"{plan.name}.log").open("ab") as log:
+        for command in commands:
+            ended = subprocess.run(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=variables,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+            if ended.returncode:
+                print(f"{plan.name} failed: see {log.name}", flush=True)
+                return False
     shutil.rmtree(run.folder)
-    return "measured"
+    print(f"{plan.name} is measured", flush=True)
+    return True
 
 
 def train(arguments: argparse.Namespace) -> bool:
     """Train and measure every run that is not there; returns whether all are now."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    runs, out = arguments.runs.resolve(), arguments.out.resolve()
+    data, runs, out = (path.resolve() for path in (arguments.data, arguments.runs, arguments.out))
     for folder in (runs, out):
         folder.mkdir(parents=True, exist_ok=True)
-    endless = float("inf")
-    plan = Plan(
-        data=arguments.data.resolve(),
-        runs=runs,
-        changes=arguments.set,
-        device="cpu",
-        jobs=arguments.jobs,
-        deadline=endless,
-        stop=endless,
-    )
-    write_padded_speeches(plan.data, runs / "padded")
-    chosen = plan_runs(arguments.only, arguments.seeds)
+    write_padded_speeches(data, runs / "padded")
     (out / "machine.json").write_text(to_json(machine("cpu")) + "\n", encoding="utf-8")
-    makers = {one.name: partial(train_and_measure, plan, one, out) for one in chosen}
-    return all_of(plan.jobs, makers, lambda: None)
+    carry_out = partial(train_and_measure, data, runs, out, arguments.set)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        return all(list(pool.map(carry_out, plan_runs(arguments.only, arguments.seeds))))
 
 
 def options() -> argparse.Namespace:

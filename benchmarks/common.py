@@ -1,8 +1,9 @@
-"""Helpers that all benchmarks share: machine info, plain-text tables, and saving of results."""
+"""Helpers that all benchmarks share: machine info, processes, plain-text tables, saved results."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from heed.bench.timing import side_by_side, synchronize
 __all__ = [
     "DOCS",
     "RESULTS",
+    "ROOT",
     "captured",
+    "environment",
     "keep",
     "machine",
     "side_by_side",
@@ -25,7 +28,8 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parent / "results"
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs" / "results"
 """The folder of the results pages."""
 
 
@@ -41,8 +45,15 @@ def machine(device: str) -> dict[str, Any]:
         info["gpu"] = torch.cuda.get_device_name()
     else:
         info["cpu"] = _cpu_name()
+        info["cores"] = os.cpu_count()
         info["threads"] = torch.get_num_threads()
     return info
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Variables of a process that finds this checkout first, then all that this process finds."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
 
 def _cpu_name() -> str:

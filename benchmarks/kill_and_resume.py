@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import keep, table
-from running import ROOT, environment
+from common import ROOT, environment, keep, table
 
 from heed.config import Recipe
 from heed.runs.run import Run

@@ -118,7 +118,7 @@ def _listen() -> list[str]:
 
 def start(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run `once` in a new process."""
-    from running import ROOT, environment  # not above: the timed process must not import it
+    from common import ROOT, environment  # not above: the timed process must not import it
 
     changes = [part for change in options.set for part in ("--set", change)]
     data = [] if options.data is None else ["--data", str(options.data.resolve())]

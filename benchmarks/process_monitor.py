@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from running import ROOT, environment
+from common import ROOT, environment
 
 from heed.runs.run import Run
 

@@ -1,1 +1,0 @@
-"""What pretraining by masked language modelling is worth to a classifier of SST-2."""

@@ -1,1 +1,0 @@
-"""The results of `lm/nano`: positions, merges, and what a merge that leaks does."""
