@@ -79,6 +79,8 @@ def page_summary(page: Path) -> tuple[str, str]:
     title, _, rest = page.read_text(encoding="utf-8").partition("\n")
     paragraph = " ".join(rest.strip().split("\n\n")[0].split())
     sentence = re.match(r".*?[.:](?= |$)", paragraph)
+    if finding := re.search(r"^\*\*(.*?\.) \(", rest, re.MULTILINE):  # a page of `heed report`
+        sentence = re.match(".*", finding[1].replace("\\", ""))
     if not title.startswith("# ") or sentence is None:
         raise SystemExit(f"{page.relative_to(ROOT)} does not begin with a title and a sentence.")
     # A link of the page leads elsewhere from the README.

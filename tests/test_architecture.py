@@ -52,14 +52,15 @@ RESTRICTED = {
     "assets": {"errors"},
     "plot": {"errors", "files"},
     "terminal": {"errors"},
+    "notebook": set(),
     "data": {"errors", "files", "checksums", "config", "plot", "terminal"},
     "recipes": {"errors", "config", "plot", "terminal"},
     "stats": {"arrays", "errors"},
 }
 """Parts with a short list of imports, and that list."""
 BESIDE_THE_ORDER = RESTRICTED.keys() - {"stats"}
-EVERYWHERE = ("plot", "terminal", "assets")
-"""Figures, terminal tables and built web files, which every part but `errors` may import."""
+EVERYWHERE = ("plot", "terminal", "notebook", "assets")
+"""Figures, tables and built web files, which every part but `errors` may import."""
 TOKENIZER_EXCEPTION = ("models/huggingface/", "heed.data.tokenizers.")
 """The only modules of `models` that may import data, and the part of data that they may import."""
 PLAIN_PARTS = {

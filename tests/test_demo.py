@@ -54,6 +54,7 @@ def test_it_leaves_a_whole_run(folder: Path, result: dict[str, object]) -> None:
         assert b"<svg" in (run / "figures" / f"{stem}.svg").read_bytes()
 
 
+@pytest.mark.slow  # a whole demo more
 def test_by_force_a_second_demo_replaces_the_first_and_gives_the_same_figures(
     folder: Path, result: dict[str, object]
 ) -> None:
@@ -191,6 +192,7 @@ def test_colours_tell_right_from_wrong() -> None:
     assert wanted.plain.split() == ["le", "chien", "voit", "la", "maison"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("demo-")])
 @pytest.mark.parametrize("family", ["transformer", "lstm"])
 def test_every_demo_recipe_trains(name: str, family: str, tmp_path: Path) -> None:

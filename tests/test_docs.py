@@ -17,6 +17,7 @@ from evaluating import train_small, write_text
 from heed import plugins
 from heed.cli.main import app
 from heed.config import Recipe
+from heed.study.study_file import read_study
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -85,6 +86,7 @@ def test_every_python_block_runs(page: Path, workspace: Path) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.slow
 def test_the_position_of_the_docs_is_a_plugin(workspace: Path) -> None:
     """The class in core.md trains and translates as a file named by --plugin."""
     (program,) = (b for b in programs_of(ROOT / "docs" / "core.md") if "class Kerple" in b)
@@ -174,12 +176,16 @@ def known_key(key: str) -> bool:
 
 
 @each_page
-def test_every_toml_block_is_a_part_of_a_recipe(page: Path) -> None:
+def test_every_toml_block_is_a_study_or_a_part_of_a_recipe(page: Path, tmp_path: Path) -> None:
     import tomllib
 
     for block in blocks(page, "toml"):
         tables = tomllib.loads(block)
-        Recipe.of({"task": "translate"} | tables)
+        if "recipe" in tables:
+            (tmp_path / "study.toml").write_text(block, encoding="utf-8")
+            read_study(tmp_path / "study.toml", quick="quick" in tables)
+        else:
+            Recipe.of({"task": "translate"} | tables)
 
 
 def test_the_parser_refuses_what_the_command_line_refuses() -> None:

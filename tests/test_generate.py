@@ -158,6 +158,25 @@ def test_the_stride_says_how_much_a_token_sees(run: Path, judged: dict[str, Any]
     assert "sets" not in half
 
 
+def test_a_window_longer_than_that_of_training_is_a_result_of_its_own(
+    run: Path, model: LanguageModel, place: Path
+) -> None:
+    command = ("evaluate", str(run), "--split", "far", "--bootstrap", "0", "--json")
+    before = json.loads(run_command(*command))
+    longer = json.loads(run_command(*command, "--window", "64"))
+    named = json.loads(run_command(*command, "--split", "far@window-64"))
+    assert (longer["split"], longer["window"]["tokens"]) == ("far@window-64", 64)
+    assert named["loss"] == longer["loss"] != before["loss"]
+    losses = model.token_losses((place / "far.txt").read_text().splitlines(), window=64)
+    assert longer["loss"] == pytest.approx(np.concatenate([one.losses for one in losses]).mean())
+    stored = json.loads((run / "evaluation.json").read_text())
+    assert stored["far"]["loss"] == before["loss"]
+    same = json.loads(run_command(*command, "--window", "16"))  # that of training
+    assert (same["split"], same["loss"]) == ("far", before["loss"])
+    assert "names no window" in refused(*command, "--split", "far@window-x")
+    assert "1 to 0" in refused(*command, "--window", "0")
+
+
 TEXTS = ["Le chat voit la femme.", "😀 <pad> [bold]", ""]
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from study_folders import write_study
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = """
@@ -106,3 +107,32 @@ def test_training_loads_no_text_generation_export_or_bench(
 def test_the_package_itself_loads_no_torch() -> None:
     script = "import heed, sys; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
+
+
+STUDY_COMMANDS = """
+import sys
+from heed.cli.main import main
+
+study = sys.argv[1]
+report = ["report", study, "--out", study + "/report.html"]
+for command in (["study", study, "--status"], ["compare", study], report):
+    sys.argv = ["heed", *command]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, command
+    loaded = {"torch", "sacrebleu", "optuna", "sklearn", "scipy", "matplotlib"} & set(sys.modules)
+    assert not loaded, (command, loaded)
+"""
+
+
+def test_reading_a_study_loads_no_torch(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study", {"a": 0.5, "b": 0.6})
+    subprocess.run(
+        [sys.executable, "-c", STUDY_COMMANDS, str(study)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=120,
+    )
+    assert (study / "report.html").is_file()

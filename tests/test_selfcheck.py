@@ -12,6 +12,7 @@ from heed.device import wants_bf16
 from heed.selfcheck import describe_machine
 
 
+@pytest.mark.slow  # trains in every way that it compares
 def test_everything_holds_on_this_machine() -> None:
     answer = heed("selfcheck", "--json")
     assert answer.returncode == 0, answer.stdout + answer.stderr
