@@ -152,6 +152,10 @@ def test_a_scrubber_over_training(chromium: Browser, snapshot_lab: LabProcess) -
         assert first != close(last)
         page.get_by_role("button", name="Follow every head").click()
         page.get_by_test_id("history").nth(3).wait_for()
+        # The choice of a head enters the address a moment later, and deletes no history.
+        page.get_by_role("gridcell", name="layer 1, head 2").click()
+        page.wait_for_url("**head=2**")
+        assert page.get_by_test_id("history").nth(3).is_visible()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
