@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -104,10 +105,16 @@ def train(
         typer.echo(resolve.describe_files(resolved))
     resolve.set_threads(threads)
     if dry_run:
+        from heed.evaluate.after_training import estimate_test
         from heed.export.support import describe_formats
         from heed.train import estimate
 
-        resolved = estimate.dry_run(resolved, device=device, console=console())
+        resolved = estimate.dry_run(
+            resolved,
+            device=device,
+            console=console(),
+            final_evaluation=partial(estimate_test, device=device),
+        )
         typer.echo(f"export      {describe_formats(resolved)}")
     else:
         folder = run or resolve.free_folder(name)

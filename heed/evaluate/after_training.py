@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from heed.config import DecodeConfig, Recipe
 from heed.evaluate.evaluate_run import evaluate_run
+from heed.evaluate.evaluation_time import estimate_evaluations
 from heed.evaluate.job import Options
 from heed.runs.best_weights import describe_weights
 from heed.runs.results_file import read_results
@@ -28,11 +30,22 @@ def evaluate_test(
     recipe = run.recipe()
     result = read_results(folder).get("test")
     if result is None or result["checkpoint"] != describe_weights(run, recipe):
-        metrics = METRICS if recipe.task == "translate" else ()
         evaluate_run(
-            folder,
-            Options("test", metrics=metrics),
-            device=device,
-            notify=notify,
-            on_result=on_result,
+            folder, options_of_test(recipe), device=device, notify=notify, on_result=on_result
         )
+
+
+def options_of_test(recipe: Recipe) -> Options:
+    """How the test set is evaluated after training."""
+    return Options("test", metrics=METRICS if recipe.task == "translate" else ())
+
+
+def estimate_test(run: Run, decode: DecodeConfig, *, device: str) -> float:
+    """Seconds that the evaluation of test takes after training; 0 where the recipe asks for none.
+
+    `run` is a temporary one, and `decode` limits its outputs.
+    """
+    recipe = run.recipe()
+    if not recipe.train.evaluate_test:
+        return 0.0
+    return estimate_evaluations(run, [options_of_test(recipe)], decode, device=device)

@@ -90,7 +90,7 @@ def _evaluate(
 ) -> tuple[Result, Callable[[], None]]:
     """The result, and the function that saves it."""
     run = Run.open(folder)
-    options = _parse_split(options)
+    options = parse_split(options)
     _check_options(folder, run.recipe().task, options)
     model, tokenizer, recipe = load_run(folder, device=device, weights=options.weights)
     weights, suffix = describe_weights(run, recipe, options.weights), ""
@@ -108,6 +108,8 @@ def _evaluate(
     )
     held_out = _with_unique_name(held_out, stored, reserved_names(recipe, options.test), notify)
     held_out = replace(held_out, name=held_out.name + suffix)
+    if options.sample is not None:
+        held_out = held_out.choose_evenly(options.sample)
     dropped: Counter[str] = Counter()
     records = held_out.records(dropped)
     if not records:
@@ -175,7 +177,7 @@ def _save(job: Job, result: Result) -> None:
         results_file.save_result(folder, held_out.name, result)
 
 
-def _parse_split(options: Options) -> Options:
+def parse_split(options: Options) -> Options:
     """The options with the window that the name of the split gives: `dev@window-256`."""
     name, mark, tokens = (options.split or "").partition(results_file.OTHER_WINDOW)
     if not mark:

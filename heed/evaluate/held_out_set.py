@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from heed.config import Recipe
 from heed.data.batching.length_buckets import Rows
 from heed.data.corpus import Corpus, Record, open_corpus
@@ -70,6 +72,14 @@ class HeldOutSet:
         """The texts, in order; `dropped` counts those left out, by reason."""
         records = list(self.corpus.usable_records(dropped))
         return records if self.rows is None else [records[i] for i in self.rows.tolist()]
+
+    def choose_evenly(self, count: int) -> HeldOutSet:
+        """The set with at most so many of its texts, evenly chosen."""
+        rows = self.rows
+        if rows is None:
+            rows = np.arange(sum(1 for _ in self.corpus.usable_records()), dtype=np.uint32)
+        chosen = np.linspace(0, len(rows), min(count, len(rows)), endpoint=False).astype(np.int64)
+        return replace(self, rows=rows[chosen])
 
 
 def find_training_text(run: Run, recipe: Recipe) -> TrainingText:

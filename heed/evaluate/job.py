@@ -64,6 +64,8 @@ class Options:
     """Tokens between two windows over a long text; half a window by default."""
     weights: str = BEST_WEIGHTS
     """Which weights of the run: "best", "last" or a step."""
+    sample: int | None = None
+    """Evaluate only so many texts, evenly chosen, to see how long an evaluation takes."""
 
 
 @dataclass(frozen=True)

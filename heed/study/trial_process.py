@@ -32,6 +32,7 @@ from heed.study.trials import RUNS, Trial, TrialState, lock_path, read_state, wr
 
 if TYPE_CHECKING:
     from heed.config import Recipe
+    from heed.evaluate.job import Options
     from heed.train.recorder import EvaluationHook
 
 FAILED, CRASHED, NO_SPACE = 2, 1, 74
@@ -158,6 +159,7 @@ def _carry_out(
     folder: Path, config: StudyConfig, state: TrialState, options: TrialOptions
 ) -> TrialState:
     """Train and score a trial; returns its state, finished or pruned."""
+    from heed.runs.run import Run
     from heed.terminal import PlainConsole
     from heed.train.resolve import set_threads
 
@@ -173,7 +175,7 @@ def _carry_out(
         return _measure(replace(state, status="pruned", reason=str(stopped)), run)
     scores = {
         name: _score(run, name, config.metric, options.device, console)
-        for name in sets_to_score(config, trial, run)
+        for name in sets_to_score(config, trial.stage, Run(run).recipe())
     }
     state = _measure(replace(state, status="finished", scores=scores, reused=reused), run)
     return replace(state, dev=scores.get("dev", {}).get(config.metric or ""))
@@ -237,13 +239,18 @@ def _is_pruned(stopped: StoppedError) -> bool:
 # ------------------------------------------------------------------------------------- scoring
 
 
-def sets_to_score(config: StudyConfig, trial: Trial, run: Path) -> list[str]:
+def sets_to_score(config: StudyConfig, stage: str, recipe: Recipe) -> list[str]:
     """The sets that a trial is scored on: dev, and in the last stage those of the study."""
-    from heed.runs.run import Run
+    later = [name for name in config.sets if name != "dev"] if stage == "final" else []
+    return [*(["dev"] if recipe.data.has_dev else []), *later]
 
-    has_dev = Run(run).recipe().data.has_dev
-    later = [name for name in config.sets if name != "dev"] if trial.stage == "final" else []
-    return [*(["dev"] if has_dev else []), *later]
+
+def scoring_options(task: str, name: str, metric: str | None) -> Options:
+    """How a trial is evaluated on a set."""
+    from heed.evaluate.job import Options
+
+    metrics = ("bleu", "chrf", *(["ter"] if metric == "ter" else []))
+    return Options(name, metrics=metrics if task == "translate" else (), resamples=0)
 
 
 def _score(
@@ -251,7 +258,6 @@ def _score(
 ) -> dict[str, float]:
     """Every metric of a run on a set, from its stored result if it has one for these weights."""
     from heed.evaluate.evaluate_run import evaluate_run
-    from heed.evaluate.job import Options
     from heed.metrics.item_metrics import item_metrics
     from heed.runs.best_weights import describe_weights
     from heed.runs.item_counts import read_items
@@ -260,15 +266,13 @@ def _score(
 
     run = Run.open(folder)
     recipe = run.recipe()
-    wanted = ("bleu", "chrf", *(["ter"] if metric == "ter" else []))
+    options = scoring_options(recipe.task, name, metric)
     result = read_results(folder).get(name)
     if (
         result is None
         or result["checkpoint"] != describe_weights(run, recipe)
-        or (recipe.task == "translate" and not all(one in result for one in wanted))
+        or not all(one in result for one in options.metrics)
     ):
-        metrics = wanted if recipe.task == "translate" else ()
-        options = Options(name, metrics=metrics, resamples=0)
         result = evaluate_run(folder, options, device=device, notify=console.print)
     items = read_items(folder, result["split"])
     if items is not None:

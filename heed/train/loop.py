@@ -40,8 +40,6 @@ class Loop:
         the training before the checkpoint, so a resumed run evaluates there again.
         """
         state, settings, recorder = self.state, self.settings, self.recorder
-        evaluate_every = settings.evaluate_every or self.loader.steps_per_epoch
-        checkpoint_every = settings.checkpoint_every or evaluate_every
         state.model.train()
         if self._stops_early(progress):  # it had stopped early, and was killed before its end
             return
@@ -58,12 +56,12 @@ class Loop:
                     self._stop_if_not_finite()  # waits for a GPU
                 if self._is_due(settings.log_every):
                     recorder.log(settings.lr * self.schedule(state.step - 1), progress)
-                if self._is_due(evaluate_every):
+                if self._is_due(self.evaluate_every):
                     scores = recorder.evaluate(progress)
                     if after_evaluation is not None:
                         after_evaluation(state.step, self.steps, scores)
                 self._save_snapshot_if_due()  # before the checkpoint: a resumed run has it
-                if self._is_due(checkpoint_every) or interrupted:
+                if self._is_due(self.checkpoint_every) or interrupted:
                     recorder.save()
                 if interrupted:
                     raise StoppedError(
@@ -73,6 +71,16 @@ class Loop:
                     )
                 if self._stops_early(progress):
                     break
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations: an epoch by default."""
+        return self.settings.evaluate_every or self.loader.steps_per_epoch
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints: as many as between evaluations by default."""
+        return self.settings.checkpoint_every or self.evaluate_every
 
     def update(self, batches: list[Batch]) -> None:
         """One optimizer step on the mean loss over all targets of these batches.

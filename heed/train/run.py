@@ -224,7 +224,7 @@ def _train(
             checkpoint.delete_weights(folder, after=loop.state.step)
         recorder.prune()
         changes = run.environment().get("recipe_changes", [])
-        environment = _environment(setup, loop.loader.steps_per_epoch, changes)
+        environment = describe_training(setup, loop.loader.steps_per_epoch, changes)
         run.write_environment(environment)
     bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
     with bar as progress, recorder.tracked(), oom_guard(recipe, run):
@@ -240,7 +240,7 @@ def _train(
         draw_curves(run)
 
 
-def _environment(
+def describe_training(
     setup: TrainingSetup, steps_per_epoch: int, changes: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What the result depends on, beside versions and hardware.

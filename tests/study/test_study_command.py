@@ -138,6 +138,16 @@ def test_status_estimate_and_csv_of_a_study_that_has_ended(tmp_path: Path) -> No
     assert "no process runs this study" in output
 
 
+def test_an_estimate_has_every_evaluation_and_leaves_nothing(recipe: str) -> None:
+    code, output = invoke_command("study", recipe, *VARY, "--dry-run", "--jobs", "1")
+    assert code == 0, output
+    for system in ("layer: ", "rms: "):
+        (line,) = [one for one in output.splitlines() if one.startswith(system)]
+        assert all(part in line for part in ("ms a step", "s an evaluation", "s to score the run"))
+    assert "a run, from some steps and evaluations" in output
+    assert not Path("runs").exists()
+
+
 def test_two_hundred_trials_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
     states = ended_study(tmp_path, systems=50, seeds=4)
     failed = replace(states[60], status="failed", reason="the loss was not finite, " * 9)
