@@ -12,14 +12,20 @@ from heed.report.claims import Question, format_pair_p, relation_phrases
 from heed.report.wording import (
     count_of,
     format_interval,
-    format_minutes,
     hull,
     join_names,
     name_level,
 )
 from heed.stats.comparison import MIN_SEEDS, Pair
 from heed.stats.power import MAX_SEEDS
-from heed.stats.verdicts import Judgement, Verdict, format_differences, format_level, format_score
+from heed.stats.verdicts import (
+    Judgement,
+    Verdict,
+    format_differences,
+    format_level,
+    format_minutes,
+    format_score,
+)
 from heed.study.finding import quote_name
 
 

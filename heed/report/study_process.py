@@ -15,11 +15,10 @@ from heed.report.study_figures import format_count
 from heed.report.wording import (
     count_of,
     format_interval,
-    format_minutes,
     join_names,
     name_level,
 )
-from heed.stats.verdicts import format_level
+from heed.stats.verdicts import format_level, format_minutes
 from heed.study.study_file import Additions, StudyConfig
 from heed.study.study_results import StudyResults
 from heed.study.trials import TrialState

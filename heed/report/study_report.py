@@ -110,16 +110,11 @@ def build_question(results: StudyResults) -> Question | None:
         comparison.judgements,
         comparison.set_name,
         margin=comparison.margin,
-        minutes_per_run=_minutes_per_run(results) or comparison.minutes_per_run,
+        minutes_per_run=comparison.minutes_per_run,
         is_declared=comparison.is_declared,
         without_runs=[system.name for system in results.systems if system.name not in compared],
         next_look=next((look for look in looks if look > seeds), None),
     )
-
-
-def _minutes_per_run(results: StudyResults) -> float | None:
-    """Mean minutes of a final trial: its start and its evaluations included."""
-    return _mean(state.minutes for system in results.systems for state in system.finished)
 
 
 def _describe_answer(results: StudyResults, question: Question | None, title: str) -> Section:

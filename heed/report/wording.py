@@ -1,4 +1,4 @@
-"""Wording that all sentences of a report share: lists of names, counts, intervals, durations."""
+"""Wording that all sentences of a report share: lists of names, counts, intervals."""
 
 from __future__ import annotations
 
@@ -27,15 +27,6 @@ def join_names(names: Iterable[str]) -> str:
 def count_of(number: int, noun: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def format_minutes(minutes: float) -> str:
-    """A duration: `less than a minute`, `about 12 minutes`, `about 3.5 hours`."""
-    if minutes < 1:
-        return "less than a minute"
-    if minutes >= 120:
-        return f"about {minutes / 60:.2g} hours"
-    return f"about {round(minutes)} minute{'s' * (round(minutes) != 1)}"
 
 
 def format_interval(interval: Interval, metric: SumMetric) -> str:

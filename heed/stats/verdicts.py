@@ -102,6 +102,15 @@ def format_differences(values: Sequence[float], metric: SumMetric) -> list[str]:
     return [f"{round(value, digits) + 0.0:+.{digits}f}" for value in values]
 
 
+def format_minutes(minutes: float) -> str:
+    """A duration: `less than a minute`, `about 12 minutes`, `about 3.5 hours`."""
+    if minutes < 1:
+        return "less than a minute"
+    if minutes >= 120:
+        return f"about {minutes / 60:.2g} hours"
+    return f"about {round(minutes)} {_plural('minute', round(minutes))}"
+
+
 def format_level(alpha: float) -> str:
     """The confidence level of an interval in percent: 95% for alpha = 0.05."""
     return f"{100 * (1 - alpha):.3g}%"
@@ -186,12 +195,7 @@ def _two_models(pair: Pair, metric: SumMetric, minutes: float | None, interval: 
 
 
 def _duration(runs: int, minutes: float | None) -> str:
-    if minutes is None:
-        return ""
-    total = runs * minutes
-    if total < 1:
-        return ", less than a minute"
-    return f", about {ceil(total)} {_plural('minute', ceil(total))}"
+    return "" if minutes is None else f", {format_minutes(runs * minutes)}"
 
 
 def _plural(noun: str, count: int) -> str:

@@ -8,7 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from heed.stats.comparison import Pair
-from heed.stats.verdicts import format_differences, format_level, format_p, format_score
+from heed.stats.verdicts import (
+    format_differences,
+    format_level,
+    format_minutes,
+    format_p,
+    format_score,
+)
 from heed.study.recipe_comparison import RecipeComparison
 from heed.terminal import build_note, build_table
 
@@ -178,14 +184,8 @@ def _power_notes(comparison: RecipeComparison) -> list[str]:
 def _seeds_note(pair: Pair, minutes: float | None) -> str:
     if pair.seeds_needed is None or pair.seeds_needed <= min(pair.seeds):
         return ""
-    time = "" if minutes is None else f", {_describe_minutes(minutes)} a run"
+    time = "" if minutes is None else f", {format_minutes(minutes)} a run"
     return f" For one as seen that takes about {pair.seeds_needed} seeds each in all{time}."
-
-
-def _describe_minutes(minutes: float) -> str:
-    if minutes < 1:
-        return "less than a minute"
-    return f"about {round(minutes)} minute{'s' * (round(minutes) != 1)}"
 
 
 def _clean_notes(comparison: RecipeComparison) -> list[str]:

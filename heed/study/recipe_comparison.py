@@ -36,7 +36,12 @@ from heed.study.comparability import (
     find_baseline,
     pair_seeds,
 )
-from heed.study.run_records import ScoredRun, open_scored_runs, recipes_to_group
+from heed.study.run_records import (
+    ScoredRun,
+    mean_minutes,
+    open_scored_runs,
+    recipes_to_group,
+)
 
 HIDDEN_COLUMNS = ("win_share", "smallest_visible", "seeds_needed")
 """Columns of `rows` that notebooks leave out; the sentences tell what matters of them."""
@@ -79,6 +84,7 @@ class RecipeComparison:
     """The same without the texts that also occur in train, where some do."""
     margin: float | None
     minutes_per_run: float | None
+    """What one more run is taken to cost (`mean_minutes`)."""
     looks: dict[str, int]
     """How often each run was evaluated on the set, as far as it is known."""
     notes: list[str]
@@ -223,8 +229,7 @@ def compare_runs(
         _compare, groups, chosen, base, clusters, paired_seeds=paired_seeds, alpha=alpha
     )
     whole = compare()
-    minutes = [run.minutes for run in scored if run.minutes is not None]
-    minutes_per_run = float(np.mean(minutes)) if minutes else None
+    minutes_per_run = mean_minutes(scored)
     first = next(iter(items.values()))
     return RecipeComparison(
         task=first.task,

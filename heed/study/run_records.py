@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from heed import checksums
@@ -42,7 +43,8 @@ class ScoredRun:
     data: dict[str, str]
     """Hashes of the training and dev text."""
     minutes: float | None
-    """How long it trained, as far as it is known."""
+    """How long it took, as far as it is known: a trial of a study from the start of its process to
+    its last score, any other run from its first step to the end of training, with evaluations."""
     evaluations: Mapping[str, ItemCounts] = field(default_factory=dict)
     looks: dict[str, int] = field(default_factory=dict)
     """How often the run was evaluated on each set, with any of its weights."""
@@ -158,6 +160,12 @@ class StoredEvaluations(Mapping[str, ItemCounts]):
 
     def __len__(self) -> int:
         return len(self._contents)
+
+
+def mean_minutes(runs: Iterable[ScoredRun]) -> float | None:
+    """Mean minutes of these runs: what one more is taken to cost, wherever that is told."""
+    known = [run.minutes for run in runs if run.minutes is not None]
+    return fmean(known) if known else None
 
 
 def recipes_to_group(runs: Sequence[ScoredRun]) -> dict[str, Mapping[str, Any]]:

@@ -221,7 +221,7 @@ class StudyResults:
         """
         config = self.config
         chosen = self._compared_trials()
-        runs = [self.record(state.trial.name).run for state in chosen]
+        runs = [self._scored_run(state) for state in chosen]
         present = {state.trial.system for state in chosen}
         deviations = self._deviations()
         for what, asked, fixed in (
@@ -258,6 +258,11 @@ class StudyResults:
                 tuple(self._trial_notes(chosen)),
             ),
         )
+
+    def _scored_run(self, state: TrialState) -> ScoredRun:
+        """The run of a finished trial, with the minutes of the whole trial where they are known."""
+        run = self.record(state.trial.name).run
+        return run if state.minutes is None else replace(run, minutes=state.minutes)
 
     @cached_property
     def look(self) -> Look | None:

@@ -35,6 +35,7 @@ def write_trial_record(folder: Path, state: TrialState) -> None:
         scored,
         name=state.trial.name,
         recipe=_shorten_paths(scored.recipe),
+        minutes=state.minutes,
         evaluations=sets,
         looks={name: scored.looks[name] for name in sets},
     )

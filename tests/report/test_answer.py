@@ -14,10 +14,10 @@ from report_claims import check_sentence, shown_pairs
 
 from heed.report.answer import answer_question, answer_without_runs
 from heed.report.claims import Question, tell_pair
-from heed.report.wording import format_interval, format_minutes, join_names, name_level
+from heed.report.wording import format_interval, join_names, name_level
 from heed.stats.comparison import SumMetric, compare_systems
 from heed.stats.variance import System
-from heed.stats.verdicts import Verdict, format_differences, judge_pair
+from heed.stats.verdicts import Verdict, format_differences, format_minutes, judge_pair
 
 NAMES = ("rope", "t5", "none", "merge=concat, layers=2", "a b", "shaw", "x.y-1", "alibi", "nope")
 SCORE = SumMetric("BLEU", mean_value)

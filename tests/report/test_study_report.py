@@ -21,6 +21,7 @@ from heed.report.document import Code, Document, Interactive, Paragraph, Table
 from heed.report.html import render_html
 from heed.report.markdown import render_markdown
 from heed.report.study_report import build_question, build_study_report
+from heed.study.compare_named import compare_named
 from heed.study.study_results import StudyResults
 from heed.study.trials import Trial, TrialState, write_state
 
@@ -170,6 +171,8 @@ def test_the_minutes_of_further_runs_are_those_of_whole_trials(tmp_path: Path) -
     question = build_question(StudyResults.read(folder))
     assert question is not None
     assert question.minutes_per_run == 7.0
+    # `heed compare` counts the same.
+    assert compare_named([folder / "records"]).minutes_per_run == 7.0
 
 
 def test_title_author_and_notes_can_be_given(tmp_path: Path) -> None:
