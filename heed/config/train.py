@@ -20,7 +20,16 @@ from heed.config.base import (
 )
 from heed.errors import nearest
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "adagrad", "adafactor", "lion", "muon")
+OPTIMIZERS = {
+    "adamw": "Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019)",
+    "adam": "steps by the gradient's mean over the root of its mean square (Kingma and Ba 2015)",
+    "sgd": "steps along the gradient, with momentum (Robbins and Monro 1951; Polyak 1964)",
+    "adagrad": "steps over the root of all squared gradients so far (Duchi et al. 2011)",
+    "adafactor": "Adam with mean squares kept by row and column (Shazeer and Stern 2018)",
+    "lion": "steps of one size, by the sign of the gradient's mean (Chen et al. 2023)",
+    "muon": "the mean gradient of a matrix made orthogonal, AdamW elsewhere (Jordan et al. 2024)",
+}
+"""The optimizers and what each is, in one line."""
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "linear", "wsd")
 FREEZABLE = ("embeddings", "body")
 LAST = "last"
@@ -185,7 +194,7 @@ class TrainConfig(Section):
     """Experiment trackers that receive the metrics as well."""
 
     checks: ClassVar[tuple[Check, ...]] = (
-        lambda t: unknown_name("optimizer", t.optimizer, OPTIMIZERS),
+        lambda t: unknown_name("optimizer", t.optimizer, (*OPTIMIZERS,)),
         lambda t: unknown_name("schedule", t.schedule, SCHEDULES),
         _check_batch_size,
         _check_betas,

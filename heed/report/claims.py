@@ -63,37 +63,6 @@ class Question:
         return names.pop() if len(names) == 1 and complete else None
 
 
-def tell_pair(question: Question, pair: Pair, judgement: Judgement) -> str:
-    """The verdict on one pair in one or two sentences, with its interval and p."""
-    metric, level = question.metric, name_level(question.comparison)
-    a, b = quote_name(pair.a), quote_name(pair.b)
-    [difference] = format_differences([pair.difference], metric)
-    support = (
-        f"{difference} {metric.difference_unit} ({level} interval "
-        f"{format_interval(pair.interval, metric)}, p {format_pair_p(pair)})"
-    )
-    delta = f"{question.margin:g} {metric.difference_unit}" if question.margin is not None else ""
-    ends = format_interval(pair.equivalence_interval, metric)
-    equal = format_level(2 * question.comparison.alpha)
-    match judgement.verdict:
-        case Verdict.BETTER | Verdict.WORSE:
-            small = f" It is within {delta} ({equal} interval {ends}): too small to matter."
-            text = f"{a} is {judgement.verdict.value} than {b}: {support}."
-            return text + small * judgement.within_margin
-        case Verdict.BETTER_BY_MARGIN | Verdict.WORSE_BY_MARGIN:
-            word = judgement.verdict.value.partition(" ")[0]
-            return f"{a} is {word} than {b} by at least {delta}: {support}."
-        case Verdict.AS_GOOD:
-            return (
-                f"{a} is as good as {b}, within {delta}: {equal} interval {ends}. "
-                f"A difference is not shown: {support}."
-            )
-        case Verdict.UNDECIDED:
-            return f"Can't tell yet whether {a} and {b} differ: {support}."
-        case Verdict.TWO_MODELS:
-            return f"Two models only: {a} and {b} differ by {support}."
-
-
 def format_pair_p(pair: Pair) -> str:
     is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
     return format_p(pair.corrected_p, below_resolution=is_bound)

@@ -85,7 +85,7 @@ def describe_analysis(results: StudyResults, findings: Sequence[Finding]) -> Sec
         blocks += [Heading(heading), figure]
         if name == "importance" and (coordinates := grid_coordinates(results)) is not None:
             blocks.append(coordinates)
-        if name == "train-dev-gap" and (calm := _tell_no_rise(findings)):
+        if name == "train-dev-gap" and (calm := _tell_no_rise(results, findings)):
             blocks.append(Paragraph(calm, "text", name))
         blocks += [Paragraph(one.text, "finding", name) for one in chosen[:MAX_FINDINGS]]
         asked = [one for one in findings if one.figure == name and one.p is not None]
@@ -203,8 +203,13 @@ def _gap_figure(results: StudyResults) -> Figure | None:
     return Figure("train-dev-gap", caption, f"Gap by step: {ends}", svg)
 
 
-def _tell_no_rise(findings: Sequence[Finding]) -> str:
-    """That no seed's dev loss rises; empty where one does, which is then a question of its own."""
+def _tell_no_rise(results: StudyResults, findings: Sequence[Finding]) -> str:
+    """That no seed's dev loss rises; empty where one does, which is then a question of its own.
+
+    A dev loss that was measured once cannot rise.
+    """
+    if all(len(curve.points) < 2 for curve in results.curves(DEV_LOSS)):
+        return ""
     rises = [one for one in findings if one.kind == "overfit" and "rise" in one.numbers]
     if not rises or any(one.p is not None for one in rises):
         return ""

@@ -13,7 +13,7 @@ from heed.report.claims import GAINS, LOSSES, Question
 from heed.report.document import Figure, Table
 from heed.report.row_charts import Row, interval_plot
 from heed.report.wording import format_interval, name_level
-from heed.stats.comparison import Pair
+from heed.stats.comparison import MIN_SEEDS, Pair
 from heed.stats.intervals import Interval
 from heed.stats.power import MAX_SEEDS
 from heed.stats.verdicts import (
@@ -34,8 +34,8 @@ ONE_LINE = 26
 """Characters of a cell's text that is not broken into lines."""
 MAX_PAIR_ROWS = 60
 """Rows of the table of differences; of more pairs, those with the largest differences."""
-MAX_MATRIX = 12
-"""Systems up to which the verdicts on all pairs are one matrix."""
+MIN_MATRIX, MAX_MATRIX = 5, 12
+"""Systems from and up to which the verdicts on all pairs are a matrix as well as a table."""
 MAX_CURVES = 8
 """Systems in one figure of curves: more cannot be distinguished."""
 SIGNS = {**dict.fromkeys(GAINS, ">"), **dict.fromkeys(LOSSES, "<"), Verdict.AS_GOOD: "="}
@@ -75,14 +75,10 @@ def keep_together(text: str) -> str:
 
 
 def systems_table(question: Question, costs: Mapping[str, Cost]) -> Table:
-    """Every system: its score over seeds, its difference from the baseline, and what it costs."""
+    """Every system: its score over seeds, whether it may be best, and what it costs."""
     metric, comparison = question.metric, question.comparison
-    against = {pair.a: (pair, judgement) for pair, judgement in question.pairs}
-    baseline = question.baseline
     columns = ["system", "seeds", f"{metric.name}, {keep_together('mean ± sd')}"]
-    if baseline is not None:
-        columns += ["difference", f"{name_level(comparison)} interval", "verdict"]
-    elif comparison.best is not None and len(comparison.systems) > 1:
+    if comparison.best is not None and len(comparison.systems) > 1:
         columns += ["may be best"]
     has_cost = [
         any(getattr(cost, key) is not None for cost in costs.values())
@@ -94,15 +90,14 @@ def systems_table(question: Question, costs: Mapping[str, Cost]) -> Table:
     for name, values in comparison.systems.items():
         mean = format_score(float(values.mean()), metric)
         spread = f" ± {format_score(float(values.std(ddof=1)), metric)}" if len(values) > 1 else ""
-        row = [name, str(len(values)), mean + spread]
-        if baseline is not None:
-            row += _difference_cells(question, against.get(name))
-        elif "may be best" in columns:
+        baseline = f"{name} (baseline)" if name == question.baseline else name
+        row = [baseline, str(len(values)), mean + spread]
+        if "may be best" in columns:
             row += ["yes" if name in (comparison.best or ()) else "no"]
         cost = costs.get(name, Cost())
         cells = [
             format_count(cost.parameters),
-            "–" if cost.minutes is None else f"{cost.minutes:.2g}",
+            _format_minutes(cost.minutes),
             format_bytes(cost.memory),
         ]
         rows.append(row + [cell for cell, shown in zip(cells, has_cost, strict=True) if shown])
@@ -111,17 +106,14 @@ def systems_table(question: Question, costs: Mapping[str, Cost]) -> Table:
     return Table("systems", _describe_systems(question, costs), columns, rows, _numbers(columns))
 
 
+def _format_minutes(minutes: float | None) -> str:
+    if minutes is None:
+        return "–"
+    return f"{minutes:,.{2 if minutes < 1 else 1 if minutes < 10 else 0}f}"
+
+
 def _numbers(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in ("system", "verdict", "pair", "may be best")]
-
-
-def _difference_cells(question: Question, judged: tuple[Pair, Judgement] | None) -> list[str]:
-    if judged is None:
-        return ["–", "–", "baseline"]
-    pair, judgement = judged
-    [difference] = format_differences([pair.difference], question.metric)
-    verdict = keep_together(verdict_words(question, judgement))
-    return [difference, _tell_interval(question, *judged), verdict]
 
 
 def _tell_interval(question: Question, pair: Pair, judgement: Judgement) -> str:
@@ -144,15 +136,8 @@ def _describe_systems(question: Question, costs: Mapping[str, Cost]) -> str:
     metric, comparison = question.metric, question.comparison
     order = "higher" if metric.higher_is_better else "lower"
     text = f"{capitalize(metric.name)} on {question.set_name} ({order} is better), "
-    text += "mean and sd over seeds"
-    if question.baseline is not None:
-        text += f", and the difference from {quote_name(question.baseline)}"
-    text += "."
-    if question.baseline is not None and len(comparison.pairs) > 1:
-        text += " The corrected intervals hold together."
-    if question.baseline is not None:
-        text += _tell_equivalence(question)
-    elif comparison.best is not None:
+    text += "mean and sd over seeds."
+    if comparison.best is not None and len(comparison.systems) > 1:
         level = format_level(comparison.alpha)
         text += f" Which may be best: Hsu's comparison with the best, {level}."
     return text + tell_costs(costs)
@@ -169,6 +154,16 @@ def tell_costs(costs: Mapping[str, Cost]) -> str:
     return f" {capitalize(' and '.join(names))}: {' and '.join(parts)}."
 
 
+def _tell_few_seeds(question: Question) -> str:
+    """Why an interval without 0 may stand beside no verdict: too few seeds."""
+    if all(pair.compares_recipes for pair, _ in question.pairs):
+        return ""
+    return (
+        f" With fewer than {MIN_SEEDS} seeds there is no verdict on recipes, also where the "
+        "interval excludes 0: so few seeds do not tell how much another would change."
+    )
+
+
 def pairs_table(question: Question) -> Table:
     """Every difference with its interval, p and verdict, the largest first."""
     metric, is_family = question.metric, len(question.pairs) > 1
@@ -178,7 +173,7 @@ def pairs_table(question: Question) -> Table:
         [difference] = format_differences([pair.difference], metric)
         is_bound = pair.item_exchange is not None and pair.item_exchange.is_bound
         p = format_p(pair.corrected_p, below_resolution=is_bound).removeprefix("= ")
-        visible = pair.smallest_visible
+        visible, is_early = pair.smallest_visible, not pair.compares_recipes
         rows.append(
             [
                 keep_together(f"{pair.a} − {pair.b}"),
@@ -189,7 +184,7 @@ def pairs_table(question: Question) -> Table:
                 *([format_p(pair.p).removeprefix("= ")] if is_family else []),
                 p,
                 f"{pair.win_share:.2f}",
-                "–" if visible is None else format_score(visible, metric),
+                "–" if visible is None or is_early else format_score(visible, metric),
                 _tell_seeds_needed(pair),
                 verdict_words(question, judgement),
             ]
@@ -203,7 +198,8 @@ def pairs_table(question: Question) -> Table:
         "and in standard deviations over seeds. P(A>B): the share of pairs of runs that the first "
         "leads, ties counting half. Visible: the smallest difference that such runs show in 8 of "
         "10 cases. Seeds needed: of each system, to show a difference as seen in 8 of 10."
-    ) + _tell_equivalence(question)
+    )
+    caption += _tell_equivalence(question) + _tell_few_seeds(question)
     if len(largest) > MAX_PAIR_ROWS:
         left = len(largest) - MAX_PAIR_ROWS
         caption = caption.replace("Every difference", f"The {MAX_PAIR_ROWS} largest differences")
@@ -269,7 +265,8 @@ def difference_plot(question: Question) -> Figure:
         margin=question.margin,
     )
     level = name_level(question.comparison)
-    caption = f"Differences{minus} with their {level} intervals. Filled: shown; hollow: not."
+    hollow = "hollow: not" + ", or too few seeds to say" * bool(_tell_few_seeds(question))
+    caption = f"Differences{minus} with their {level} intervals. Filled: shown; {hollow}."
     if question.margin is not None:
         caption += f" Shaded: differences within {question.margin:g}, which do not matter."
     same = [pair for pair, judgement in pairs if judgement.verdict is Verdict.AS_GOOD]

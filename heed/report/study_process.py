@@ -19,7 +19,7 @@ from heed.report.wording import (
     name_level,
 )
 from heed.stats.verdicts import format_level, format_minutes
-from heed.study.study_file import Additions, StudyConfig
+from heed.study.study_file import TEXTS, Additions, StudyConfig
 from heed.study.study_results import StudyResults
 from heed.study.trials import TrialState
 
@@ -52,10 +52,12 @@ def describe_trials(states: Sequence[TrialState]) -> Section:
     ended = [state for state in states if state.status in ("failed", "pruned", "stopped")]
     if ended:
         table_rows = [
-            [state.trial.name, state.status, _format_keys(state), state.reason or "no reason known"]
+            [state.trial.name, state.status, _format_keys(state), _tell_reason(state)]
             for state in ended[:MAX_REASONS]
         ]
         caption = "Trials that did not finish, and why."
+        if any(state.status == "stopped" for state in ended):
+            caption += " The command of the study goes on with those that were stopped."
         if len(ended) > MAX_REASONS:
             caption += f" {len(ended) - MAX_REASONS} more are in `heed study FOLDER --csv`."
         names = ["trial", "status", "searched keys", "reason"]
@@ -64,6 +66,11 @@ def describe_trials(states: Sequence[TrialState]) -> Section:
             table_rows = [[row[0], row[1], row[3]] for row in table_rows]
         blocks.append(Table("unfinished", caption, names, table_rows))
     return Section("trials-section", "Trials", blocks)
+
+
+def _tell_reason(state: TrialState) -> str:
+    """Why a trial did not finish, without the command that goes on with its run alone."""
+    return (state.reason or "no reason known").partition(" Continue with: ")[0]
 
 
 def _present_statuses(states: Sequence[TrialState]) -> dict[str, str]:
@@ -188,6 +195,12 @@ def _tell_additions(additions: Additions) -> list[str]:
         if parts:
             what = "; ".join(parts)
             texts.append(f"Added after the study was declared, on {when}: {what}. Exploratory.")
+        if changed := [key for key in TEXTS if key in entry]:
+            verb = "was" if changed in (["title"], ["question"], ["author"]) else "were"
+            texts.append(
+                f"The {' and '.join(changed)} {verb} written anew on {when}; the study file below "
+                "has what was declared."
+            )
     return texts
 
 

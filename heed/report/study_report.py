@@ -7,8 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from heed.config.registry import MERGES, POSITIONS
+from heed.config.train import OPTIMIZERS
 from heed.report.answer import answer_question, answer_without_runs
-from heed.report.claims import Question, tell_pair
+from heed.report.claims import Question
 from heed.report.document import Block, Document, Figure, Paragraph, Section, Table
 from heed.report.line_charts import Series, line_chart
 from heed.report.study_analysis import describe_analysis
@@ -16,6 +18,7 @@ from heed.report.study_examples import describe_examples
 from heed.report.study_figures import (
     MAX_CURVES,
     MAX_MATRIX,
+    MIN_MATRIX,
     Cost,
     difference_plot,
     format_count,
@@ -33,16 +36,20 @@ from heed.report.study_search import describe_search
 from heed.report.study_sets import CLEAN, describe_further_scores, tell_overlap
 from heed.report.wording import count_of, join_names
 from heed.study.analysis import analyze_study
-from heed.study.study_results import StudyResults
+from heed.study.study_results import FINISHED, StudyResults
 
 TRAIN_LOSS = "train/loss"
 """The loss while training, where dev was evaluated too seldom for a curve."""
+DESCRIBED: Mapping[str, Mapping[str, str]] = {
+    "model.position": POSITIONS.declared,
+    "model.merge": MERGES.declared,
+    "train.optimizer": OPTIMIZERS,
+}
+"""Keys whose values are names that a reader may not know, with a line about each."""
 MATTERING_SIZE = 1.05
 """A larger ratio of parameters is told beside the settings that it follows from."""
 MAX_KEYS = 5
 """Keys that have a column each, and are named in a sentence."""
-MAX_PAIR_SENTENCES = 6
-"""Pairs that are told one by one; more are in the table only."""
 
 
 def build_study_report(
@@ -127,6 +134,8 @@ def _describe_answer(results: StudyResults, question: Question | None, title: st
             "shows how the question is answered; the full study may answer it otherwise."
         )
         blocks.append(Paragraph(text, "note"))
+    if (missing := _tell_missing(results)) is not None:
+        blocks.append(Paragraph(missing, "note", "trials"))
     if question is None:
         names = [system.name for system in results.systems]
         sentences = answer_without_runs(names)
@@ -143,6 +152,18 @@ def _describe_answer(results: StudyResults, question: Question | None, title: st
         if comparison is not None and (overlap := tell_overlap(comparison)):
             blocks.insert(-3, Paragraph(overlap, "note", CLEAN if question.pairs else None))
     return Section("answer", "Answer", blocks)
+
+
+def _tell_missing(results: StudyResults) -> str | None:
+    """Which final trials have no score, where some have and others have not."""
+    finals = [state for system in results.systems for state in system.finals]
+    finished = sum(state.status == FINISHED for state in finals)
+    total = max(len(finals), len(results.declared.seeds) * len(results.systems))
+    if not 0 < finished < total:
+        return None
+    missing = join_names(state.trial.name for state in finals if state.status != FINISHED)
+    named = f": {missing} {'has' if total - finished == 1 else 'have'} no score" if missing else ""
+    return f"{finished} of {total} final trials have finished{named}."
 
 
 def _describe_systems(results: StudyResults, question: Question) -> Section:
@@ -164,6 +185,8 @@ def _describe_systems(results: StudyResults, question: Question) -> Section:
             )
         )
     blocks.append(systems_table(question, costs))
+    if (glossary := _glossary(results)) is not None:
+        blocks.append(glossary)
     if (settings := _settings_table(results)) is not None:
         blocks.append(settings)
     return Section("systems-section", "Systems", blocks)
@@ -171,7 +194,7 @@ def _describe_systems(results: StudyResults, question: Question) -> Section:
 
 def _tell_settings(results: StudyResults) -> list[str]:
     """Which keys the systems differ in."""
-    keys = list(dict.fromkeys(key for system in results.systems for key in system.scientific))
+    keys = list(dict.fromkeys(key for values in _settings(results).values() for key in values))
     if not keys or len(results.systems) < 2:
         return []
     searched = list(results.config.search.space) if results.config.search is not None else []
@@ -182,6 +205,36 @@ def _tell_settings(results: StudyResults) -> list[str]:
     return [f"{text}. Every other key is the same."]
 
 
+def _settings(results: StudyResults) -> dict[str, dict[str, Any]]:
+    """The keys of every system that the study asks about, with its values.
+
+    Where systems have recipes of their own and no key, these are what differs between the recipes.
+    """
+    declared = {system.name: system.scientific for system in results.systems}
+    if any(declared.values()) or results.comparison is None:
+        return declared
+    return declared | {group.name: group.differing for group in results.comparison.groups}
+
+
+def _glossary(results: StudyResults) -> Table | None:
+    """What each position encoding, merge and optimizer is that the systems differ in."""
+    settings = _settings(results)
+    asked = {key for values in settings.values() for key in values}
+    if results.config.search is not None:
+        asked |= set(results.config.search.space)
+    rows: dict[str, str] = {}
+    for key, descriptions in DESCRIBED.items():
+        if key not in asked:
+            continue
+        changes = [*settings.values(), *(one.changes for one in results.systems)]
+        changes += [state.trial.changes for state in results.trials]
+        values = [str(one.get(key)) for one in changes]
+        rows |= {one: descriptions[one] for one in values if one in descriptions}
+    if not rows:
+        return None
+    return Table("names", "What the names stand for.", ["name", "is"], [*map(list, rows.items())])
+
+
 def _join_keys(keys: Sequence[str]) -> str:
     shown = join_names(keys[:MAX_KEYS])
     return shown if len(keys) <= MAX_KEYS else f"{shown} and {len(keys) - MAX_KEYS} more keys"
@@ -189,21 +242,22 @@ def _join_keys(keys: Sequence[str]) -> str:
 
 def _settings_table(results: StudyResults) -> Table | None:
     """The keys of every system, where they have several that the names may not tell."""
-    keys = list(dict.fromkeys(key for system in results.systems for key in system.scientific))
+    settings = _settings(results)
+    keys = list(dict.fromkeys(key for values in settings.values() for key in values))
     if not len(keys) >= 2 or len(results.systems) < 2:
         return None
     if len(keys) <= MAX_KEYS:
         rows = [
-            [system.name, *(_format_value(system.scientific.get(key)) for key in keys)]
-            for system in results.systems
+            [name, *(_format_value(values.get(key)) for key in keys)]
+            for name, values in settings.items()
         ]
         return Table("settings", "The keys of every system.", ["system", *keys], rows)
     rows = [
         [
-            system.name,
-            ", ".join(f"{key} = {_format_value(one)}" for key, one in system.scientific.items()),
+            name,
+            ", ".join(f"{key} = {_format_value(one)}" for key, one in values.items()),
         ]
-        for system in results.systems
+        for name, values in settings.items()
     ]
     return Table("settings", "The keys of every system.", ["system", "settings"], rows)
 
@@ -214,12 +268,8 @@ def _format_value(value: Any) -> str:
 
 def _describe_differences(question: Question) -> Section:
     blocks: list[Block] = [difference_plot(question)]
-    if len(question.pairs) <= MAX_PAIR_SENTENCES:
-        blocks += [
-            Paragraph(tell_pair(question, pair, judgement), "finding", "pairs")
-            for pair, judgement in question.pairs
-        ]
-    if question.baseline is None and 2 < len(question.comparison.systems) <= MAX_MATRIX:
+    systems = len(question.comparison.systems)
+    if question.baseline is None and MIN_MATRIX <= systems <= MAX_MATRIX:
         blocks.append(pair_matrix(question))
     blocks.append(pairs_table(question))
     return Section("differences-section", "Differences", blocks)

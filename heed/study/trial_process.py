@@ -106,7 +106,7 @@ def run_trial(folder: Path, name: str, options: TrialOptions) -> int:
             write_trial_record(folder, state)
         except StoppedError as stopped:
             print(stopped, flush=True)
-            write_state(folder, clock.end(state, "stopped", str(stopped)))
+            write_state(folder, clock.end(state, "stopped", stopped.what))
             return stopped.code
         except Exception as error:
             return _record_failure(folder, clock, state, error)

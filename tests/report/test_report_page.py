@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import Scheme, visit_file
 from evaluating import evaluate_small, train_small, write_text
+from study_folders import write_study
 
 from heed.report.document import (
     Block,
@@ -24,6 +25,7 @@ from heed.report.html import render_html
 from heed.report.line_charts import Series, line_chart
 from heed.report.row_charts import Row, interval_plot
 from heed.report.run_report import build_run_report
+from heed.report.study_report import build_study_report
 from heed.report.write_report import write_report
 
 if TYPE_CHECKING:
@@ -104,6 +106,30 @@ def test_attention_is_interactive_and_its_alternative_is_for_paper(
         page.emulate_media(media="print")
         assert part.locator(".alternative").is_visible()
         assert not part.locator("[data-interactive]").is_visible()
+
+
+def test_wide_tables_fit_a_printed_page_and_break_no_number(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """A4 less its margins is 665 px wide; a wider table would make Chromium shrink the page."""
+    names = ["rope", "sinusoidal", "learned", "shaw", "t5", "alibi", "none"]
+    systems = {name: 0.3 + 0.03 * number for number, name in enumerate(names)}
+    folder = write_study(tmp_path / "study", systems, margin=0.5)
+    write_report(build_study_report(folder), tmp_path / "report.html")
+    with visit_file(chromium, tmp_path / "report.html", width=665) as visit:
+        visit.page.emulate_media(media="print")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 665
+        broken = visit.page.evaluate("""() => [...document.querySelectorAll("td.right")]
+          .filter((cell) => {
+            const text = document.createRange();
+            text.selectNodeContents(cell);
+            const height = text.getBoundingClientRect().height;
+            return height > 1.9 * parseFloat(getComputedStyle(cell).fontSize);
+          })
+          .map((cell) => cell.textContent)""")
+        assert broken == []
+        columns = visit.page.locator("#pairs thead th").count()
+        assert columns >= 11
 
 
 def test_without_javascript_the_alternative_is_shown(chromium: Browser, report: Path) -> None:

@@ -146,8 +146,10 @@ def test_the_report_of_a_planted_effect(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "differences.svg").exists()
     assert "Looks at test: it was evaluated 9 times for 9 final trials: once each." in text
     [table] = [one for one in all_tables(document) if one.id == "systems"]
-    assert [row[0] for row in table.rows] == ["rope", "t5", "none"]
-    assert table.rows[2][-4].replace("\u00a0", " ") == "worse by at least 2"
+    assert [row[0] for row in table.rows] == ["rope (baseline)", "t5", "none"]
+    [table] = [one for one in all_tables(document) if one.id == "pairs"]
+    verdicts = {row[0].replace("\u00a0", " "): row[-1] for row in table.rows}
+    assert verdicts["none − rope"] == "worse by at least 2"
 
 
 def test_every_question_about_several_sets_is_in_the_report(tmp_path: Path) -> None:
@@ -173,6 +175,43 @@ def test_the_minutes_of_further_runs_are_those_of_whole_trials(tmp_path: Path) -
     assert question.minutes_per_run == 7.0
     # `heed compare` counts the same.
     assert compare_named([folder / "records"]).minutes_per_run == 7.0
+
+
+def test_names_of_the_field_are_explained_where_they_occur(tmp_path: Path) -> None:
+    systems = [
+        {"name": "mine", "set": {"model.position": "alibi"}},
+        {"name": "theirs", "set": {"model.position": "rope"}},
+    ]
+    search = {"method": "random", "trials": 8, "space": SPACE}
+    folder = write_study(tmp_path / "study", {"mine": 0.5, "theirs": 0.5}, systems=systems)
+    (table,) = [one for one in all_tables(build_study_report(folder)) if one.id == "names"]
+    assert [row[0] for row in table.rows] == ["alibi", "rope"]
+    assert "Press et al. 2022" in table.rows[0][1]
+    folder = write_study(
+        tmp_path / "b", {"mine": 0.5, "theirs": 0.5}, systems=systems, search=search
+    )
+    add_search(folder, systems, 8)
+    (table,) = [one for one in all_tables(build_study_report(folder)) if one.id == "names"]
+    assert [row[0] for row in table.rows] == ["alibi", "rope", "adamw"]
+    folder = write_study(tmp_path / "c", {"wide": 0.5, "narrow": 0.5})
+    assert "names" not in {one.id for one in all_tables(build_study_report(folder))}
+
+
+def test_a_report_begins_with_what_is_missing_and_has_no_verdict_of_two_seeds(
+    tmp_path: Path,
+) -> None:
+    """The systems differ plainly, and the third seed of one has not been trained."""
+    systems = {"rope": 0.5, "none": 0.2}
+    folder = write_study(tmp_path / "study", systems, waiting=["none-seed2"], rows=2)
+    document = check_report(folder)
+    notes = [block.text for block in document.sections[0].blocks if isinstance(block, Paragraph)]
+    assert "5 of 6 final trials have finished: none-seed2 has no score." in notes
+    (table,) = [one for one in all_tables(document) if one.id == "pairs"]
+    (row,) = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert (row["verdict"], row["visible"]) == ("two models only", "–")
+    assert "no verdict on recipes, also where the interval excludes 0" in table.caption
+    # Dev was evaluated once: that its loss does not rise says nothing.
+    assert not any("no overfitting" in text for text in all_sentences(document))
 
 
 def test_title_author_and_notes_can_be_given(tmp_path: Path) -> None:
@@ -238,7 +277,7 @@ def test_a_grid_of_several_keys_has_parallel_coordinates_and_importance(tmp_path
     folder = write_study(
         tmp_path / "study",
         lambda changes: 0.4 + 0.05 * changes["model.layers"],
-        grid={"model.layers": [1, 2], "model.width": [32, 64]},
+        grid={"model.layers": [1, 2, 3], "model.width": [32, 64]},
     )
     document = check_report(folder)
     ids = [block.id for block in document.numbered_blocks()]

@@ -65,7 +65,7 @@ class OptimizerSettings:
             raise ConfigError(complaints)
 
     def _complaints(self) -> Iterator[str]:
-        yield from filter(None, [unknown_name("optimizer", self.name, OPTIMIZERS)])
+        yield from filter(None, [unknown_name("optimizer", self.name, (*OPTIMIZERS,))])
         for key, rate in (("lr", self.lr), ("muon_lr", self.muon_lr)):
             if rate is not None and not 0.0 < rate < math.inf:
                 yield f"{key} must be a number above 0, not {rate}."
