@@ -60,10 +60,15 @@ def _summary(results: Results) -> str:
     encoder = results["encoder"]["comparisons"]["distance even"]["alibi"]
     decoder = results["decoder"]["comparisons"]["distance even"]
     nearest = min(decoder, key=lambda name: decoder[name]["mean"])
+    others = [one for name, one in decoder.items() if name != nearest]
+    least = "has the shortest mean distance, "
+    if all(decoder[nearest]["high"] < one["low"] for one in others):
+        least = "looks nearest (its interval lies below all others), "
+    low, high = (_number(-encoder[side], "distance") for side in ("high", "low"))
     return (
-        f"ALiBi's encoder looks {-encoder['difference']:.1f} tokens nearer than even attention; in "
-        f"a language model `{nearest}` looks nearest, {decoder[nearest]['mean']:.1f} tokens away. "
-        "That attention is “on the first few tokens” is what padding does to a picture."
+        f"ALiBi's encoder looks {-encoder['difference']:.2f} [{low}, {high}] tokens nearer than "
+        f"even attention; in a language model `{nearest}` {least}"
+        f"{decoder[nearest]['mean']:.1f} tokens away. That attention is “on the first few tokens” is what padding does to a picture."
     )
 
 
