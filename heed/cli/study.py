@@ -117,6 +117,7 @@ def study(
         check_jobs,
         default_jobs,
         locate_study,
+        refuse_no_result,
         run_study,
         write_csv,
     )
@@ -159,3 +160,5 @@ def study(
         write_csv(csv, states)
     if json:
         print_json({"study": str(folder), "trials": trial_rows(states)})
+    if not status:
+        refuse_no_result(folder, states)

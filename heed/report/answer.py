@@ -42,8 +42,8 @@ def answer_without_runs(systems: Sequence[str]) -> list[str]:
     return [
         "Nothing was shown: no trial has finished.",
         f"Not shown: anything about {names}." if names else "Not shown: anything.",
-        "Next: read the reasons in the table of trials, mend them, and give the same command "
-        "again; it continues.",
+        "Next: read the reasons in the table of trials. The same command goes on with trials that "
+        "have not ended; a trial that failed is tried again once its file in trials/ is deleted.",
     ]
 
 

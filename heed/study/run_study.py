@@ -93,6 +93,7 @@ def run_study(
     """
     place = place or Place()
     check_place(place)
+    check_reuse(options.reuse)
     check_jobs(options.jobs)
     if not is_study_folder(folder):
         with try_texts(folder, texts or {}) as draft:
@@ -112,6 +113,26 @@ def check_jobs(jobs: int | None) -> None:
     """Refuse fewer than one trial at a time; None stands for the default."""
     if jobs is not None and jobs < 1:
         raise ConfigError([f"--jobs cannot be {jobs}: it is at least 1, or left out."])
+
+
+def check_reuse(folders: Sequence[Path]) -> None:
+    """Refuse a folder of runs to reuse that is not there, before anything is trained instead."""
+    missing = [
+        f"--reuse {folder}: there is no such folder." for folder in folders if not folder.is_dir()
+    ]
+    if missing:
+        raise ConfigError(missing)
+
+
+def refuse_no_result(folder: Path, states: Sequence[TrialState]) -> None:
+    """Raise an error where every trial of a study failed."""
+    if states and all(state.status == "failed" for state in states):
+        raise RunError(
+            f"every trial failed. The first: {states[0].reason}",
+            where=str(folder),
+            todo="A trial is tried again once its file in trials/ is deleted; with other keys it "
+            "is another study, in another --out.",
+        )
 
 
 def check_place(place: Place) -> None:

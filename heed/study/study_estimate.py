@@ -200,6 +200,8 @@ def render_estimate(estimate: StudyEstimate, jobs: int) -> str:
     done = estimate.runs - estimate.left
     runs = f"{estimate.runs}" + (f", {estimate.left} of them left" if done else "")
     at_once = f", {jobs} at a time" if jobs > 1 else ""
+    if not estimate.left:
+        return f"runs     {runs}\nminutes  none: every trial has ended"
     return (
         f"runs     {runs}\n"
         f"minutes  about {format_minutes(estimate.minutes)}{at_once}: "

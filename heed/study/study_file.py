@@ -418,8 +418,18 @@ def find_additions(stored: StudyConfig, config: StudyConfig, folder: Path) -> di
 
 
 def _other_study(folder: Path, key: str, old: Any, new: Any) -> RunError:
+    shown, asked = (_describe_value(one) for one in (old, new))
     return RunError(
-        f"another study has begun in this folder: its {key} is {old!r}, not {new!r}.",
+        f"another study has begun in this folder: its {key} is {shown}, not {asked}.",
         where=str(folder),
         todo="Name another folder with --out, or leave out what differs.",
     )
+
+
+def _describe_value(value: Any) -> str:
+    """A value of a study file in words: `train.steps = 3`, `model.norm`, `empty`."""
+    if value is None or value in ({}, []):
+        return "empty"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {_describe_value(one)}" for key, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -221,6 +221,13 @@ class StudyResults:
         """
         config = self.config
         chosen = self._compared_trials()
+        if len(chosen) < MIN_RUNS:
+            number = "no final trial has" if not chosen else "only one final trial has"
+            raise RunError(
+                f"{number} finished, and a comparison needs two.",
+                where=str(self.folder),
+                todo=f"See what became of them: heed study {self.folder} --status",
+            )
         runs = [self._scored_run(state) for state in chosen]
         present = {state.trial.system for state in chosen}
         deviations = self._deviations()

@@ -136,7 +136,7 @@ def _record_failure(folder: Path, clock: _Clock, state: TrialState, error: Excep
     message: Exception | None = error
     if isinstance(error, OSError):
         message = describe_os_error(error, where=str(folder)) or error
-    reason = str(message)
+    reason = str(message).replace(f"{folder.absolute()}/", "")  # a report tells it elsewhere
     if not isinstance(message, HeedError):
         reason = f"{type(error).__name__}: {error} (the traceback is in its log)"
     try:

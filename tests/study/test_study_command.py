@@ -18,6 +18,11 @@ from killing import FOUND
 from rich.console import Console
 from studying import outcome_of, tiny_study, write_recipe
 
+from heed.errors import RunError
+from heed.report.markdown import render_markdown
+from heed.report.study_report import build_study_report
+from heed.study.compare_named import compare_named
+from heed.study.plan import plan_trials
 from heed.study.run_study import write_csv
 from heed.study.runner import study_lock
 from heed.study.status_table import StatusView, describe_end, render_status
@@ -66,6 +71,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "quick": ((*VARY, "--quick"), "--quick is for study files"),
     "no job at a time": ((*VARY, "--jobs", "0"), "--jobs cannot be 0: it is at least 1"),
     "jobs below 0": ((*VARY, "--dry-run", "--jobs", "-2"), "--jobs cannot be -2"),
+    "nothing to reuse": ((*VARY, "--reuse", "nosuch"), "--reuse nosuch: there is no such folder"),
     "nothing varies": ((), "is a recipe. A study of it says what varies"),
 }
 
@@ -136,6 +142,24 @@ def test_status_estimate_and_csv_of_a_study_that_has_ended(tmp_path: Path) -> No
     assert "runs     2, 0 of them left" in output
     _, output = invoke_command("study", str(folder), "--stop")
     assert "no process runs this study" in output
+
+
+def test_a_study_in_which_every_trial_failed_ends_with_an_error(recipe: str) -> None:
+    folder = Path("runs/tiny-study")
+    config = tiny_study(Path())
+    create_study_folder(folder, config)
+    (folder / "trials").mkdir()
+    for trial in plan_trials(config):
+        write_state(folder, TrialState(trial, "failed", "the loss was not finite."))
+    code, output = invoke_command("study", str(folder))
+    assert code == 2
+    assert "every trial failed. The first: the loss was not finite." in output
+    with pytest.raises(RunError, match="no final trial has finished, and a comparison needs two"):
+        compare_named([folder])
+    text = render_markdown(build_study_report(folder), Path("figures"))
+    assert "a trial that failed is tried again once its file in trials/ is deleted" in text
+    code, output = invoke_command("study", str(folder), "--dry-run", "--jobs", "1")
+    assert (code, "minutes  none: every trial has ended" in output) == (0, True)
 
 
 def test_an_estimate_has_every_evaluation_and_leaves_nothing(recipe: str) -> None:
