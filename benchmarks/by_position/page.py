@@ -68,7 +68,8 @@ def _summary(results: Results) -> str:
     return (
         f"ALiBi's encoder looks {-encoder['difference']:.2f} [{low}, {high}] tokens nearer than "
         f"even attention; in a language model `{nearest}` {least}"
-        f"{decoder[nearest]['mean']:.1f} tokens away. That attention is “on the first few tokens” is what padding does to a picture."
+        f"{decoder[nearest]['mean']:.1f} tokens away. "
+        "That attention is “on the first few tokens” is what padding does to a picture."
     )
 
 

@@ -156,7 +156,7 @@ def fork_trials() -> None:
 
     Curves take longer than the training; `robustness.kills` breaks their drawing, too.
     """
-    from heed.study.runner import LocalExecutor
+    from heed.study.executors import LocalExecutor
     from heed.train import run as train_run
 
     vars(train_run)["draw_curves"] = lambda run: None

@@ -121,9 +121,10 @@ def study(
         run_study,
         write_csv,
     )
-    from heed.study.runner import RunOptions, is_running, stop_study
+    from heed.study.runner import RunOptions
     from heed.study.status_table import StatusView, describe_end, render_status
     from heed.study.study_file import StudyFlags
+    from heed.study.study_lock import is_running, stop_study
     from heed.study.trials import read_trials, trial_rows
 
     check_jobs(jobs)

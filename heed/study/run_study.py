@@ -12,17 +12,10 @@ from pathlib import Path
 
 from heed.errors import ConfigError, RunError, nearest
 from heed.files import is_draft, write_atomic
+from heed.study.executors import Executor, LocalExecutor
 from heed.study.plan import label_systems
 from heed.study.recipe_copies import RECIPES
-from heed.study.runner import (
-    LOCK,
-    RUNNER,
-    Executor,
-    LocalExecutor,
-    RunOptions,
-    carry_out_study,
-    study_lock,
-)
+from heed.study.runner import RunOptions, carry_out_study
 from heed.study.study_estimate import resolve_system
 from heed.study.study_file import (
     StudyConfig,
@@ -32,6 +25,7 @@ from heed.study.study_file import (
     extend_study,
     is_study_folder,
 )
+from heed.study.study_lock import LOCK, RUNNER, study_lock
 from heed.study.study_systems import expand_systems
 from heed.study.study_texts import DATA, try_texts
 from heed.study.trials import TRIALS, TrialState, trial_rows

@@ -8,23 +8,18 @@ elsewhere: an executor launches their command lines.
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from heed import checksums
-from heed.config.task_metrics import LOWER_IS_BETTER
-from heed.errors import HeedError, RunError, StoppedError
-from heed.files import delete_drafts, lock_file, make_folder, try_lock
-from heed.runs.run import Run
+from heed.errors import HeedError, StoppedError
+from heed.files import delete_drafts, make_folder
+from heed.study.executors import Executor, Handle
+from heed.study.kept_weights import delete_weights
 from heed.study.plan import mark_added, plan_trials
 from heed.study.status_table import describe_trial, find_spent_budget
 from heed.study.study_config import StudyConfig
@@ -44,80 +39,9 @@ from heed.study.trials import (
 )
 from heed.train.interrupt import Interrupt
 
-LOCK, RUNNER = "study.lock", "runner.json"
-"""The file whose lock the runner holds, and the file that says which process it is."""
 POLL_SECONDS = 0.1
 ATTEMPTS = 3
 """How often a trial is launched by one command, where its process is killed from outside."""
-STOP_SECONDS = 120.0
-"""Seconds that a trial gets to save a checkpoint, before its process is killed."""
-
-
-class Handle(Protocol):
-    """A launched trial process."""
-
-    reason: str | None
-    """What befell it, where that is known to be neither its own doing nor a signal."""
-
-    def poll(self) -> int | None:
-        """Its exit code, or None while it runs; below 0 it was killed by that signal."""
-
-    def stop(self) -> None:
-        """Ask it to save a checkpoint and to end."""
-
-
-class Executor(Protocol):
-    """Launches trial processes somewhere."""
-
-    jobs: int
-    """Number of trials at a time that there is room for."""
-
-    def submit(self, command: list[str], name: str) -> Handle:
-        """Launch the command line of a trial."""
-
-
-class LocalExecutor:
-    """Launches trial processes on this machine. What they print goes to logs/NAME.log."""
-
-    def __init__(self, folder: Path, threads: int = 1, jobs: int = 1) -> None:
-        self.folder, self.threads, self.jobs = folder, threads, jobs
-
-    def submit(self, command: list[str], name: str) -> Handle:
-        """Launch a trial in a session of its own: Ctrl-C on the terminal reaches the runner."""
-        make_folder(self.folder / LOGS)
-        log = self.folder / LOGS / f"{name}.log"
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
-        return LocalHandle(process)
-
-
-class LocalHandle:
-    """A trial process on this machine."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.reason: str | None = None
-        self._stopped_at: float | None = None
-
-    def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
-        if self._stopped_at is not None and time.monotonic() - self._stopped_at > STOP_SECONDS:
-            self.process.kill()
-        return self.process.poll()
-
-    def stop(self) -> None:
-        """Ask it to save a checkpoint and to end; it is killed if it does not."""
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
-            self.process.send_signal(signal.SIGTERM)
 
 
 class View(Protocol):
@@ -151,52 +75,6 @@ class RunOptions:
     """Folders of finished runs that need not be trained again."""
     plugins: Sequence[Path] = ()
     view: View = field(default_factory=NoView)
-
-
-@contextmanager
-def study_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a study: a second runner in its folder gets an error."""
-    make_folder(folder)
-    with lock_file(folder / LOCK) as locked:
-        if locked is False:
-            raise RunError(
-                "another process is running this study.",
-                where=str(folder),
-                todo=f"Look at it (heed study {folder} --status), or stop it (--stop).",
-            )
-        checksums.write_json(folder / RUNNER, {"pid": os.getpid(), "started": time.time()})
-        yield
-
-
-def is_running(folder: Path) -> bool:
-    """Whether a runner holds the study's lock."""
-    try:
-        handle = os.open(folder / LOCK, os.O_RDONLY)  # the disk may be read-only
-    except FileNotFoundError:
-        return False
-    try:
-        return try_lock(handle) is False
-    finally:
-        os.close(handle)
-
-
-def stop_study(folder: Path) -> bool:
-    """Ask the runner of a study on this machine to stop; whether there was one."""
-    if not is_running(folder):
-        return False
-    runner = checksums.read_json(folder / RUNNER, todo="Stop the process by hand.")
-    try:
-        os.kill(int(runner["pid"]), signal.SIGTERM)
-    except ProcessLookupError:
-        raise RunError(
-            "the process that runs this study is on another machine.",
-            where=str(folder),
-            todo="Stop it there.",
-        ) from None
-    return True
-
-
-# ------------------------------------------------------------------------------- the whole study
 
 
 def carry_out_study(
@@ -379,37 +257,3 @@ def _describe_code(code: int, attempts: int, name: str) -> str:
             "use fewer --jobs."
         )
     return f"its process ended with exit code {code}. What it printed is in {LOGS}/{name}.log."
-
-
-# -------------------------------------------------------------------------------------- weights
-
-
-def delete_weights(folder: Path, config: StudyConfig, states: Sequence[TrialState]) -> None:
-    """Delete the weights that the study does not keep, of trials that have ended.
-
-    Of those that are kept, checkpoints are deleted unless all is kept.
-    """
-    if config.keep_weights == "all":
-        return
-    kept = choose_kept(config, states)
-    for state in states:
-        if not state.has_ended or state.run is None:
-            continue
-        run = Run(folder / state.run)
-        if state.trial.name not in kept:
-            run.weights_path.unlink(missing_ok=True)
-            shutil.rmtree(run.snapshots, ignore_errors=True)
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
-
-
-def choose_kept(config: StudyConfig, states: Sequence[TrialState]) -> set[str]:
-    """The trials whose weights are kept: of each system the final one that is best on dev."""
-    best: dict[str, TrialState] = {}
-    sign = -1.0 if config.metric in LOWER_IS_BETTER else 1.0
-    for state in states:
-        if state.status != "finished" or state.trial.stage != "final":
-            continue
-        before = best.get(state.trial.system)
-        if before is None or sign * (state.dev or 0.0) > sign * (before.dev or 0.0):
-            best[state.trial.system] = state
-    return set() if config.keep_weights == "none" else {one.trial.name for one in best.values()}

@@ -9,8 +9,9 @@ from studying import RECIPE, ForkExecutor, on_cpu
 
 from heed.runs.run import Run
 from heed.study.pretrained_run import pretrained_folder
-from heed.study.runner import carry_out_study, study_lock
+from heed.study.runner import carry_out_study
 from heed.study.study_file import create_study_folder, read_study
+from heed.study.study_lock import study_lock
 
 STUDY = """
 recipe = "tuned.toml"

@@ -22,17 +22,10 @@ from heed import checksums
 from heed.errors import HeedError, RunError, StoppedError
 from heed.runs.index import build_runs_table, list_runs
 from heed.runs.run import Run
+from heed.study.kept_weights import choose_kept, delete_weights
 from heed.study.run_records import open_scored_runs
 from heed.study.run_study import locate_study
-from heed.study.runner import (
-    RunOptions,
-    carry_out_study,
-    choose_kept,
-    delete_weights,
-    is_running,
-    stop_study,
-    study_lock,
-)
+from heed.study.runner import RunOptions, carry_out_study
 from heed.study.status_table import find_spent_budget
 from heed.study.study_config import BudgetConfig
 from heed.study.study_file import (
@@ -43,6 +36,7 @@ from heed.study.study_file import (
     extend_study,
     read_study_folder,
 )
+from heed.study.study_lock import is_running, stop_study, study_lock
 from heed.study.trial_records import record_path, restore_state
 from heed.study.trials import Trial, TrialState, read_state, read_trials
 from heed.train import checkpoint
