@@ -25,7 +25,7 @@ from common import keep, table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from study_folders import write_finished, write_study
 
-from heed.study.study_file import read_study_folder
+from heed.study.study_folder import read_study_folder
 from heed.study.trials import Trial
 
 ITEMS = 1000

@@ -17,7 +17,7 @@ from heed.metrics.item_metrics import BLEU_COUNTS, item_metrics
 from heed.runs.item_counts import IN_TRAIN, ItemCounts
 from heed.study.run_records import SUFFIX, ScoredRun, write_record
 from heed.study.study_config import StudyConfig
-from heed.study.study_file import create_study_folder
+from heed.study.study_folder import create_study_folder
 from heed.study.study_systems import expand_systems
 from heed.study.trials import RECORDS, TRIALS, Trial, TrialState, write_state
 

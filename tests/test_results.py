@@ -11,7 +11,7 @@ from common import DOCS, RESULTS
 
 from heed.report.study_report import build_study_report
 from heed.report.write_report import write_report
-from heed.study.study_file import read_study_folder
+from heed.study.study_folder import read_study_folder
 from heed.study.trials import RECORDS, RUNS, read_trials
 
 STUDIES = sorted(path.parent for path in (RESULTS / "studies").glob("*/study.toml"))

@@ -19,7 +19,8 @@ from heed.report.wording import (
     name_level,
 )
 from heed.stats.verdicts import format_level, format_minutes
-from heed.study.study_file import TEXTS, Additions, StudyConfig
+from heed.study.study_file import StudyConfig
+from heed.study.study_folder import TEXTS, Additions
 from heed.study.study_results import StudyResults
 from heed.study.trials import TrialState
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heed.study.recipe_comparison import RecipeComparison, compare_runs
 from heed.study.run_records import SUFFIX, ScoredRun, open_scored_runs
-from heed.study.study_file import is_study_folder
+from heed.study.study_folder import is_study_folder
 from heed.study.study_results import StudyResults
 from heed.study.trials import RECORDS, RUNS
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from heed.study.study_config import StudyConfig
-from heed.study.study_file import Additions
+from heed.study.study_folder import Additions
 from heed.study.study_systems import System, expand_systems
 from heed.study.trials import Trial
 

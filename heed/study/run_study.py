@@ -17,14 +17,8 @@ from heed.study.plan import label_systems
 from heed.study.recipe_copies import RECIPES
 from heed.study.runner import RunOptions, carry_out_study
 from heed.study.study_estimate import resolve_system
-from heed.study.study_file import (
-    StudyConfig,
-    StudyFlags,
-    create_study_folder,
-    declare_study,
-    extend_study,
-    is_study_folder,
-)
+from heed.study.study_file import StudyConfig, StudyFlags, declare_study
+from heed.study.study_folder import create_study_folder, extend_study, is_study_folder
 from heed.study.study_lock import LOCK, RUNNER, study_lock
 from heed.study.study_systems import expand_systems
 from heed.study.study_texts import DATA, try_texts

@@ -23,7 +23,7 @@ from heed.study.kept_weights import delete_weights
 from heed.study.plan import mark_added, plan_trials
 from heed.study.status_table import describe_trial, find_spent_budget
 from heed.study.study_config import StudyConfig
-from heed.study.study_file import Additions, read_additions
+from heed.study.study_folder import Additions, read_additions
 from heed.study.trial_process import NO_SPACE
 from heed.study.trial_records import restore_state
 from heed.study.trials import (

@@ -24,7 +24,7 @@ from heed.stats.selection import WinnerFall, expected_best, winner_fall
 from heed.study.recipe_comparison import Declaration, RecipeComparison, compare_runs
 from heed.study.run_records import ScoredRun, parse_record
 from heed.study.study_config import StudyConfig
-from heed.study.study_file import (
+from heed.study.study_folder import (
     Additions,
     is_study_folder,
     read_additions,

@@ -26,7 +26,8 @@ from heed.errors import HeedError, StoppedError
 from heed.files import DISK_FULL, describe_os_error, lock_file, make_folder
 from heed.study.pretrained_run import resolve_changes, train_pretrained_run
 from heed.study.study_config import PRETRAINED
-from heed.study.study_file import StudyConfig, read_study_folder
+from heed.study.study_file import StudyConfig
+from heed.study.study_folder import read_study_folder
 from heed.study.trial_records import write_trial_record
 from heed.study.trials import RUNS, Trial, TrialState, lock_path, read_state, write_state
 

@@ -30,7 +30,7 @@ from heed.study.key_importance import grid_importance, search_importance
 from heed.study.length_scores import find_length_effects, score_by_length
 from heed.study.overfitting import EVALUATED, WHILE_TRAINING, _rises, measure_gaps
 from heed.study.scored_systems import ScoredSystems, estimate_value, open_scored_systems
-from heed.study.study_file import read_study_folder
+from heed.study.study_folder import read_study_folder
 from heed.study.study_results import StudyResults
 from heed.study.trials import Trial
 

@@ -10,7 +10,8 @@ from studying import RECIPE, ForkExecutor, on_cpu
 from heed.runs.run import Run
 from heed.study.pretrained_run import pretrained_folder
 from heed.study.runner import carry_out_study
-from heed.study.study_file import create_study_folder, read_study
+from heed.study.study_file import read_study
+from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
 
 STUDY = """

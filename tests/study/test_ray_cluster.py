@@ -20,7 +20,8 @@ from heed.errors import HeedError
 from heed.study import ray_cluster
 from heed.study.ray_cluster import RayTrial, TrialResources, connect_ray
 from heed.study.runner import carry_out_study
-from heed.study.study_file import StudyFlags, create_study_folder, declare_study
+from heed.study.study_file import StudyFlags, declare_study
+from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
 from heed.study.trials import LOGS, TRIALS, TrialState, lock_path, read_trials
 

@@ -28,14 +28,8 @@ from heed.study.run_study import locate_study
 from heed.study.runner import RunOptions, carry_out_study
 from heed.study.status_table import find_spent_budget
 from heed.study.study_config import BudgetConfig
-from heed.study.study_file import (
-    StudyConfig,
-    StudyFlags,
-    create_study_folder,
-    declare_study,
-    extend_study,
-    read_study_folder,
-)
+from heed.study.study_file import StudyConfig, StudyFlags, declare_study
+from heed.study.study_folder import create_study_folder, extend_study, read_study_folder
 from heed.study.study_lock import is_running, stop_study, study_lock
 from heed.study.trial_records import record_path, restore_state
 from heed.study.trials import Trial, TrialState, read_state, read_trials

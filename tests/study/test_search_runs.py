@@ -19,7 +19,7 @@ from heed.study.pruning import PILOT_SEEDS, build_rule, is_exempt, read_curves, 
 from heed.study.runner import carry_out_study
 from heed.study.search_states import group_states, search_number
 from heed.study.study_config import StudyConfig
-from heed.study.study_file import create_study_folder, read_study_folder
+from heed.study.study_folder import create_study_folder, read_study_folder
 from heed.study.study_lock import study_lock
 from heed.study.study_results import StudyResults
 from heed.study.trials import TrialState, read_trials

@@ -25,7 +25,8 @@ from heed.study.compare_named import compare_named
 from heed.study.plan import plan_trials
 from heed.study.run_study import write_csv
 from heed.study.status_table import StatusView, describe_end, render_status
-from heed.study.study_file import create_study_folder, read_study
+from heed.study.study_file import read_study
+from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
 from heed.study.trials import Trial, TrialState, read_trials, write_state
 

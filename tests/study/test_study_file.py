@@ -15,16 +15,8 @@ from heed.errors import ConfigError, HeedError, RunError
 from heed.study.plan import plan_trials
 from heed.study.recipe_copies import copy_path, copy_recipes, find_copy, verify_copies
 from heed.study.study_config import StudyConfig
-from heed.study.study_file import (
-    StudyFlags,
-    create_study_folder,
-    declare_study,
-    extend_study,
-    merge_tables,
-    read_additions,
-    read_study,
-    split_values,
-)
+from heed.study.study_file import StudyFlags, declare_study, merge_tables, read_study, split_values
+from heed.study.study_folder import create_study_folder, extend_study, read_additions
 from heed.study.study_systems import expand_systems
 
 STUDY = """

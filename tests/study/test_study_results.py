@@ -14,7 +14,7 @@ from heed.errors import HeedError
 from heed.stats.verdicts import Verdict
 from heed.study.comparison_tables import to_markdown
 from heed.study.recipe_comparison import RecipeComparison
-from heed.study.study_file import extend_study, read_study_folder
+from heed.study.study_folder import extend_study, read_study_folder
 from heed.study.study_results import StudyResults
 from heed.study.trials import Trial, read_trials
 
