@@ -26,8 +26,9 @@ import numpy as np
 from common import RESULTS, keep, table
 
 from heed.files import write_atomic
-from heed.study.finalists import choose_winner
-from heed.study.pruning import (
+from heed.study.search.finalists import choose_winner
+from heed.study.search.propose import propose
+from heed.study.search.pruning import (
     PILOT_SEEDS,
     Places,
     PruningRule,
@@ -36,9 +37,8 @@ from heed.study.pruning import (
     read_curves,
     review_pruning,
 )
-from heed.study.search import propose
-from heed.study.search_space import Setting, read_setting
-from heed.study.search_states import group_states, search_number
+from heed.study.search.search_space import Setting, read_setting
+from heed.study.search.search_states import group_states, search_number
 from heed.study.study_config import StudyConfig
 from heed.study.study_file import read_study
 from heed.study.trials import Trial, TrialState, read_trials

@@ -9,8 +9,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from heed.study.pruning import Places, build_rule
-from heed.study.search import propose
+from heed.study.search.propose import propose
+from heed.study.search.pruning import Places, build_rule
 from heed.study.study_config import StudyConfig
 from heed.study.trials import Trial, TrialState
 

@@ -15,9 +15,9 @@ from heed.report.study_figures import MAX_CURVES
 from heed.report.wording import count_of
 from heed.stats.verdicts import format_differences, format_score
 from heed.study.finding import Finding
-from heed.study.pruning import has_pilot, read_curves, review_pruning
-from heed.study.search import list_edges
-from heed.study.search_states import group_states
+from heed.study.search.propose import list_edges
+from heed.study.search.pruning import has_pilot, read_curves, review_pruning
+from heed.study.search.search_states import group_states
 from heed.study.study_results import StudyResults
 from heed.study.trials import TrialState
 

@@ -13,7 +13,7 @@ from heed.study.key_importance import find_important_keys
 from heed.study.length_scores import find_length_effects
 from heed.study.overfitting import find_overfitting
 from heed.study.scored_systems import open_scored_systems
-from heed.study.search_findings import find_search_gains
+from heed.study.search.search_findings import find_search_gains
 from heed.study.study_results import StudyResults
 
 

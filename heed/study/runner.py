@@ -105,7 +105,7 @@ def next_trials(
     if config.search is None:
         trials = plan_trials(config, additions)
     else:
-        from heed.study.search import propose
+        from heed.study.search.propose import propose
 
         trials = [mark_added(trial, additions) for trial in propose(config, states)]
     ended = {state.trial.name for state in states if state.has_ended}

@@ -70,8 +70,8 @@ def count_runs(config: StudyConfig) -> Counter[str]:
     """Trials of a study by stage: every system with every seed, and those of its search before."""
     runs = Counter(final=len(expand_systems(config)) * len(config.seeds))
     if (search := config.search) is not None:
-        from heed.study.search import count_trials
-        from heed.study.search_states import group_states
+        from heed.study.search.propose import count_trials
+        from heed.study.search.search_states import group_states
 
         groups = group_states(config, [])
         for group in groups:

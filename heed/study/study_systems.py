@@ -16,7 +16,7 @@ from heed.config.recipe import EXCLUSIVE, toml_value
 from heed.config.task_metrics import TASK_METRICS
 from heed.errors import ConfigError, nearest
 from heed.runs.results_file import OTHER_WINDOW
-from heed.study.search_space import check_search
+from heed.study.search.search_space import check_search
 from heed.study.study_config import MAX_NAME, PRETRAINED, StudyConfig
 from heed.study.study_texts import replace_texts
 

@@ -226,13 +226,13 @@ def _after_evaluation(folder: Path, config: StudyConfig, trial: Trial) -> Evalua
     """What follows each evaluation in training: pruning, in a search."""
     if config.search is None:
         return None
-    from heed.study.pruning import build_hook
+    from heed.study.search.pruning import build_hook
 
     return build_hook(folder, config, trial, folder / RUNS / trial.name)
 
 
 def _is_pruned(stopped: StoppedError) -> bool:
-    from heed.study.pruning import PrunedError
+    from heed.study.search.pruning import PrunedError
 
     return isinstance(stopped, PrunedError)
 

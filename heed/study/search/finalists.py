@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from heed.study.search_space import Setting
-from heed.study.search_states import (
+from heed.study.search.search_space import Setting
+from heed.study.search.search_states import (
     SystemSearch,
     final_trial,
     finalist_trial,

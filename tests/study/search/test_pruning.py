@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from searches import EVALUATIONS, make_loss, make_study, run_search
 
-from heed.study.pruning import (
+from heed.study.search.pruning import (
     MARGIN,
     MIN_TRIALS,
     PILOT_SEEDS,
@@ -25,7 +25,7 @@ from heed.study.pruning import (
     measure_places,
     review_pruning,
 )
-from heed.study.search_states import group_states, search_number
+from heed.study.search.search_states import group_states, search_number
 from heed.study.trials import Trial, TrialState
 
 CONFIG = make_study(method="random", trials=40, round=4, widen=0)

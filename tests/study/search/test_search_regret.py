@@ -18,7 +18,7 @@ from search_regret import (
     read_recorded,
 )
 
-from heed.study.search_space import list_settings
+from heed.study.search.search_space import list_settings
 
 CURVES = read_recorded()
 SEEDS = 12

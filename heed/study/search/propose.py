@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heed.study.finalists import propose_finalists, propose_finals
-from heed.study.pruning import PILOT_SEEDS, has_pilot
-from heed.study.search_space import (
+from heed.study.search.finalists import propose_finalists, propose_finals
+from heed.study.search.pruning import PILOT_SEEDS, has_pilot
+from heed.study.search.search_space import (
     Setting,
     Space,
     central_setting,
@@ -24,7 +24,7 @@ from heed.study.search_space import (
     read_setting,
     widen_range,
 )
-from heed.study.search_states import (
+from heed.study.search.search_states import (
     SystemSearch,
     group_states,
     number_trials,
@@ -33,8 +33,8 @@ from heed.study.search_states import (
     score_of,
     search_trial,
 )
+from heed.study.search.tpe_sampler import require_optuna, suggest_setting
 from heed.study.study_config import SearchConfig, StudyConfig
-from heed.study.tpe_sampler import require_optuna, suggest_setting
 from heed.study.trials import Trial, TrialState
 
 RANDOM_SHARE = 0.25

@@ -27,7 +27,7 @@ from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.errors import StoppedError
 from heed.runs.run import Run
 from heed.study.run_records import SUFFIX
-from heed.study.search_states import SystemSearch, group_states, score_of, search_number
+from heed.study.search.search_states import SystemSearch, group_states, score_of, search_number
 from heed.study.study_config import SearchConfig, StudyConfig
 from heed.study.trials import RECORDS, RESTORE, Trial, TrialState, read_trials
 from heed.train.optimizers.schedules import count_steps

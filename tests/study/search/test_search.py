@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from searches import SPACE, end_trial, make_loss, make_study, run_search
 
 from heed.errors import HeedError
-from heed.study.finalists import choose_winner
-from heed.study.pruning import Places
-from heed.study.search import final_space, list_edges, propose, widening_points
-from heed.study.search_space import FINALIST_SEED, SEARCH_SEED, read_setting
-from heed.study.search_states import group_states
+from heed.study.search.finalists import choose_winner
+from heed.study.search.propose import final_space, list_edges, propose, widening_points
+from heed.study.search.pruning import Places
+from heed.study.search.search_space import FINALIST_SEED, SEARCH_SEED, read_setting
+from heed.study.search.search_states import group_states
 from heed.study.trials import Trial, TrialState
 
 METHODS = ["tpe", "random", "grid"]

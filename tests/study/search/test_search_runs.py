@@ -14,10 +14,16 @@ from typing import Any
 import pytest
 from studying import ForkExecutor, fork, on_cpu, outcome_of, write_recipe
 
-from heed.study.finalists import choose_winner
-from heed.study.pruning import PILOT_SEEDS, build_rule, is_exempt, read_curves, review_pruning
 from heed.study.runner import carry_out_study
-from heed.study.search_states import group_states, search_number
+from heed.study.search.finalists import choose_winner
+from heed.study.search.pruning import (
+    PILOT_SEEDS,
+    build_rule,
+    is_exempt,
+    read_curves,
+    review_pruning,
+)
+from heed.study.search.search_states import group_states, search_number
 from heed.study.study_config import StudyConfig
 from heed.study.study_folder import create_study_folder, read_study_folder
 from heed.study.study_lock import study_lock

@@ -9,7 +9,7 @@ from itertools import count
 
 from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.study.plan import label_systems
-from heed.study.search_space import (
+from heed.study.search.search_space import (
     FINALIST_SEED,
     SEARCH_SEED,
     Setting,

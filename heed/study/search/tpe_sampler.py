@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from heed.errors import HeedError
-from heed.study.search_space import (
+from heed.study.search.search_space import (
     Setting,
     Space,
     clean_value,

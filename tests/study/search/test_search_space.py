@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from heed.config import SECTIONS, Recipe
 from heed.errors import ConfigError
-from heed.study.search_space import (
+from heed.study.search.search_space import (
     central_setting,
     draw_setting,
     edge_of,
