@@ -168,7 +168,7 @@ class AccessCheck:
         else:
             address = local_address(request.query_params.get("to", "/"))
             is_valid = self.access.spend_link(request.query_params.get("token", ""))
-            # The link may be reloaded: whoever has the cookie needs no second one.
+            # The link may be reloaded: a browser with the cookie needs no second one.
             is_valid = is_valid or self.access.accepts_request(request.headers)
         if not is_valid:
             return self._explain(address, problem)
@@ -198,7 +198,10 @@ class AccessCheck:
 
 def local_address(address: str) -> str:
     """An address of this server as path and query; `/` for any other."""
-    parts = urlsplit(address.replace("\\", "/"))
+    try:
+        parts = urlsplit(address.replace("\\", "/"))
+    except ValueError:  # a bracket that is not closed
+        return "/"
     path = parts.path
     if parts.scheme or parts.netloc or not path.startswith("/") or path.startswith("//"):
         return "/"

@@ -1,11 +1,12 @@
 """Host and Origin checks: against DNS rebinding, and against requests that other sites make.
 
-A page of another site may send requests to the loopback address. Its name in the Host header
-(rebinding) or its address in the Origin header tells it apart.
+A page of another site may send requests to the loopback address. It is recognized by its name in
+the Host header (rebinding) or by its address in the Origin header.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from heed.lab.error_responses import FORBIDDEN, Respond, StatusError, respond_to
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (compared with, never a default)
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?", re.ASCII)
+"""A Host header in lower case: a name or an address, and a port."""
 MISDIRECTED = 421
 """The status for a request that was meant for another host."""
 
@@ -38,8 +41,14 @@ def is_ip_address(host: str) -> bool:
 
 def host_name(netloc: str) -> str:
     """The host of `host:port` or `[address]:port`, in lower case; empty if it is neither."""
+    match = HOST.fullmatch(netloc.lower())
+    return match[1].strip("[]") if match else ""
+
+
+def origin_host(origin: str) -> str:
+    """The `host:port` of an Origin header, in lower case; empty if it is malformed."""
     try:
-        return (urlsplit(f"//{netloc}").hostname or "").lower()
+        return urlsplit(origin).netloc.lower()
     except ValueError:
         return ""
 
@@ -92,7 +101,7 @@ class OriginCheck:
                 todo="Use the address that it printed when it started.",
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin_host(origin) != host.lower():
             return _foreign(f"Origin: {origin}")
         if headers.get("sec-fetch-site") == "cross-site" and method not in SAFE_METHODS:
             return _foreign("Sec-Fetch-Site: cross-site")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labs import ADDRESS
 
@@ -117,6 +117,42 @@ def test_posts_of_other_sites_are_refused(
     assert client.post("/api/nothing", headers=headers, json={}).status_code == status
 
 
+MALFORMED = (
+    "http://[",
+    "[",
+    "http://[::1",
+    "[::1",
+    "a@127.0.0.1",
+    "127.0.0.1/x",
+    "x\xff",
+    "http://",
+)
+header_values = st.sampled_from(MALFORMED) | st.text(
+    st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=20
+)
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Cookie", "Authorization", "Content-Type"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(value=header_values)
+def test_malformed_headers_are_refused(client: TestClient, name: str, value: str) -> None:
+    """Without access, whatever a header holds is refused, and by no error inside heed."""
+    for method in ("GET", "POST"):
+        headers = {"Origin": ADDRESS.encode(), name: value.encode("latin-1")}
+        answer = client.request(method, "/api/runs", headers=headers)
+        assert answer.status_code in (400, 401, 403, 421), answer.text
+
+
+@pytest.mark.parametrize("value", MALFORMED)
+def test_malformed_hosts_and_origins_are_refused(
+    client: TestClient, access: Access, value: str
+) -> None:
+    client.get(f"/open?token={access.new_link()}")
+    given = value.encode("latin-1")
+    assert client.get("/api/runs", headers={"Host": given}).status_code == 421
+    assert client.get("/api/runs", headers={"Origin": given}).status_code == 403
+
+
 def test_hosts_by_what_is_listened_on() -> None:
     assert all(map(Hosts("127.0.0.1").accepts, ["localhost:1", "[::1]:8642", "127.0.0.1"]))
     assert not Hosts("127.0.0.1").accepts("192.168.1.5:8642")
@@ -144,7 +180,7 @@ def test_the_address_asked_for_is_of_this_server(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["//evil", "/\\evil", "http://evil/", "\\\\evil", "javascript:x"]
+    "address", ["//evil", "/\\evil", "http://evil/", "\\\\evil", "javascript:x", "//["]
 )
 def test_addresses_of_others_become_the_first_page(address: str) -> None:
     assert local_address(address) == "/"
