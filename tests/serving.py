@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import subprocess
@@ -34,6 +36,26 @@ def server_client(
     app = build_server(load_runs([str(folder) for folder in folders], settings), key=key)
     with TestClient(app, base_url=ADDRESS, raise_server_exceptions=False) as client:
         yield client
+
+
+async def send_and_leave(app: Any, path: str, body: Any, left: asyncio.Event) -> None:
+    """Send a request to an application, and close the connection when `left` is set."""
+    content = json.dumps(body).encode()
+    messages = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        """An answer that is not read."""
+
+    headers = [(b"host", b"127.0.0.1:8650"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+    scope |= {"headers": headers, "query_string": b"", "scheme": "http", "root_path": ""}
+    await app(scope, receive, send)
 
 
 def task_folders(tiny_runs: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from heed.config import DecodeConfig
 from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import batch_plan
-from heed.decode.strategy import Hypothesis
+from heed.decode.strategy import DecodingCancelledError, Hypothesis, IsCancelled
 from heed.errors import ConfigError, HeedWarning
 from heed.files import delete_folder, publish, temporary_folder
 from heed.models import Translator, ctranslate2_support
@@ -131,8 +131,12 @@ class CTranslate2Search:
         max_ratio: float = 2.0,
         max_extra: int = 10,
         numbers: Sequence[int] | None = None,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]:
-        """The hypotheses for each source (ids without an end token), the best first."""
+        """The hypotheses for each source (ids without an end token), the best first.
+
+        `is_cancelled` is called before each batch.
+        """
         if has_head_edits(self.engine.model):
             what = (
                 "CTranslate2 decodes with its own copy of the model, whose attention has no edits"
@@ -146,7 +150,8 @@ class CTranslate2Search:
         )
         results: list[list[Hypothesis]] = [[] for _ in sources]
         repeat: dict[int, list[int]] = {}
-        for i, hypotheses in self._decode(sources, range(len(sources)), limits, self.patience):
+        everything = range(len(sources))
+        for i, hypotheses in self._decode(sources, everything, limits, self.patience, is_cancelled):
             results[i] = self._best(hypotheses)
             # At the limit CTranslate2 ranks cut hypotheses with finished ones, and keeps the best.
             mixed = self.settings.beam > 1 and any(h.cut for h in hypotheses)
@@ -155,7 +160,8 @@ class CTranslate2Search:
         # A batch has one limit, so those sources are decoded again, with others of their limit.
         # Patience is raised by one: room for all finished hypotheses beside all cut ones.
         for indices in repeat.values():
-            for i, hypotheses in self._decode(sources, indices, limits, self.patience + 1.0):
+            patience = self.patience + 1.0
+            for i, hypotheses in self._decode(sources, indices, limits, patience, is_cancelled):
                 results[i] = self._best(hypotheses)
         return results
 
@@ -165,11 +171,14 @@ class CTranslate2Search:
         indices: Sequence[int],
         limits: Sequence[int],
         patience: float,
+        is_cancelled: IsCancelled | None,
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The index of each of these sources and all its hypotheses; long sources come first."""
         lengths = [len(sources[i]) for i in indices]
         batch_size = self.settings.batch_size or batch_plan.INPUTS_ON_CPU
         for rows in batch_plan.plan_batches(lengths, batch_size):
+            if is_cancelled is not None and is_cancelled():
+                raise DecodingCancelledError
             batch = [indices[row] for row in rows]
             limit = max(limits[i] for i in batch)
             results = self._decode_batch([sources[i] for i in batch], limit, patience)

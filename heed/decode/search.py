@@ -33,7 +33,7 @@ from heed.decode.model_step import (
     ensemble_logits,
 )
 from heed.decode.state import DecodeState, GrowAxis, ShapeKey, StateTensors, concat_padded
-from heed.decode.strategy import Hypothesis, Strategy
+from heed.decode.strategy import DecodingCancelledError, Hypothesis, IsCancelled, Strategy
 from heed.errors import HeedWarning
 from heed.models.inference import evaluating, nan_error, position_limit
 from heed.nn.attention import has_head_edits
@@ -107,11 +107,13 @@ class Search:
         max_ratio: float = 2.0,
         max_extra: int = 10,
         numbers: Sequence[int] | None = None,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]:
         """The hypotheses for each source (ids without an end token), the best first.
 
         An output has at most max_ratio times the source's tokens plus max_extra. `numbers` identify
         the sources for sampling: equal numbers get equal random numbers, in whatever batch.
+        `is_cancelled` is called every few tokens.
         """
         lengths = [len(source) + 1 for source in sources]
         limits = batch_plan.length_limits(
@@ -127,7 +129,7 @@ class Search:
             groups = batch_plan.plan_groups([lengths[i] for i in indices], source.shape[1])
             return Prompt(prompt, None, source, real, groups)
 
-        return self._decode_all(lengths, limits, build_prompt, numbers)
+        return self._decode_all(lengths, limits, build_prompt, numbers, is_cancelled)
 
     def generate(
         self,
@@ -176,6 +178,7 @@ class Search:
         limits: Sequence[int],
         build_prompt: Callable[[list[int]], Prompt],
         numbers: Sequence[int] | None,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]:
         numbers = range(len(lengths)) if numbers is None else numbers
         results: list[list[Hypothesis]] = [[] for _ in lengths]
@@ -185,7 +188,9 @@ class Search:
             # Copies of the first input fill up a batch of a fixed size, and are dropped.
             rows = indices + indices[:1] * (self._batch_rows(len(indices)) - len(indices))
             batch_limits, batch_numbers = [limits[i] for i in rows], [numbers[i] for i in rows]
-            return self._decode_batch(build_prompt(rows), batch_limits, batch_numbers)
+            return self._decode_batch(
+                build_prompt(rows), batch_limits, batch_numbers, is_cancelled=is_cancelled
+            )
 
         pack = self.batch_invariant or self.strategy.beams * sum(lengths) >= PACK_FROM
         with evaluating(*self.models), prepack_weights(self.models if pack else []):
@@ -228,7 +233,12 @@ class Search:
         return batch_plan.plan_batches(lengths, self.batch_size, costs=cells, max_cost=max_cells)
 
     def _decode_batch(
-        self, prompt: Prompt, limits: list[int], numbers: list[int]
+        self,
+        prompt: Prompt,
+        limits: list[int],
+        numbers: list[int],
+        *,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode until all inputs of a batch are finished."""
         results: list[list[Hypothesis]] = [[] for _ in limits]
@@ -240,6 +250,8 @@ class Search:
         poll = state.poll_done()
         while generated < longest:
             if generated % CHECK_EVERY == 0 or generated == state.capacity:
+                if is_cancelled is not None and is_cancelled():
+                    raise DecodingCancelledError
                 done = poll()[: len(indices)]
                 unfinished = [row for row, is_done in enumerate(done) if not is_done]
                 if not unfinished:

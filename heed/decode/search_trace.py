@@ -21,7 +21,7 @@ from heed.decode.model_step import GenerativeModel, Prompt
 from heed.decode.sampling import Sample
 from heed.decode.search import Search
 from heed.decode.state import DecodeState
-from heed.decode.strategy import Hypothesis, Strategy
+from heed.decode.strategy import Hypothesis, IsCancelled, Strategy
 
 ALTERNATIVES = 10
 """Tokens that are listed at each position."""
@@ -150,12 +150,17 @@ class TracedSearch(Search):
         return SearchTrace(self._nodes, hypotheses, leaves)
 
     def _decode_batch(
-        self, prompt: Prompt, limits: list[int], numbers: list[int]
+        self,
+        prompt: Prompt,
+        limits: list[int],
+        numbers: list[int],
+        *,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]:
         if len(limits) != 1:
             raise ValueError("A trace is of one input.")
         self._begin()
-        return super()._decode_batch(prompt, limits, numbers)
+        return super()._decode_batch(prompt, limits, numbers, is_cancelled=is_cancelled)
 
     def _choose(self, state: DecodeState, logits_bkv: Tensor, attention_bkm: Tensor | None) -> None:
         """Also keep the logits, for `_after_step`."""

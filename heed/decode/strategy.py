@@ -8,7 +8,7 @@ Shapes: b inputs, k hypotheses per input, l tokens of capacity, m source tokens,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS
 from heed.decode.state import DecodeState, GrowAxis, StateTensors
 
 Array = NDArray[Any]
+IsCancelled = Callable[[], bool]
+"""Called while a search decodes; returns True to end it with a `DecodingCancelledError`."""
 RESULTS = ("score", "logprob", "steps", "beam", "cut")
 
 
@@ -36,6 +38,10 @@ class Hypothesis:
     """The sum of the log-probabilities of all tokens, the end token included."""
     cut: bool
     """Whether the length limit ended it, not the model."""
+
+
+class DecodingCancelledError(Exception):
+    """A search was cancelled before its results were complete."""
 
 
 class Strategy(ABC):

@@ -11,7 +11,7 @@ from heed.decode.cuda_graph import Step
 from heed.decode.model_step import GenerativeModel, Prompt
 from heed.decode.search import Search
 from heed.decode.state import DecodeState
-from heed.decode.strategy import Hypothesis, IndependentStrategy
+from heed.decode.strategy import Hypothesis, IndependentStrategy, IsCancelled
 
 OnTokens = Callable[[int, list[int]], bool]
 """Called with an input's number and its new tokens; returns True to end that input."""
@@ -40,10 +40,15 @@ class StreamingSearch(Search):
         self._reported = 0
 
     def _decode_batch(
-        self, prompt: Prompt, limits: list[int], numbers: list[int]
+        self,
+        prompt: Prompt,
+        limits: list[int],
+        numbers: list[int],
+        *,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]:
         self._numbers, self._reported = numbers, 0
-        return super()._decode_batch(prompt, limits, numbers)
+        return super()._decode_batch(prompt, limits, numbers, is_cancelled=is_cancelled)
 
     def _resize(
         self, state: DecodeState, rows: list[int], capacity: int

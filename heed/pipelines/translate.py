@@ -14,7 +14,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import alignment
 from heed.decode.search import Search
 from heed.decode.settings import build_strategy
-from heed.decode.strategy import Hypothesis
+from heed.decode.strategy import Hypothesis, IsCancelled
 from heed.files import to_json
 from heed.models import Translator
 from heed.pipelines.line_io import LineResult
@@ -100,6 +100,7 @@ class TranslationSearch(Protocol):
         max_ratio: float = 2.0,
         max_extra: int = 10,
         numbers: Sequence[int] | None = None,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[list[Hypothesis]]: ...
 
 
@@ -140,11 +141,17 @@ class TranslationPipeline:
         )
 
     def translate(
-        self, texts: Sequence[str], *, first: int = 0, numbers: Sequence[int] | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        first: int = 0,
+        numbers: Sequence[int] | None = None,
+        is_cancelled: IsCancelled | None = None,
     ) -> list[Translation]:
         """One translation per text, in order; `first` is the number of the first text.
 
-        Numbers seed the sampling of each text; `numbers` are those of all texts.
+        Numbers seed the sampling of each text; `numbers` are those of all texts. `is_cancelled` is
+        called while they are decoded; once it is true, a `DecodingCancelledError` ends the search.
         """
         numbers = range(first, first + len(texts)) if numbers is None else numbers
         spans_of = self._split(texts)
@@ -159,6 +166,7 @@ class TranslationPipeline:
             numbers=[
                 numbers[i] * MAX_PARTS + n for (i, _), n in zip(parts, part_numbers, strict=True)
             ],
+            is_cancelled=is_cancelled,
         )
         choices_of_part = iter(self.choices(sources, ids, hypotheses))
         translations = []

@@ -138,7 +138,7 @@ header_values = st.sampled_from(MALFORMED) | st.text(
 def test_malformed_headers_are_refused(client: TestClient, name: str, value: str) -> None:
     """Without access, whatever a header holds is refused, and by no error inside heed."""
     for method in ("GET", "POST"):
-        headers = {"Origin": ADDRESS.encode(), name: value.encode("latin-1")}
+        headers = {b"Origin": ADDRESS.encode(), name.encode(): value.encode("latin-1")}
         answer = client.request(method, "/api/runs", headers=headers)
         assert answer.status_code in (400, 401, 403, 421), answer.text
 
@@ -149,8 +149,8 @@ def test_malformed_hosts_and_origins_are_refused(
 ) -> None:
     client.get(f"/open?token={access.new_link()}")
     given = value.encode("latin-1")
-    assert client.get("/api/runs", headers={"Host": given}).status_code == 421
-    assert client.get("/api/runs", headers={"Origin": given}).status_code == 403
+    assert client.get("/api/runs", headers={b"Host": given}).status_code == 421
+    assert client.get("/api/runs", headers={b"Origin": given}).status_code == 403
 
 
 def test_hosts_by_what_is_listened_on() -> None:

@@ -236,7 +236,6 @@ class Completion:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.is_greedy = body.temperature == 0 or body.top_p == 0
         """Greedy completions of one prompt are all the same: one is decoded."""
-        self.is_left = False
         self.loop = asyncio.get_running_loop()
 
     def submit(self) -> list[Job[CompletionItem, CompletionResult]]:
@@ -255,7 +254,6 @@ class Completion:
                     number,
                     seed,
                     on_text=self._reporter(number) if streams else None,
-                    is_cancelled=lambda: self.is_left,
                 ),
                 self.body.logprobs,
                 self.body.echo,
@@ -319,7 +317,6 @@ class Completion:
             response = respond_with(error, request.scope)
             yield f"data: {bytes(response.body).decode()}\n\n"
         finally:
-            self.is_left = True
             results.cancel()
         yield DONE
 

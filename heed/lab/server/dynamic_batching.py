@@ -203,7 +203,10 @@ class DynamicBatcher(Generic[Item, Result]):
             return batch
 
     def _compute(self, batch: Sequence[Job[Item, Result]]) -> None:
-        """Compute a batch and settle its jobs; where it fails, each job by itself."""
+        """Compute a batch and settle its jobs; where it fails, each job by itself.
+
+        A job that was cancelled is not computed again.
+        """
         outcomes: list[tuple[Result | None, BaseException | None]]
         try:
             results = self.compute(batch[0].key, batch)
@@ -211,7 +214,8 @@ class DynamicBatcher(Generic[Item, Result]):
         except Exception as error:
             if len(batch) > 1:
                 for job in batch:
-                    self._compute([job])
+                    if not job.is_cancelled:
+                        self._compute([job])
                 return
             outcomes = [(None, error)]
         _settle(batch, outcomes)

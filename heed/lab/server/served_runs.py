@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -185,7 +185,9 @@ class ServedTranslator(ServedRun[Translator, TranslationItem, Translation]):
                 key.choices, reverse=key.reverse, **({} if decode.sample else wider)
             )
         return pipeline.translate(
-            [job.item.text for job in jobs], numbers=[job.item.number for job in jobs]
+            [job.item.text for job in jobs],
+            numbers=[job.item.number for job in jobs],
+            is_cancelled=lambda: all(job.is_cancelled for job in jobs),
         )
 
 
@@ -255,7 +257,7 @@ class ServedLanguageModel(ServedRun[LanguageModel, CompletionItem, CompletionRes
         with self.lock:
             pipeline = self.model.pipeline(**settings, top_k=None, min_p=0.0)
         scored = [row for row, job in enumerate(jobs) if job.item.request.length > 0]
-        generated = pipeline.continue_prompts([jobs[row].item.request for row in scored])
+        generated = pipeline.continue_prompts([_cancellable(jobs[row]) for row in scored])
         by_row = dict(zip(scored, generated, strict=True))
         results = []
         for row, job in enumerate(jobs):
@@ -272,6 +274,11 @@ class ServedLanguageModel(ServedRun[LanguageModel, CompletionItem, CompletionRes
                 ]
             results.append(CompletionResult(len(ids) - 1, continuations, logprobs))
         return results
+
+
+def _cancellable(job: Job[CompletionItem, CompletionResult]) -> PromptRequest:
+    """The request of a job, which is continued no further once the job is cancelled."""
+    return replace(job.item.request, is_cancelled=lambda: job.is_cancelled)
 
 
 def _nothing(prompt: str, tokens: int) -> Continuation:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import server_client, task_folders
+from serving import send_and_leave, server_client, task_folders
 
 import heed
+from heed.decode.search import CHECK_EVERY, Search
 from heed.errors import HeedError
 from heed.lab.listen import require_key_elsewhere
 from heed.lab.server import served_runs
+from heed.lab.server.dynamic_batching import DynamicBatcher
 from heed.lab.server.invariance_check import has_invariant_batches
 
 pytest.importorskip("fastapi")
@@ -385,6 +388,81 @@ def test_limits_of_body_queue_and_time(tiny_runs: Path) -> None:
             go.set()
         run.batcher.compute = compute
         assert run.batcher.waiting == 0
+
+
+REQUESTS = {
+    "/translate": {"q": [TEXTS[3]], "target": "fr", "alternatives": 4},
+    "/classify": {"q": [TEXTS[3]]},
+    "/v1/completions": {"prompt": "The old", "max_tokens": 1000, "n": 2, "temperature": 2.0},
+}
+SECONDS = 20.0
+"""More than any request here takes."""
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v1/completions"])
+def test_a_client_that_leaves_stops_the_decoding(
+    client: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, began, cancelled = list[int](), Event(), Event()
+    step, cancel = Search._step, DynamicBatcher.cancel
+
+    def count_step(self: Any, state: Any) -> None:
+        steps.append(1)
+        began.set()
+        assert cancelled.wait(SECONDS)  # the first step waits until the client has left
+        step(self, state)
+
+    def set_cancelled(self: Any, jobs: Any) -> None:
+        cancel(self, jobs)
+        cancelled.set()
+
+    monkeypatch.setattr(Search, "_step", count_step)
+    monkeypatch.setattr(DynamicBatcher, "cancel", set_cancelled)
+
+    async def main() -> None:
+        left = asyncio.Event()
+        request = asyncio.ensure_future(send_and_leave(client.app, path, REQUESTS[path], left))
+        await until(began.is_set)
+        left.set()
+        await request
+        await until(lambda: not any(run.batcher.running for run in served(client)))
+
+    asyncio.run(main())
+    assert len(steps) <= CHECK_EVERY + 1
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_client_that_leaves_while_it_waits_frees_its_place(client: Any, path: str) -> None:
+    runs, go = served(client), Event()
+    computes = {run.name: run.batcher.compute for run in runs}
+    for run in runs:
+        run.batcher.compute = lambda key, jobs: go.wait(SECONDS) and [None for _ in jobs]
+
+    async def main() -> None:
+        stays, left = asyncio.Event(), asyncio.Event()
+        app, body = client.app, REQUESTS[path]
+        first = asyncio.ensure_future(send_and_leave(app, path, body, stays))
+        await until(lambda: any(run.batcher.running for run in runs))
+        second = asyncio.ensure_future(send_and_leave(app, path, body, left))
+        await until(lambda: any(run.batcher.waiting for run in runs))
+        left.set()
+        await second
+        assert not any(run.batcher.waiting for run in runs)
+        stays.set()
+        await first
+
+    try:
+        asyncio.run(main())
+    finally:
+        go.set()
+        for run in runs:
+            run.batcher.compute = computes[run.name]
 
 
 # ------------------------------------------------------------------------------------- service
