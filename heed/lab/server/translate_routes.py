@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape, unescape
 from typing import Any, Literal
 
@@ -32,8 +32,17 @@ from heed.pipelines.translate import Translation
 AUTO = "auto"
 MAX_LINES = 512
 """Lines of all texts of a request: each is translated by itself."""
-MARKUP = re.compile(r"(<!--.*?-->|<(script|style)\b.*?</\2\s*>|<[^>]*>)", re.DOTALL | re.IGNORECASE)
-"""Tags of HTML, and elements whose content is no text."""
+STARTS = re.compile(r"<(?:(?P<comment>!--)|(?P<script>script\b)|(?P<style>style\b)|)", re.I | re.A)
+"""The start of a comment, of an element whose content is no text, or of any other tag."""
+ENDS = {
+    "comment": re.compile("-->"),
+    "script": re.compile(r"</script\s*>", re.I | re.A),
+    "style": re.compile(r"</style\s*>", re.I | re.A),
+    "tag": re.compile(">"),
+}
+"""The end of each of them."""
+LONG_REFERENCE = re.compile("&#[0-9]{20,};?")
+"""A reference to a character that there is not, and of more digits than Python may convert."""
 
 router = APIRouter(tags=["LibreTranslate"])
 
@@ -168,14 +177,32 @@ def split_text(text: str, *, is_html: bool) -> list[tuple[str, bool]]:
     parts: list[tuple[str, bool]] = []
     if is_html:
         position = 0
-        for tag in MARKUP.finditer(text):
-            parts += _text_part(text[position : tag.start()])
-            parts.append((tag[0], False))
-            position = tag.end()
+        for start, end in find_markup(text):
+            parts += _text_part(text[position:start])
+            parts.append((text[start:end], False))
+            position = end
         return parts + _text_part(text[position:])
     for line in re.split(r"(\r?\n)", text):
         parts.append((line, bool(line.strip())))
     return parts
+
+
+def find_markup(text: str) -> Iterator[tuple[int, int]]:
+    """Where tags, comments and elements without text begin and end.
+
+    It takes time in proportion to the text: an end that was looked for in vain is looked for once.
+    """
+    missing: set[str] = set()
+    position = 0
+    while "tag" not in missing and (start := STARTS.search(text, position)):
+        position = start.end()
+        for kind in dict.fromkeys((start.lastgroup or "tag", "tag")):
+            end = None if kind in missing else ENDS[kind].search(text, start.end())
+            if end is not None:
+                yield start.start(), end.end()
+                position = end.end()
+                break
+            missing.add(kind)
 
 
 def _text_part(text: str) -> list[tuple[str, bool]]:
@@ -183,7 +210,8 @@ def _text_part(text: str) -> list[tuple[str, bool]]:
     if not text.strip():
         return [(text, False)]
     start, end = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-    return [(start, False), (unescape(text.strip()), True), (end, False)]
+    plain = unescape(LONG_REFERENCE.sub("\ufffd", text.strip()))
+    return [(start, False), (plain, True), (end, False)]
 
 
 def join_translations(

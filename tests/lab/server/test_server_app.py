@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
@@ -23,6 +25,7 @@ from heed.lab.listen import require_key_elsewhere
 from heed.lab.server import served_runs
 from heed.lab.server.dynamic_batching import DynamicBatcher
 from heed.lab.server.invariance_check import has_invariant_batches
+from heed.lab.server.translate_routes import find_markup, split_text
 
 pytest.importorskip("fastapi")
 TEXTS = [
@@ -79,6 +82,47 @@ def test_lines_and_tags_stay_where_they_are(client: Any) -> None:
     html = f"<p title='a'> {TEXTS[0]}</p><script>x < 1</script>\n<b>{TEXTS[1]}</b>"
     answer = translated(client, q=html, format="html")["translatedText"]
     assert answer == f"<p title='a'> {first}</p><script>x < 1</script>\n<b>{second}</b>"
+
+
+MARKUP = re.compile(
+    r"<!--.*?-->|<(script|style)\b.*?</\1\s*>|<[^>]*>", re.DOTALL | re.IGNORECASE | re.ASCII
+)
+"""What `find_markup` finds, as one pattern, which takes quadratic time."""
+PARTS = (
+    "<",
+    ">",
+    "<!--",
+    "-->",
+    "<script",
+    "</SCRIPT",
+    "<Style>",
+    "</style >",
+    " ",
+    "\n",
+    "-",
+    "a",
+)
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
+def test_markup_is_found_as_one_pattern_finds_it(text: str) -> None:
+    assert list(find_markup(text)) == [match.span() for match in MARKUP.finditer(text)]
+    assert "".join(part for part, _ in split_text(text, is_html=True)) == text
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_markup_is_found_in_linear_time(part: str) -> None:
+    """A pattern would take hours for 1 MiB of what begins a tag and never ends."""
+    text = (part * (1 << 20))[: 1 << 20]
+    began = time.monotonic()
+    split_text(text, is_html=True)
+    assert time.monotonic() - began < 20
+
+
+def test_references_to_characters_that_are_not(client: Any) -> None:
+    reference = f"&#{'9' * 5000};"
+    assert translated(client, q=f"<b>{reference}</b>", format="html")["translatedText"]
+    assert split_text(f"a&#{'9' * 5000};b", is_html=True)[1][0] == "a\ufffdb"
 
 
 def test_languages_name_every_direction(client: Any) -> None:
