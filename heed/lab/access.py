@@ -19,13 +19,12 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from heed.lab.error_responses import StatusError, respond_to
+from heed.lab.error_responses import UNAUTHORIZED, StatusError, respond_to
 
 OPEN = "/open"
 """The address of the one-time link."""
 OPEN_ASSETS = ("/static/lab.css",)
 """Files that the page for those without access may load."""
-UNAUTHORIZED = 401
 COOKIE_DAYS = 30
 MIN_KEY = 8
 """Characters of a key that a user chooses."""

@@ -18,15 +18,16 @@ from starlette.types import Scope
 from heed.errors import HeedError, make_printable
 from heed.files import DISK_FULL, describe_os_error, to_json
 
-BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_LARGE, INVALID = 400, 403, 404, 413, 422
-STORAGE_FULL, INTERNAL = 507, 500
+BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 400, 401, 403, 404
+REQUEST_TIMEOUT, CONFLICT, TOO_LARGE, UNSUPPORTED, INVALID = 408, 409, 413, 415, 422
+TOO_MANY, CLIENT_LEFT, INTERNAL, UNAVAILABLE, STORAGE_FULL = 429, 499, 500, 503, 507
 TOO_LONG = ("string_too_long", "too_long")
 """Kinds of pydantic's errors that mean more text or more items than are allowed."""
 MOST_NAMED = 5
 """Invalid fields of a body that are named in its error."""
 STATUS_SENTENCES = {404: "there is nothing at this address.", 405: "this method is not allowed."}
 
-Respond = Callable[["StatusError", Scope], Response]
+Respond = Callable[[HeedError, Scope], Response]
 """Makes the response for an error, in the shape that its address has."""
 
 
@@ -46,6 +47,10 @@ class StatusError(HeedError):
         self.status, self.retry_after = status, retry_after
 
 
+class ClientLeftError(Exception):
+    """The client closed its connection before the answer."""
+
+
 class StrictJsonResponse(JSONResponse):
     """JSON without NaN or infinity: a number that is not finite becomes null."""
 
@@ -63,15 +68,21 @@ def describe_error(error: HeedError) -> dict[str, Any]:
     return {"error": content}
 
 
-def build_error(error: HeedError, status: int, headers: dict[str, str] | None = None) -> Response:
-    """The response for an error that a user can fix."""
-    return StrictJsonResponse(describe_error(error), status_code=status, headers=headers)
+def status_of(error: HeedError) -> int:
+    """The HTTP status of an error: its own, or that of a bad request."""
+    return error.status if isinstance(error, StatusError) else BAD_REQUEST
 
 
-def respond_to(error: StatusError, scope: Scope | None = None) -> Response:
-    """The response for an error that has a status of its own, whatever it was asked for."""
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
-    return build_error(error, error.status, headers)
+def headers_of(error: HeedError) -> dict[str, str]:
+    """The headers of an error's response: when to try again, if that is known."""
+    retry_after = error.retry_after if isinstance(error, StatusError) else None
+    return {} if retry_after is None else {"Retry-After": str(retry_after)}
+
+
+def respond_to(error: HeedError, scope: Scope | None = None) -> Response:
+    """The response for an error, the same at every address."""
+    content, status = describe_error(error), status_of(error)
+    return StrictJsonResponse(content, status_code=status, headers=headers_of(error))
 
 
 def describe_invalid_fields(problems: Sequence[Any]) -> StatusError:
@@ -87,22 +98,23 @@ def describe_invalid_fields(problems: Sequence[Any]) -> StatusError:
     return StatusError(what, status=TOO_LARGE if is_long else INVALID, todo=todo)
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI, respond: Respond = respond_to) -> None:
     """Make every error of the application a JSON error; uvicorn logs one that was not expected."""
 
-    async def refuse(_: Request, error: Exception) -> Response:
-        if isinstance(error, StatusError):
-            return respond_to(error)
-        return build_error(cast(HeedError, error), BAD_REQUEST)
+    async def refuse(request: Request, error: Exception) -> Response:
+        return respond(cast(HeedError, error), request.scope)
 
-    async def refuse_fields(_: Request, error: Exception) -> Response:
-        return respond_to(describe_invalid_fields(cast(RequestValidationError, error).errors()))
+    async def refuse_fields(request: Request, error: Exception) -> Response:
+        problems = cast(RequestValidationError, error).errors()
+        return respond(describe_invalid_fields(problems), request.scope)
 
     async def refuse_address(request: Request, error: Exception) -> Response:
         refusal = cast(HTTPException, error)
         what = STATUS_SENTENCES.get(refusal.status_code, f"{refusal.detail}.")
-        headers = dict(refusal.headers or {})
-        return build_error(HeedError(what, where=request.url.path), refusal.status_code, headers)
+        refused = StatusError(what, status=refusal.status_code, where=request.scope["path"])
+        response = respond(refused, request.scope)
+        response.headers.update(refusal.headers or {})
+        return response
 
     async def describe_file(request: Request, error: Exception) -> Response:
         problem = cast(OSError, error)
@@ -110,15 +122,21 @@ def install_error_handlers(app: FastAPI) -> None:
         if message is None:
             return await apologize(request, error)
         statuses = {errno.ENOENT: NOT_FOUND} | dict.fromkeys(DISK_FULL, STORAGE_FULL)
-        return build_error(message, statuses.get(problem.errno or 0, FORBIDDEN))
+        status = statuses.get(problem.errno or 0, FORBIDDEN)
+        described = StatusError(message.what, status=status, where=message.where, todo=message.todo)
+        return respond(described, request.scope)
 
-    async def apologize(_: Request, error: Exception) -> Response:
+    async def close_quietly(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_LEFT)
+
+    async def apologize(request: Request, error: Exception) -> Response:
         what = f"an error inside heed: {type(error).__name__}."
         todo = "The terminal of `heed` shows where."
-        return build_error(HeedError(what, todo=todo), INTERNAL)
+        return respond(StatusError(what, status=INTERNAL, todo=todo), request.scope)
 
     app.add_exception_handler(HeedError, refuse)
     app.add_exception_handler(RequestValidationError, refuse_fields)
     app.add_exception_handler(HTTPException, refuse_address)
     app.add_exception_handler(OSError, describe_file)
+    app.add_exception_handler(ClientLeftError, close_quietly)
     app.add_exception_handler(Exception, apologize)

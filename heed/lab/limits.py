@@ -17,7 +17,14 @@ from pydantic import Field
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from heed.lab.error_responses import TOO_LARGE, Respond, StatusError, respond_to
+from heed.lab.error_responses import (
+    REQUEST_TIMEOUT,
+    TOO_LARGE,
+    UNAVAILABLE,
+    Respond,
+    StatusError,
+    respond_to,
+)
 
 MAX_BODY = 1024 * 1024
 """Bytes of a body."""
@@ -26,7 +33,6 @@ MAX_TEXT = 20_000
 BODY_SECONDS = 20.0
 """The time in which a body has to arrive."""
 THREADS, MAX_WAITING, ANSWER_SECONDS = 2, 32, 120.0
-REQUEST_TIMEOUT, UNAVAILABLE = 408, 503
 SECONDS_A_JOB = 1.0
 """A guess of how long a computation takes, for Retry-After."""
 

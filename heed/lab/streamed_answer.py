@@ -16,18 +16,13 @@ from starlette.responses import StreamingResponse
 
 from heed.errors import HeedError
 from heed.files import to_json
-from heed.lab.error_responses import StatusError, describe_error
+from heed.lab.error_responses import UNAVAILABLE, ClientLeftError, StatusError, describe_error
 from heed.lab.lab_context import LabContext
-from heed.lab.limits import UNAVAILABLE
 
 Report = Callable[[dict[str, Any]], None]
 """Called by a computation with each line of progress."""
 POLL_SECONDS = 0.2
 """How often a stream without news looks whether its client has left."""
-
-
-class ClientLeftError(Exception):
-    """Raised inside a computation whose client has left."""
 
 
 _streams: set[asyncio.Task[None]] = set()

@@ -131,8 +131,8 @@ class ClassificationPipeline:
 
     def classify(self, texts: Sequence[Text], lines: Sequence[str] | None = None) -> list[Label]:
         """One label per text; `lines` are the texts as they came in."""
-        shown = [" ⇥ ".join(_parts(text)) for text in texts] if lines is None else lines
-        filled = [i for i, text in enumerate(texts) if all(map(str.strip, _parts(text)))]
+        shown = [" ⇥ ".join(text_parts(text)) for text in texts] if lines is None else lines
+        filled = [i for i, text in enumerate(texts) if all(map(str.strip, text_parts(text)))]
         encoded = self._encode([texts[i] for i in filled])
         probabilities = dict(zip(filled, self._probabilities(encoded), strict=True))
         cut = dict(zip(filled, (len(ids) + 2 > self.max_length for ids in encoded), strict=True))
@@ -153,7 +153,7 @@ class ClassificationPipeline:
         return powers / powers.sum(axis=1, keepdims=True)
 
     def _encode(self, texts: Sequence[Text]) -> list[list[int]]:
-        parts_of = [_parts(text) for text in texts]
+        parts_of = [text_parts(text) for text in texts]
         flat = iter(self.tokenizer.encode_batch([part for parts in parts_of for part in parts]))
         specials = self.tokenizer.specials
         return [join_pair([next(flat) for _ in parts], specials) for parts in parts_of]
@@ -179,7 +179,8 @@ class ClassificationPipeline:
         return first, others[0]
 
 
-def _parts(text: Text) -> tuple[str, ...]:
+def text_parts(text: Text) -> tuple[str, ...]:
+    """The one text, or the two of a pair."""
     return (text,) if isinstance(text, str) else text
 
 

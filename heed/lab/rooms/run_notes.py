@@ -10,13 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from heed.errors import RunError
 from heed.files import write_atomic
-from heed.lab.error_responses import StatusError
+from heed.lab.error_responses import CONFLICT, StatusError
 from heed.lab.lab_context import Lab
 from heed.lab.run_watch import NOTES
 from heed.runs.run import Run
 
 MOST_CHARACTERS = 20_000
-CONFLICT = 409
 
 router = APIRouter(prefix="/api")
 

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from heed.lab.error_responses import StrictJsonResponse
 from heed.lab.server.request_body import (
     RequestBody,
     Server,
-    StrictJson,
     await_results,
     check_texts,
     choose_run,
@@ -19,6 +19,7 @@ from heed.lab.server.request_body import (
     read_body,
 )
 from heed.lab.server.server_errors import describe_errors
+from heed.pipelines.classify import text_parts
 
 router = APIRouter(tags=["Classification"])
 
@@ -57,7 +58,7 @@ async def classify(request: Request, server: Server) -> Response:
     """Classify a text or a list of texts."""
     body = await read_body(request, ClassifyBody, server)
     texts = [body.q] if isinstance(body.q, str) else body.q
-    check_texts([part for text in texts for part in _parts(text)], server)
+    check_texts([part for text in texts for part in text_parts(text)], server)
     run = choose_run(server.runs.classifiers, body.model, "classify")
     jobs = run.submit(texts)
     labels = await await_results(request, run, jobs) if jobs else []
@@ -69,8 +70,4 @@ async def classify(request: Request, server: Server) -> Response:
         }
         for label in labels
     ]
-    return StrictJson({"model": run.name, "results": results})
-
-
-def _parts(text: str | tuple[str, str]) -> tuple[str, ...]:
-    return (text,) if isinstance(text, str) else text
+    return StrictJsonResponse({"model": run.name, "results": results})

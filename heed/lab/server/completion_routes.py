@@ -18,14 +18,13 @@ from starlette.responses import Response, StreamingResponse
 
 from heed.config.base import MAX_SEED
 from heed.files import to_json
-from heed.lab.error_responses import BAD_REQUEST, StatusError
+from heed.lab.error_responses import BAD_REQUEST, StatusError, StrictJsonResponse
 from heed.lab.server.completion_logprobs import TokenLogprobs
 from heed.lab.server.dynamic_batching import BusyError, Job
 from heed.lab.server.request_body import (
     RequestBody,
     Server,
     ServerContext,
-    StrictJson,
     await_results,
     check_texts,
     choose_run,
@@ -168,7 +167,7 @@ async def complete(request: Request, server: Server) -> Response:
         return StreamingResponse(completion.stream(request), media_type="text/event-stream")
     jobs = completion.submit()
     results = await await_results(request, run, jobs) if jobs else []
-    return StrictJson(completion.describe(results))
+    return StrictJsonResponse(completion.describe(results))
 
 
 @router.get("/models", response_model=ModelList, responses=describe_errors(401, openai=True))
@@ -176,7 +175,7 @@ async def list_models(request: Request, server: Server) -> Response:
     """The runs that complete text."""
     server.check_key(request, None)
     cards = [_card(run) for run in server.runs.language_models]
-    return StrictJson({"object": "list", "data": cards})
+    return StrictJsonResponse({"object": "list", "data": cards})
 
 
 @router.get(
@@ -187,7 +186,7 @@ async def list_models(request: Request, server: Server) -> Response:
 async def show_model(request: Request, name: str, server: Server) -> Response:
     """One run that completes text."""
     server.check_key(request, None)
-    return StrictJson(_card(choose_run(server.runs.language_models, name, "complete text")))
+    return StrictJsonResponse(_card(choose_run(server.runs.language_models, name, "complete text")))
 
 
 def _card(run: ServedLanguageModel) -> dict[str, Any]:

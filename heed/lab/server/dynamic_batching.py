@@ -16,7 +16,7 @@ from concurrent.futures import InvalidStateError
 from threading import Condition, Thread
 from typing import Any, Generic, TypeVar
 
-from heed.errors import HeedError
+from heed.lab.error_responses import TOO_MANY, UNAVAILABLE, StatusError
 
 MAX_BATCH, MAX_WAITING = 24, 24
 """Items of a batch, and items that wait for the next one."""
@@ -28,16 +28,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class BusyError(HeedError):
+class BusyError(StatusError):
     """A request that is not answered now; `retry_after` seconds later it may be."""
 
-    def __init__(self, what: str, *, retry_after: int) -> None:
-        super().__init__(what, todo=f"Try again in {retry_after} s.")
-        self.retry_after = retry_after
+    def __init__(self, what: str, *, retry_after: int, status: int = UNAVAILABLE) -> None:
+        todo = f"Try again in {retry_after} s."
+        super().__init__(what, status=status, todo=todo, retry_after=retry_after)
 
 
 class QueueFullError(BusyError):
     """As many items wait as may wait."""
+
+    def __init__(self, what: str, *, retry_after: int) -> None:
+        super().__init__(what, retry_after=retry_after, status=TOO_MANY)
 
 
 class TimeLimitError(BusyError):
@@ -96,14 +99,6 @@ class DynamicBatcher(Generic[Item, Result]):
         for worker in self._workers:
             worker.start()
 
-    async def run(self, key: Hashable, items: Sequence[Item], *, seconds: float) -> list[Result]:
-        """The results of one request's items, within so many seconds.
-
-        If the caller is cancelled, or the time is over, the items are computed no further.
-        """
-        jobs = self.submit([(key, item) for item in items])
-        return await self.gather(jobs, seconds=seconds)
-
     def submit(self, items: Sequence[tuple[Hashable, Item]]) -> list[Job[Item, Result]]:
         """Let the items of a request wait, all or none; each comes with its key.
 
@@ -127,7 +122,10 @@ class DynamicBatcher(Generic[Item, Result]):
         return jobs
 
     async def gather(self, jobs: Sequence[Job[Item, Result]], *, seconds: float) -> list[Result]:
-        """The results of jobs that were submitted; they are cancelled if one fails or is late."""
+        """The results of jobs that were submitted, within so many seconds.
+
+        If one fails or is late, or if the caller is cancelled, none is computed any further.
+        """
         try:
             async with asyncio.timeout(seconds):
                 return [await job.future for job in jobs]

@@ -12,16 +12,17 @@ from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.responses import Response
 
 from heed.errors import nearest
-from heed.files import to_json
 from heed.lab.access import Access, bearer_key
 from heed.lab.error_responses import (
     BAD_REQUEST,
     FORBIDDEN,
     NOT_FOUND,
     TOO_LARGE,
+    UNAUTHORIZED,
+    UNSUPPORTED,
+    ClientLeftError,
     StatusError,
     describe_invalid_fields,
 )
@@ -31,7 +32,6 @@ from heed.lab.server.served_runs import AnyRun, ServedRun, ServedRuns
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 JSON_TYPES = ("application/json", "")
-UNAUTHORIZED, UNSUPPORTED, CLIENT_LEFT = 401, 415, 499
 OPENAI_PATHS = "/v1/"
 B = TypeVar("B", bound="RequestBody")
 R = TypeVar("R", bound=AnyRun)
@@ -164,10 +164,6 @@ def choose_run(runs: Sequence[R], name: str | None, what: str) -> R:
     )
 
 
-class ClientLeftError(Exception):
-    """The client closed its connection before the answer."""
-
-
 async def await_results(
     request: Request, run: ServedRun[Any, Any, Result], jobs: Sequence[Job[Any, Result]]
 ) -> list[Result]:
@@ -188,15 +184,6 @@ async def await_disconnect(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-class StrictJson(Response):
-    """A JSON response from plain data; a number that is not finite becomes null."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return to_json(content).encode()
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from heed.lab.server.dynamic_batching import (
 from heed.lab.server.invariance_check import has_invariant_batches
 from heed.lab.server.language_names import UNKNOWN, recipe_languages
 from heed.nn.kernels.prepacked_weights import prepack_weights
-from heed.pipelines.classify import Label, Text, check_text_kind
+from heed.pipelines.classify import Label, Text, check_text_kind, text_parts
 from heed.pipelines.generate import Continuation, PromptRequest
 from heed.pipelines.translate import Translation
 from heed.runs.run import BEST_WEIGHTS, Run
@@ -299,7 +299,8 @@ class ServedClassifier(ServedRun[Classifier, Text, Label]):
         """Let texts wait for their label."""
         check_text_kind(self.model.classes, texts)
         lengths = [
-            sum(len(self.model.tokenizer.encode(part)) for part in _parts(text)) for text in texts
+            sum(len(self.model.tokenizer.encode(part)) for part in text_parts(text))
+            for text in texts
         ]
         return self.batcher.submit(
             [(self.padded_length(n + 2), text) for n, text in zip(lengths, texts, strict=True)]
@@ -308,10 +309,6 @@ class ServedClassifier(ServedRun[Classifier, Text, Label]):
     def compute(self, key: Any, jobs: Sequence[Job[Text, Label]]) -> Sequence[Label]:
         """The labels of texts."""
         return self.model.pipeline.classify([job.item for job in jobs])
-
-
-def _parts(text: Text) -> tuple[str, ...]:
-    return (text,) if isinstance(text, str) else text
 
 
 AnyRun = ServedTranslator | ServedLanguageModel | ServedClassifier

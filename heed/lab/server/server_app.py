@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 
 from heed import __version__
 from heed.lab.access import Access
+from heed.lab.error_responses import install_error_handlers
 from heed.lab.headers import SecurityHeaders
 from heed.lab.limits import BodyLimit
 from heed.lab.origins import Hosts, OriginCheck
@@ -24,7 +25,7 @@ from heed.lab.server.openapi_page import build_page
 from heed.lab.server.prometheus_metrics import MetricsMiddleware, ServerMetrics
 from heed.lab.server.request_body import ServerContext
 from heed.lab.server.served_runs import ServedRuns
-from heed.lab.server.server_errors import install_handlers, respond_with
+from heed.lab.server.server_errors import respond_with
 
 DESCRIPTION = (
     "Trained runs over HTTP: translation in LibreTranslate's shape, completion in OpenAI's, and "
@@ -57,7 +58,7 @@ def build_server(runs: ServedRuns, *, key: str | None = None, host: str = "127.0
     app.state.server = ServerContext(runs, None if key is None else Access(key), metrics)
     for run in runs.runs.values():
         run.on_batch = metrics.watch_run(run.name, run.count_waiting)
-    install_handlers(app)
+    install_error_handlers(app, respond_with)
     for module in (translate_routes, completion_routes, classify_routes, service_routes):
         app.include_router(module.router)
 

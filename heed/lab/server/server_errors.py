@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from fastapi import FastAPI, Request
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
 from heed.errors import HeedError
-from heed.lab.error_responses import BAD_REQUEST, INTERNAL, STATUS_SENTENCES, StatusError
-from heed.lab.server.dynamic_batching import BusyError, QueueFullError
-from heed.lab.server.request_body import (
-    CLIENT_LEFT,
-    OPENAI_PATHS,
-    ClientLeftError,
-    StrictJson,
-)
+from heed.lab.error_responses import StrictJsonResponse, headers_of, status_of
+from heed.lab.server.request_body import OPENAI_PATHS
 
-TOO_MANY, UNAVAILABLE = 429, 503
 OPENAI_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -56,51 +47,11 @@ class OpenAIErrorAnswer(BaseModel):
 
 def respond_with(error: HeedError, scope: Scope) -> Response:
     """The response for an error, in the shape of the address that it is for."""
-    status, headers = BAD_REQUEST, dict[str, str]()
-    if isinstance(error, StatusError):
-        status, retry_after = error.status, error.retry_after
-    elif isinstance(error, BusyError):
-        status = TOO_MANY if isinstance(error, QueueFullError) else UNAVAILABLE
-        retry_after = error.retry_after
-    else:
-        retry_after = None
-    if retry_after is not None:
-        headers["Retry-After"] = str(retry_after)
-    content: Any = str(error)
+    status, content = status_of(error), cast(Any, str(error))
     if scope["path"].startswith(OPENAI_PATHS):
         kind = OPENAI_TYPES.get(status, "invalid_request_error")
         content = {"message": str(error), "type": kind, "param": error.where, "code": None}
-    return StrictJson({"error": content}, status_code=status, headers=headers)
-
-
-def install_handlers(app: FastAPI) -> None:
-    """Answer every error with JSON; uvicorn prints the traceback of an unexpected one."""
-
-    async def refuse(request: Request, error: Exception) -> Response:
-        return respond_with(cast(HeedError, error), request.scope)
-
-    async def refuse_address(request: Request, error: Exception) -> Response:
-        refusal = cast(HTTPException, error)
-        what = STATUS_SENTENCES.get(refusal.status_code, f"{refusal.detail}.")
-        status = StatusError(what, status=refusal.status_code, where=request.url.path)
-        response = respond_with(status, request.scope)
-        response.headers.update(refusal.headers or {})
-        return response
-
-    async def close_quietly(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_LEFT)
-
-    async def apologize(request: Request, error: Exception) -> Response:
-        what = f"an error inside heed: {type(error).__name__}."
-        return respond_with(
-            StatusError(what, status=INTERNAL, todo="The server's terminal shows where."),
-            request.scope,
-        )
-
-    app.add_exception_handler(HeedError, refuse)
-    app.add_exception_handler(HTTPException, refuse_address)
-    app.add_exception_handler(ClientLeftError, close_quietly)
-    app.add_exception_handler(Exception, apologize)
+    return StrictJsonResponse({"error": content}, status_code=status, headers=headers_of(error))
 
 
 def describe_errors(*statuses: int, openai: bool = False) -> dict[int | str, dict[str, Any]]:

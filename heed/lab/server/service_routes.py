@@ -9,9 +9,10 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from heed import __version__
+from heed.lab.error_responses import StrictJsonResponse
 from heed.lab.server.dynamic_batching import ClosedError
 from heed.lab.server.prometheus_metrics import CONTENT_TYPE
-from heed.lab.server.request_body import Server, StrictJson
+from heed.lab.server.request_body import Server
 from heed.lab.server.server_errors import describe_errors
 
 router = APIRouter(tags=["Service"])
@@ -43,7 +44,7 @@ class Readiness(BaseModel):
 @router.get("/health", response_model=Health)
 async def health() -> Response:
     """Whether the process answers; it needs no key."""
-    return StrictJson({"status": "ok"})
+    return StrictJsonResponse({"status": "ok"})
 
 
 @router.get("/ready", response_model=Readiness, responses=describe_errors(503))
@@ -60,7 +61,7 @@ async def ready(server: Server) -> Response:
         }
         for run in server.runs.runs.values()
     ]
-    return StrictJson({"status": "ready", "version": __version__, "runs": runs})
+    return StrictJsonResponse({"status": "ready", "version": __version__, "runs": runs})
 
 
 @router.get(

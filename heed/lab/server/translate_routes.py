@@ -11,13 +11,17 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from heed.lab.error_responses import BAD_REQUEST, TOO_LARGE, StatusError
+from heed.lab.error_responses import (
+    BAD_REQUEST,
+    TOO_LARGE,
+    StatusError,
+    StrictJsonResponse,
+)
 from heed.lab.server.language_names import language_name
 from heed.lab.server.request_body import (
     RequestBody,
     Server,
     ServerContext,
-    StrictJson,
     Texts,
     await_results,
     check_texts,
@@ -115,7 +119,7 @@ async def translate(request: Request, server: Server) -> Response:
     jobs = run.submit(lines, reverse=reverse, choices=choices)
     translations = iter(await await_results(request, run, jobs) if jobs else ())
     joined = [join_translations(parts, translations, body) for parts in pieces]
-    return StrictJson(describe_answer(body, joined, run.directions[reverse][0]))
+    return StrictJsonResponse(describe_answer(body, joined, run.directions[reverse][0]))
 
 
 @router.get(
@@ -129,7 +133,7 @@ async def languages(request: Request, server: Server) -> Response:
         for source, target in run.directions:
             known = targets.setdefault(source, [])
             known += [target] if target not in known else []
-    return StrictJson(
+    return StrictJsonResponse(
         [
             {"code": code, "name": language_name(code), "targets": codes}
             for code, codes in targets.items()
