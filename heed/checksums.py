@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from heed.errors import RunError
-from heed.files import write_atomic
+from heed.files import open_regular, read_regular, write_atomic
 
 KEY = "checksum"
 DIGITS = 32
@@ -81,7 +81,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: Path, *, todo: str) -> dict[str, Any]:
     """Read a JSON object that `write_json` wrote; `todo` is the advice for a damaged file."""
-    return parse_json(path.read_bytes(), where=str(path), todo=todo)
+    return parse_json(read_regular(path), where=str(path), todo=todo)
 
 
 def parse_json(data: bytes, *, where: str, todo: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _chunk_digest(path: Path, first: int, start: bytes) -> bytes:
     """The hash of one chunk of a file. Reading and hashing release the interpreter lock."""
     digest = blake2b(start[first : first + CHUNK], digest_size=DIGITS // 2)
     left = CHUNK - len(start[first : first + CHUNK])
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         file.seek(first + CHUNK - left)
         while left > 0 and (block := file.read(min(left, BLOCK))):
             digest.update(block)
@@ -178,6 +178,6 @@ def is_intact_safetensors(path: Path) -> bool:
 
 def _read_header(path: Path) -> bytes:
     """The size and the header of a safetensors file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.read(8)
         return size + file.read(min(int.from_bytes(size, "little"), MAX_HEADER))

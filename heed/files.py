@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from heed.errors import DataError, HeedError
 MAX_DEPTH = 100
 """Lists and objects inside each other in a JSON file of a stranger."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_FILE = "this is neither a file nor a folder, but a pipe, a socket or a device."
 OS_ERRORS = {
     errno.EACCES: "you have no permission to open or write this.",
     errno.EPERM: "you have no permission to open or write this.",
@@ -35,6 +37,7 @@ OS_ERRORS = {
     errno.EEXIST: "there is something else here already.",
     errno.ENOTEMPTY: "there is something else here already.",
     errno.ELOOP: "this is a symbolic link, which is not followed here.",
+    errno.ENXIO: NO_FILE,
 } | dict.fromkeys(DISK_FULL, "the disk is full.")
 """The message for each error number of the operating system."""
 DRAFT = ".draft-"
@@ -236,6 +239,39 @@ def _open_folder(folder: Path) -> int:
 def _close_folder(handle: int) -> None:
     if handle >= 0:
         os.close(handle)
+
+
+# ------------------------------------------------------------------------------------ reading
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of a stranger's folder: an `OSError` for a pipe, a socket or a device.
+
+    To open a named pipe waits until another process writes to it, and a device may have no end.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    try:
+        require_regular(path, os.fstat(handle))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file that is opened by `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def require_regular(path: Path, status: os.stat_result | None = None) -> None:
+    """Raise an `OSError` for what is no regular file; for files that another library opens."""
+    mode = (path.stat() if status is None else status).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.ENXIO, NO_FILE[:-1], str(path))
 
 
 # -------------------------------------------------------------------------------------- locks

@@ -323,7 +323,7 @@ def test_metrics_on_a_full_disk_are_an_error(
     begun.metrics_path.symlink_to(FULL)
     monkeypatch.setattr(Run, "_read_metrics_lines", lambda run: [])
     monkeypatch.setattr(Run, "truncate_metrics", lambda run, lines: None)
-    monkeypatch.setattr("heed.runs.run.refuse_outside_links", lambda folder: None)
+    monkeypatch.setattr("heed.runs.run.refuse_unsafe_entries", lambda folder: None)
     monkeypatch.setattr(os, "geteuid", lambda: 1)  # as oneself
     message = refused(["resume", begun.folder, "--device", "cpu"], monkeypatch, capsys)
     assert f"{begun.metrics_path}: the disk is full." in message

@@ -21,7 +21,7 @@ from heed.probe.ablate import METRICS, METRICS_OF_TASK, Scorer, check_options, c
 from heed.probe.examples import ProbeSet, open_probe_set
 from heed.probe.head_cards import HeadReport, measure_heads, require_heads
 from heed.probe.patch import Head, check_head
-from heed.runs.run import Run
+from heed.runs.run import Run, refuse_unsafe_texts
 from heed.stats.intervals import MIN_ITEMS
 
 CAPACITY = 4
@@ -127,6 +127,7 @@ class HeadScores:
         }
 
     def _open(self, lab: LabContext, run: Run, weights: str, limit: int) -> ProbeSet:
+        refuse_unsafe_texts(run.recipe())
         probe = open_probe_set(run.folder, limit=limit, device=lab.models.device, weights=weights)
         require_heads(probe)
         return probe

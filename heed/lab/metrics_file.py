@@ -16,6 +16,7 @@ import numpy as np
 
 from heed.arrays import Floats, Ints
 from heed.checksums import KEY, DamagedError, is_intact
+from heed.files import open_regular
 from heed.runs.history import (
     AXES,
     CLOCK,
@@ -110,7 +111,7 @@ class MetricsFile:
         self._has_more = False
         if self._inode is None:
             return []
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(self._offset)
             data = file.read(CHUNK)
         end = data.rfind(b"\n") + 1

@@ -17,7 +17,7 @@ from typing import Any
 from heed.config import Recipe
 from heed.config.train import LAST
 from heed.errors import HeedError, make_printable
-from heed.files import locked_inodes
+from heed.files import describe_os_error, locked_inodes
 from heed.lab.event_log import EventLog
 from heed.lab.metrics_file import MetricsFile
 from heed.lab.run_folder import RunFolder
@@ -273,8 +273,9 @@ def _study_of(name: str, studies: list[str]) -> str | None:
 
 def _describe(error: BaseException, name: str) -> str:
     """Why a run cannot be read, in one sentence."""
-    if isinstance(error, HeedError):
-        return str(error)
+    described = describe_os_error(error) if isinstance(error, OSError) else error
+    if isinstance(described, HeedError):
+        return str(described)
     kind = "it lacks a value" if isinstance(error, LookupError) else make_printable(str(error))
     return f"{name}: this run was not written by heed, or it is damaged: {kind}."
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from heed.config import SECTIONS, ModelConfig, Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
+from heed.files import require_regular
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.discovery import runs_below
 from heed.runs.groups import differing_keys
@@ -142,6 +143,7 @@ def count_parameters(run: Run) -> int | None:
     path = run.weights_path if run.finished else run.best_path
     if path is None:
         return None
+    require_regular(path)
     try:
         with safe_open(path, framework="numpy") as weights:
             names = weights.keys()

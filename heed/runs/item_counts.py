@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from heed.arrays import Floats, Ints
 from heed.errors import RunError
-from heed.files import write_atomic
+from heed.files import read_regular, write_atomic
 
 FORMAT = 1
 MAX_DIGITS = 15
@@ -131,7 +131,7 @@ def encode_items(items: ItemCounts) -> bytes:
 def read_items(folder: Path, set_name: str) -> ItemCounts | None:
     """The item counts of a set, or None where the run has none."""
     path = item_path(folder, set_name)
-    return decode_items(path.read_bytes(), str(path)) if path.is_file() else None
+    return decode_items(read_regular(path), str(path)) if path.is_file() else None
 
 
 def decode_items(data: bytes, where: str) -> ItemCounts:

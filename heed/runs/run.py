@@ -16,7 +16,8 @@ figures/            training curves and attention maps
 notes.txt           notes on the run, written in the lab
 
 Every file that is read again contains its checksum, and is verified then; that of the tokenizer is
-in environment.json. No link in the folder is followed to a place outside.
+in environment.json. No link in the folder is followed to a place outside, and nothing but regular
+files is opened.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ from heed import checksums
 from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.errors import RunError
-from heed.files import delete_drafts, is_draft, lock_file, make_folder, write_atomic
+from heed.files import (
+    NO_FILE,
+    delete_drafts,
+    is_draft,
+    lock_file,
+    make_folder,
+    read_regular,
+    write_atomic,
+)
 from heed.plugins import check_plugins
 
 FORMAT = 4
@@ -151,7 +160,7 @@ class Run:
                 where=str(folder),
                 todo="Name the folder that `heed train` made.",
             )
-        refuse_outside_links(run.folder)
+        refuse_unsafe_entries(run.folder)
         return run
 
     def delete_if_unstarted(self) -> None:
@@ -270,7 +279,7 @@ class Run:
             )
         if plugins := self.environment().get("plugins"):
             check_plugins(plugins, where=str(self.folder))
-        text = self.recipe_path.read_bytes()
+        text = read_regular(self.recipe_path)
         if not text.strip() or not checksums.is_intact(text):
             todo = (
                 "Put it back as it was. For other settings make a new run "
@@ -394,7 +403,7 @@ class Run:
 
     def _read_metrics_lines(self) -> list[bytes]:
         path = self.metrics_path
-        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return read_regular(path).split(b"\n")[:-1] if path.exists() else []
 
     def counted_lines(self) -> int:
         """The number of lines of metrics that the run counted at its end, or at a checkpoint."""
@@ -470,21 +479,37 @@ def _step_of(path: Path) -> int:
     return int(name.partition("-")[2])
 
 
-def refuse_outside_links(folder: Path) -> None:
-    """Raise an error if a link in a run folder leads to a place outside it.
+def refuse_unsafe_entries(folder: Path) -> None:
+    """Raise an error for a link that leads out of a run folder, and for a pipe or a device in it.
 
-    A run may come from anywhere, and files are written to it and emptied.
+    A run may come from anywhere, and files are written to it and emptied. To open a pipe would wait
+    until another process writes to it.
     """
     root = folder.resolve()
     for path, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            link = Path(path) / name
-            if link.is_symlink() and not link.resolve().is_relative_to(root):
+            entry = Path(path) / name
+            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
                 raise RunError(
                     "this link leads out of the run folder.",
-                    where=str(link),
+                    where=str(entry),
                     todo="Put the file itself there, or remove the link.",
                 )
+        for entry in (Path(path) / name for name in files):
+            if entry.exists() and not entry.is_file():
+                raise RunError(NO_FILE, where=str(entry), todo="Remove it.")
+
+
+def refuse_unsafe_texts(recipe: Recipe) -> None:
+    """Raise an error for a recipe of a stranger that names a pipe or a device as its text."""
+
+    def check(name: str) -> str:
+        path = Path(name)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise RunError(NO_FILE, where=name, todo="Name files in recipe.toml.")
+        return name
+
+    _with_files(recipe, check)
 
 
 def _is_intact_line(line: bytes) -> bool:

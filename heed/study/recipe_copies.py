@@ -42,7 +42,7 @@ def find_copy(folder: Path, name: str) -> Path | None:
     copy, hashes = copy_path(folder, name), _read_checksums(folder) or {}
     if copy.name in hashes:
         _verify(copy, hashes[copy.name])
-    return copy if copy.exists() else None
+    return copy if copy.is_file() else None
 
 
 def verify_copies(folder: Path) -> None:

@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from heed.config.task_metrics import LOWER_IS_BETTER
+from heed.files import open_regular
 from heed.study.study_config import StudyConfig
 from heed.study.trials import RUNS, TrialState
 from heed.terminal import build_note, build_table
@@ -231,7 +232,7 @@ def _choose_systems(
 def read_progress(run: Path) -> str | None:
     """How far a run is, from the last line of its metrics; None before the first."""
     line: dict[str, Any] = {}
-    with suppress(OSError, ValueError), (run / "metrics.jsonl").open("rb") as file:
+    with suppress(OSError, ValueError), open_regular(run / "metrics.jsonl") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
         line = json.loads(file.read().splitlines()[-1])

@@ -17,7 +17,7 @@ from typing import Any
 from heed import checksums, recipes
 from heed.config import read_tables
 from heed.errors import ConfigError, RunError
-from heed.files import delete_drafts, write_atomic
+from heed.files import delete_drafts, read_regular, write_atomic
 from heed.study.recipe_copies import RECIPES, copy_recipes, find_copy, verify_copies
 from heed.study.study_config import StudyConfig
 from heed.study.study_systems import ReadTables, check_study, expand_systems
@@ -87,7 +87,7 @@ def read_study_folder(folder: Path) -> StudyConfig:
 def read_declared_study(folder: Path) -> StudyConfig:
     """The study of a folder as it was declared before training."""
     path = folder / STUDY_FILE
-    data = path.read_bytes()
+    data = read_regular(path)
     try:
         tables = tomllib.loads(data.decode())
     except (ValueError, RecursionError):
@@ -107,7 +107,7 @@ def read_additions(folder: Path) -> Additions:
     path = folder / ADDITIONS
     if not path.exists():
         return Additions()
-    lines = path.read_bytes().splitlines()
+    lines = read_regular(path).splitlines()
     entries = tuple(
         checksums.parse_json(line, where=f"{path}:{number}", todo=RESTORE)
         for number, line in enumerate(lines, 1)

@@ -19,7 +19,7 @@ from heed.data.tokenizers.byte_symbols import decode_symbols, show_whitespace
 from heed.data.tokenizers.special_tokens import SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError
-from heed.files import require_shallow, write_atomic
+from heed.files import read_regular, require_shallow, write_atomic
 
 CONFIG, OLD_CONFIG = "tokenizer_config.json", "special_tokens_map.json"
 ROLES = {
@@ -123,7 +123,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name in (OLD_CONFIG, CONFIG):
         try:
-            content = json.loads((folder / name).read_text(encoding="utf-8"))
+            content = json.loads(read_regular(folder / name))
             require_shallow(content)
         except (OSError, ValueError, RecursionError):
             continue

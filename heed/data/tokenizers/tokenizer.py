@@ -49,7 +49,7 @@ from heed.data.tokenizers.vocabulary import (
     sort_by_id,
 )
 from heed.errors import DataError, nearest
-from heed.files import write_atomic
+from heed.files import read_regular, write_atomic
 
 MODELS = {"bpe": "BPE", "unigram": "Unigram", "word": "WordLevel", "char": "BPE", "byte": "BPE"}
 KINDS = tuple(MODELS)
@@ -173,7 +173,7 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load a tokenizer that `save` wrote, or a pretrained one with known BOS and EOS."""
         try:
-            return cls.parse(path.read_text(encoding="utf-8"), path)
+            return cls.parse(read_regular(path).decode(), path)
         except FileNotFoundError as problem:
             what = "there is no tokenizer file, so text cannot be encoded or decoded"
             raise _load_error(path, what) from problem

@@ -18,7 +18,7 @@ from heed.errors import DataError, HeedError, RunError
 from heed.lab.lab_context import Lab, LabContext
 from heed.lab.limits import Text
 from heed.lab.streamed_answer import Report, stream_answer
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import BEST_WEIGHTS, Run, refuse_unsafe_texts
 
 if TYPE_CHECKING:
     from heed.data.tokenizers.tokenizer import Tokenizer
@@ -225,6 +225,7 @@ def read_examples(run: Run) -> list[list[str]]:
     from heed.evaluate.held_out_set import TrainingText, find_set
 
     recipe = run.recipe()
+    refuse_unsafe_texts(recipe)
     try:
         # A dev set that was set aside from train would need all of train to be read.
         held_out = find_set(recipe, TrainingText(None, "it is not read here."), split="dev")

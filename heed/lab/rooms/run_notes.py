@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from heed.errors import RunError
-from heed.files import write_atomic
+from heed.files import open_regular, write_atomic
 from heed.lab.error_responses import CONFLICT, StatusError
 from heed.lab.lab_context import Lab
 from heed.lab.run_watch import NOTES
@@ -47,7 +47,7 @@ def read_notes(run: Run) -> dict[str, Any]:
     path = run.folder / NOTES
     if path.is_symlink() or not path.is_file():
         return {"text": "", "version": None}
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(4 * MOST_CHARACTERS + 1)
     text = data.decode("utf-8", "replace")
     if len(text) > MOST_CHARACTERS:

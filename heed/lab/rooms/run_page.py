@@ -22,6 +22,7 @@ from heed.report.document import Document, Section
 from heed.report.html import interactive_parts, render_sections
 from heed.report.run_content import RunContent, read_run_content
 from heed.report.run_report import section_builders
+from heed.runs.run import refuse_unsafe_texts
 
 SLOW = ("data", "examples", "attention")
 """Sections that read a corpus or compute with the model."""
@@ -97,6 +98,7 @@ def _depends_on(section: str, stamp: Stamp) -> Stamp:
 def _remembered(section: str, folder: Path, _stamp: Stamp) -> Section:
     """A slow section, built once for files that do not change."""
     content: RunContent = read_run_content(folder)
+    refuse_unsafe_texts(content.recipe)
     return section_builders()[section](content)
 
 
