@@ -139,6 +139,7 @@ def attend(
         check_texts,
         lens_texts,
         refuse_conflicts,
+        refuse_view,
         render_view,
     )
     from heed.probe.lens import render_lens
@@ -155,6 +156,7 @@ def attend(
         out=out,
     )
     view = View.from_flags(kind, layer, head, words=words)
+    refuse_view(view, check=check, lens=lens, patch=patches and out is None)
     if over_training:
         given = line_io.open_lines(text, file, notify=print_warning) if text or file else None
         _follow(run, given, view, target, out, device=device, json=json)
@@ -187,7 +189,7 @@ def attend(
         if path is not None:
             print_text(f"{path}: {maps.text}", err=json)
         if json:
-            print_json(maps.select(view.kind, view.layer).to_dict())
+            print_json(maps.select(view.kind, view.layer, view.head).to_dict())
         elif path is None:
             console().print(render_view(maps, view))
 

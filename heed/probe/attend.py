@@ -89,6 +89,19 @@ def refuse_conflicts(
         raise ConfigError([f"--out writes maps, and {asked[0]} prints a table: omit one of them."])
 
 
+def refuse_view(view: View, *, check: bool, lens: bool, patch: bool) -> None:
+    """Raise an error for flags that choose maps, where none are shown."""
+    results = {"--check": check, "--lens": lens, "--patch without --out": patch}
+    asked = next((flag for flag, is_set in results.items() if is_set), None)
+    unset = (None, False)
+    chosen = [
+        f"--{flag}" for flag, value in vars(view).items() if not any(value is one for one in unset)
+    ]
+    if asked is not None and chosen:
+        flags, verb = " and ".join(chosen), "chooses" if len(chosen) == 1 else "choose"
+        raise ConfigError([f"{asked} shows no maps, and {flags} {verb} among them: omit it."])
+
+
 def read_texts(
     model: LoadedModel, groups: Iterable[list[str]], target: str | None = None
 ) -> Iterator[tuple[Any, ...]]:

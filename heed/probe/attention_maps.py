@@ -25,6 +25,7 @@ from heed.errors import HeedError, RunError
 from heed.metrics.alignment_error import Links, alignment_error_rate
 from heed.models import LanguageModel, Model, Translator
 from heed.models.inference import nan_error
+from heed.probe.map_figure import MEAN
 from heed.probe.text_trace import (
     InputTokens,
     TokenLabels,
@@ -61,6 +62,8 @@ class AttentionMap:
     """The cells (query, key) of a gold alignment, where it is known."""
     layer_numbers: tuple[int, ...] | None = None
     """The layers that these are, counted from 0; unset, all."""
+    head: int | str | None = None
+    """The one head that these are, counted from 0, or "mean" of all; unset, all."""
 
     @property
     def query_tokens(self) -> list[str]:
@@ -157,6 +160,21 @@ class AttentionMap:
             )
         return replace(self, weights=[self.weights[layer]], layer_numbers=(self.layers[layer],))
 
+    def select_head(self, head: int | str) -> AttentionMap:
+        """The map of one head of every layer, counted from 0; "mean" is the mean of its heads."""
+        if head == MEAN:
+            means = [self.mean_over_heads(layer)[None] for layer in range(len(self.weights))]
+            return replace(self, weights=means, head=head)
+        fewest = min(map(len, self.weights), default=0)
+        if not isinstance(head, int) or not 0 <= head < fewest:
+            shown = head + 1 if isinstance(head, int) else head
+            raise HeedError(
+                f"there is no head {shown}: {self.kind} attention has {fewest} a layer.",
+                todo=f"Choose 1 to {fewest}, or mean.",
+            )
+        weights = [layer[head : head + 1] for layer in self.weights]
+        return replace(self, weights=weights, head=head)
+
     def to_dict(self, *, binary: bool = False) -> dict[str, Any]:
         """The map for JSON; with `binary` the weights are one base64 string of float32."""
         weights: Any = [layer.tolist() for layer in self.weights]
@@ -176,6 +194,7 @@ class AttentionMap:
             "key_words": self.keys.word_texts,
             "layers": [layer + 1 for layer in self.layers],
             "heads": [len(layer) for layer in self.weights],
+            "head": self.head + 1 if isinstance(self.head, int) else self.head,
             "links": None if self.gold is None else [list(cell) for cell in self.gold],
         }
 
@@ -227,13 +246,17 @@ class AttentionMaps:
         """The maps between words."""
         return self._replace_maps([one.by_word() for one in self.maps])
 
-    def select(self, kind: str | None = None, layer: int | None = None) -> AttentionMaps:
-        """The maps of one kind, of one layer (counted from 0), or both."""
+    def select(
+        self, kind: str | None = None, layer: int | None = None, head: int | str | None = None
+    ) -> AttentionMaps:
+        """The maps of one kind, layer and head (counted from 0, or "mean"); unset, all."""
         maps = self.maps if kind is None else [self.get(kind)]
         if layer is not None:
             maps = [one.select_layer(layer) for one in maps if kind or layer < len(one.weights)]
             if not maps:
                 self.get().select_layer(layer)  # an error that names the layers
+        if head is not None:
+            maps = [one.select_head(head) for one in maps]
         return self._replace_maps(maps)
 
     def _replace_maps(self, maps: Sequence[AttentionMap]) -> AttentionMaps:

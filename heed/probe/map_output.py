@@ -107,13 +107,13 @@ def save_maps(
         make_folder(path.parent)
         plot.save_as(figure, path)
         return path
-    if head is not None:
+    if head is not None and suffix == PAGE:
         raise DataError(
-            f"a head is chosen for figures, and a .{suffix} file has every head.",
+            "a page has every head, to choose from.",
             where=str(path),
-            todo="Leave the head out.",
+            todo="Leave the head out, or write .json.",
         )
-    selected = maps.select(kind, layer)
+    selected = maps.select(kind, layer, head)
     content = _fill_page(selected, path) if suffix == PAGE else to_json(selected.to_dict()) + "\n"
     make_folder(path.parent)
     write_atomic(path, content)

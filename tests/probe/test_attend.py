@@ -105,6 +105,16 @@ def test_every_task_shows_files_and_passes_checks(
     assert json.loads(data) == maps.to_dict(binary=True)
     printed = attend(TEXT, "--json", "--words")[1]
     assert json.loads(printed) == json.loads(json.dumps(maps.by_word().to_dict()))
+    for head, of_head in {"2": slice(1, 2), "mean": None}.items():
+        chosen = json.loads(attend(TEXT, "--json", "--head", head, "--layer", "1")[1])
+        for one, whole in zip(chosen["maps"], maps.maps, strict=True):
+            layer = whole.weights[0]
+            expected = layer.mean(axis=0, keepdims=True) if of_head is None else layer[of_head]
+            assert np.array_equal(np.array(one["weights"][0], dtype=np.float32), expected)
+            assert (one["layers"], one["heads"]) == ([1], [1])
+            assert one["head"] == (head if head == "mean" else int(head))
+        attend(TEXT, "--out", tmp_path / "head.json", "--head", head, "--layer", "1")
+        assert json.loads((tmp_path / "head.json").read_text("utf-8")) == chosen
     code, out, _ = attend(TEXT, "--check")
     assert (code, "FAIL" in out) == (0, False)
     code, out, _ = attend(TEXT, "--lens", "--json")
@@ -142,7 +152,13 @@ def test_texts_that_are_too_long_are_cut_with_a_word(
         ("translate", [TEXT, "--head", "first"], "a number from 1 on, or mean"),
         ("translate", [TEXT, TEXT, "--target", "Le chat."], "the translation of one text"),
         ("translate", [TEXT, "--out", "map.gif"], "End the name in .png"),
-        ("translate", [TEXT, "--out", "map.json", "--head", "1"], "has every head"),
+        ("translate", [TEXT, "--out", "map.html", "--head", "1"], "has every head"),
+        ("translate", [TEXT, "--json", "--head", "9"], "there is no head 9"),
+        ("translate", [TEXT, "--check", "--kind", "cross"], "--kind chooses among them"),
+        ("classify", [TEXT, "--check", "--layer", "1"], "--layer chooses among them"),
+        ("generate", [TEXT, "--lens", "--head", "1"], "--lens shows no maps"),
+        ("classify", [TEXT, "--lens", "--layer", "1", "--words"], "--layer and --words choose"),
+        ("translate", [TEXT, "--patch", "cross.1.1=zero", "--head", "1"], "without --out"),
         ("translate", [" "], "no text to look at"),
         ("translate", [TEXT, "--check", "--lens"], "give one of them"),
         ("translate", [TEXT, "--lens", "--out", "map.png"], "--out writes maps"),
