@@ -13,6 +13,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING
 
 from heed.errors import RunError
+from heed.lab.run_folder import reading
 from heed.runs.run import BEST_WEIGHTS, Run
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class LoadedModels:
             slot = self._slots.setdefault(key, _Slot(*key))
             self._slots.move_to_end(key)
             while len(self._slots) > self.capacity:
-                self._slots.popitem(last=False)  # whoever uses it now keeps it to the end
+                self._slots.popitem(
+                    last=False
+                )  # a computation that uses it now keeps it to the end
             return slot
 
 
@@ -70,7 +73,8 @@ class _Slot:
         version = weights_version(Run.open(self.folder), self.weights)
         if self._model is None or version != self._version:
             self._model = None  # two of one run need not be in memory at once
-            self._model = load(self.folder, device=device, weights=self.weights)
+            with reading(self.folder.name):
+                self._model = load(self.folder, device=device, weights=self.weights)
             self._version = version
         return self._model
 

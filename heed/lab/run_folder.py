@@ -6,19 +6,28 @@ or by a symbolic link, is refused.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from heed.errors import UNPRINTABLE, RunError
+from heed.checksums import DamagedError
+from heed.errors import UNPRINTABLE, HeedError, RunError, make_printable
+from heed.files import describe_os_error
 from heed.lab.error_responses import NOT_FOUND, StatusError
-from heed.runs.run import Run
+from heed.runs.index import UNREADABLE
+from heed.runs.run import RESTORE, Run
 
 RUN_FILES = ("recipe.toml", "environment.json")
 """A folder with one of these is a run, as `heed runs` has it."""
 STUDY_FILE = "study.toml"
+NOT_AS_WRITTEN = (*UNREADABLE, ArithmeticError, AssertionError, MemoryError, RuntimeError)
+"""Errors that may come of files that heed did not write, a model's weights included."""
 SHIPPED_RECIPES = "recipes"
 """The folder of a study with copies of its recipes, where no run is."""
+
+logger = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -105,6 +114,31 @@ class RunFolder:
             where=name,
             todo="The page of all runs lists those that there are.",
         )
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Read files of a run or a study: what heed did not write there is an error about them.
+
+    The traceback is logged, since it may be an error of heed after all.
+    """
+    try:
+        yield
+    except NOT_AS_WRITTEN as error:
+        if isinstance(error, HeedError | OSError):
+            raise
+        logger.warning("The files of %s cannot be read.", make_printable(name), exc_info=True)
+        raise describe_damage(error, name) from error
+
+
+def describe_damage(error: BaseException, name: str) -> HeedError:
+    """Why a run or a study cannot be read, in one sentence."""
+    described = describe_os_error(error) if isinstance(error, OSError) else error
+    if isinstance(described, HeedError):
+        return described
+    kind = "it lacks a value" if isinstance(error, LookupError) else make_printable(str(error))
+    what = f"this was not written by heed, or it is damaged: {kind}."
+    return DamagedError(what, where=name, todo=RESTORE)
 
 
 def is_run(folder: Path) -> bool:

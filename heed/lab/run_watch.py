@@ -16,15 +16,14 @@ from typing import Any
 
 from heed.config import Recipe
 from heed.config.train import LAST
-from heed.errors import HeedError, make_printable
-from heed.files import describe_os_error, locked_inodes
+from heed.files import locked_inodes
 from heed.lab.event_log import EventLog
 from heed.lab.metrics_file import MetricsFile
-from heed.lab.run_folder import RunFolder
+from heed.lab.run_folder import NOT_AS_WRITTEN, RunFolder, describe_damage
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.groups import RunGroup, comparable_recipes, group_runs
-from heed.runs.history import flatten_metrics
-from heed.runs.index import TEST_METRIC, UNREADABLE, describe_run
+from heed.runs.history import flatten_metrics, is_number
+from heed.runs.index import TEST_METRIC, describe_run
 from heed.runs.results_file import RESULTS
 from heed.runs.run import LOCK, Run
 from heed.study.trials import TRIALS
@@ -95,11 +94,11 @@ class WatchedRun:
         is_first = not self.stamp
         try:
             rows, is_replaced = self._read(stamp, is_first=is_first)
-        except UNREADABLE as error:
+        except NOT_AS_WRITTEN as error:
             self.metrics.forget()
             self.recipe_stamp = None
             self.recipe = None
-            problem = _describe(error, self.name)
+            problem = str(describe_damage(error, self.name))
             self.entry |= {"status": DAMAGED, "problem": problem, "rows": 0, "metrics": []}
             rows, is_replaced = [], True
         # A file that is read in parts has the stamp of none, so that it is looked at again.
@@ -111,7 +110,8 @@ class WatchedRun:
         if self.recipe is None or recipe_stamp != self.recipe_stamp:
             self.recipe = Run.open(run.folder).recipe()
             environment = run.environment()
-            self.data = environment.get("data", {})
+            hashes = environment.get("data", {}).items()
+            self.data = {split: one for split, one in hashes if isinstance(one, str)}
             self._steps_per_epoch = environment.get("steps_per_epoch")
             self.recipe_stamp = recipe_stamp
         rows, is_replaced = self.metrics.read_on(self._steps_per_epoch, wants_rows=not is_first)
@@ -271,15 +271,6 @@ def _study_of(name: str, studies: list[str]) -> str | None:
     return max(around, key=len, default=None)
 
 
-def _describe(error: BaseException, name: str) -> str:
-    """Why a run cannot be read, in one sentence."""
-    described = describe_os_error(error) if isinstance(error, OSError) else error
-    if isinstance(described, HeedError):
-        return str(described)
-    kind = "it lacks a value" if isinstance(error, LookupError) else make_printable(str(error))
-    return f"{name}: this run was not written by heed, or it is damaged: {kind}."
-
-
 def _describe_scores(recipe: Recipe, metrics: MetricsFile) -> Entry:
     """The best and the last value of the metric that chooses the weights.
 
@@ -301,4 +292,6 @@ def _score(line: dict[str, Any], metric: str) -> Entry | None:
     values = {key: value for key, value in line.items() if key not in ("event", "time")}
     named = flatten_metrics(line["event"], values)
     value = named.get(metric, named.get(f"average/{metric}"))
-    return None if value is None else {"metric": metric, "value": value, "step": line["step"]}
+    if not is_number(value) or not math.isfinite(value):
+        return None
+    return {"metric": metric, "value": value, "step": line["step"]}

@@ -30,7 +30,7 @@ def chosen_evaluation(lines: list[dict[str, Any]], best: str) -> dict[str, Any] 
     """
     try:
         return _choose_evaluation(lines, best)
-    except (KeyError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
         what = f"a line of metrics.jsonl has no {best}: it was not written by heed."
         raise DamagedError(what, todo="Restore the file from a copy of the run.") from error
 

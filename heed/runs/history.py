@@ -11,8 +11,9 @@ A row has `event`, `step`, `epoch`, `tokens` and `seconds`, and then its metrics
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from heed.checksums import DamagedError
 from heed.runs.run import RESTORE, Run
@@ -23,6 +24,9 @@ PLACE = ("event", "step", "epoch", "tokens", "time")
 """Keys of a line of metrics.jsonl that are no metrics."""
 CLOCK = ("unix", "tokens_per_second")
 """Keys under `time` that a row has as they are."""
+TIMES = ("unix", "seconds", "tokens_per_second")
+"""Keys under `time` that are numbers."""
+MAX_STEP, MAX_FLOAT = 1 << 63, int(sys.float_info.max)
 TRAIN_SET = "train-set"
 """The training text as an evaluated set. `train/loss` is the loss while training."""
 
@@ -40,9 +44,22 @@ def read_history(run: Run) -> list[dict[str, Any]]:
 
 
 def check_line(line: Mapping[str, Any], where: str) -> None:
-    """Raise an error for a line of metrics.jsonl without an event or a step."""
-    if not (isinstance(line.get("event"), str) and isinstance(line.get("step"), int)):
+    """Raise an error for a line of metrics.jsonl that does not say when it was measured."""
+    step, clock = line.get("step"), line.get("time", {})
+    if not (isinstance(line.get("event"), str) and type(step) is int and 0 <= step < MAX_STEP):
         raise DamagedError("this line has no event or no step.", where=where, todo=RESTORE)
+    places = [line.get("epoch"), line.get("tokens")]
+    places += [clock.get(key) for key in TIMES] if isinstance(clock, Mapping) else [clock]
+    if not all(place is None or is_number(place) for place in places):
+        what = "this line has an epoch, tokens or a time that is no number."
+        raise DamagedError(what, where=where, todo=RESTORE)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value from JSON is a number that a float holds; true and false are none."""
+    if isinstance(value, float):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_FLOAT
 
 
 def build_history(
@@ -67,16 +84,16 @@ def build_row(
 
 
 def flatten_metrics(event: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics by name: {"dev": {"loss": 1}} is {"dev/loss": 1}. None is left out."""
+    """Metrics by name: {"dev": {"loss": 1}} is {"dev/loss": 1}. Texts and None are left out."""
     above = "average/" if event == "average" else ""
-    named: dict[str, float | None] = {}
+    named: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             part = above + (TRAIN_SET if key == "train" else key)
             named |= {f"{part}/{name}": number for name, number in value.items()}
         else:
             named[f"{event}/{key}"] = value
-    return {name: number for name, number in named.items() if number is not None}
+    return {name: one for name, one in named.items() if is_number(one) or isinstance(one, bool)}
 
 
 def display_set_name(name: str) -> str:
@@ -98,7 +115,7 @@ class TrainingClock:
     def advance(self, line: Mapping[str, Any]) -> float | None:
         """Seconds up to this line, the next one; None where they are not recorded."""
         clock = line.get("time", {})
-        if "seconds" not in clock or "unix" not in clock:
+        if clock.get("seconds") is None or clock.get("unix") is None:
             return None
         if self._last_unix is not None and clock["unix"] - clock["seconds"] > self._last_unix:
             self._before = self._total

@@ -22,6 +22,7 @@ from heed.files import require_regular
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.discovery import runs_below
 from heed.runs.groups import differing_keys
+from heed.runs.history import is_number
 from heed.runs.results_file import OTHER_WEIGHTS, read_results
 from heed.runs.run import Run
 from heed.terminal import build_note, build_table
@@ -153,7 +154,7 @@ def count_parameters(run: Run) -> int | None:
 
 
 def _numbers(result: dict[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in result.items() if isinstance(value, int | float)}
+    return {key: value for key, value in result.items() if is_number(value)}
 
 
 # -------------------------------------------------------------------------------------- the table

@@ -331,7 +331,8 @@ class Run:
         if not path.exists():
             raise DamagedError("this file is missing.", where=str(path), todo=RESTORE)
         info = checksums.read_json(path, todo=RESTORE)
-        kinds = {"data": dict, "files": dict, "plugins": list, "new_parts": list, "lines": int}
+        kinds: dict[str, type] = {"data": dict, "files": dict, "plugins": list, "new_parts": list}
+        kinds |= {"lines": int, "steps_per_epoch": int}
         if any(not isinstance(info.get(key, kind()), kind) for key, kind in kinds.items()):
             raise DamagedError("this file is damaged.", where=str(path), todo=RESTORE)
         return info

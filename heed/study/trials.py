@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from heed import checksums
 from heed.checksums import DamagedError
@@ -127,14 +130,20 @@ def _read(path: Path) -> TrialState:
 def parse_state(content: Any, where: str) -> TrialState:
     """The state of a trial from its values in JSON."""
     try:
-        trial = Trial(**_known_fields(Trial, content["trial"]))
-        state = TrialState(**_known_fields(TrialState, content) | {"trial": trial})
-        if not isinstance(trial.number, int):
-            raise ValueError("no number")
+        trial = _known_fields(Trial, content["trial"])
+        state = _state_parser().validate_python(
+            _known_fields(TrialState, content) | {"trial": trial}
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = "this is no state of a trial."
         raise DamagedError(what, where=where, todo=RESTORE) from error
     return state
+
+
+@cache
+def _state_parser() -> TypeAdapter[TrialState]:
+    """Checks the kind of every value of a state. Made when it is first used: it takes a while."""
+    return TypeAdapter(TrialState)
 
 
 def _known_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:

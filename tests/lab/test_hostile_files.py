@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from fastapi import FastAPI
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from lab_runs import write_run
 from labs import lab_client
 from study_folders import write_study
+from typer.testing import CliRunner
 
+from heed.cli.main import app
 from heed.config import Recipe
 from heed.files import NO_FILE
 from heed.runs.run import Run
@@ -74,6 +79,11 @@ def pipe_at(path: Path) -> Iterator[None]:
             path.write_bytes(content)
 
 
+def look_again(client: Any) -> None:
+    """Let the lab look at its files at once, as after a while."""
+    client.app.state.lab.watch._looked = -math.inf
+
+
 def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
 
@@ -91,9 +101,7 @@ def test_a_pipe_in_a_folder_never_blocks(tiny_runs: Path, tmp_path: Path) -> Non
     assert len(cases) > 15
     with lab_client(root) as client, ThreadPoolExecutor(1) as pool:
         for path, requests in cases:
-            cast(
-                FastAPI, client.app
-            ).state.lab.watch._looked = -math.inf  # look at the files again at once
+            look_again(client)
             with pipe_at(path):
                 answers = pool.submit(ask_everything, client, requests).result(SECONDS)
                 runs = client.get("/api/runs").json()["runs"]
@@ -125,3 +133,150 @@ def test_a_pipe_is_named_in_the_error(tmp_path: Path) -> None:
         assert listed["status"] == "damaged"
         assert NO_FILE[:-1] in listed["problem"]
         assert "metrics.jsonl" in listed["problem"]
+
+
+# -------------------------------------------------------------------------------------- content
+
+deep: Any = 0
+for _ in range(150):
+    deep = [deep]
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 0.5, 2**63, 10**400, -(10**400), 1e308, -1e308),
+    *(math.nan, math.inf, -math.inf, "", "text", "1", "\ud800", "../..", [], [1], ["a"], {}),
+    *({"a": 1}, {"a": "b"}, {"loss": "x"}, deep),
+)
+"""What stands in a file in place of what heed writes there."""
+Place = tuple[str | int, ...]
+
+
+def places_in(content: Any, above: Place = ()) -> Iterator[Place]:
+    """The place of every value in JSON, as the keys and numbers that lead there."""
+    items: Any = ()
+    if isinstance(content, dict):
+        items = content.items()
+    elif isinstance(content, list):
+        items = enumerate(content[:3])
+    for key, value in items:
+        yield (*above, key)
+        yield from places_in(value, (*above, key))
+
+
+def replaced(content: Any, place: Place, value: Any) -> Any:
+    """A copy of JSON with another value at one place; a missing one for `...`."""
+    if not place:
+        return value
+    copy: Any = content.copy()
+    if len(place) == 1 and value is ...:
+        del copy[place[0]]
+    else:
+        copy[place[0]] = replaced(content[place[0]], place[1:], value)
+    return copy
+
+
+def draw_content(draw: Any, path: Path) -> bytes:
+    """Other content for a file: one value is another, or all of it is."""
+    data = path.read_bytes()
+    if path.suffix not in (".json", ".jsonl") or draw(st.integers(0, 9)) == 0:
+        return draw_bytes(draw, data)
+    lines = data.splitlines() if path.suffix == ".jsonl" else [data]
+    number = draw(st.integers(0, len(lines) - 1))
+    content = json.loads(lines[number])
+    find_and_pop(content, "checksum")
+    for _ in range(draw(st.integers(1, 2))):
+        place = draw(st.sampled_from([(), *places_in(content)]))
+        value = draw(st.sampled_from(VALUES if not place else (*VALUES, ...)))
+        content = replaced(content, place, value)
+        if not isinstance(content, dict | list):
+            break
+    lines[number] = json.dumps(content).encode()
+    return b"\n".join([*lines, b""])
+
+
+def find_and_pop(content: Any, key: str) -> None:
+    """Take the checksum out of JSON: a stranger can compute one, too."""
+    if isinstance(content, dict):
+        content.pop(key, None)
+        for value in content.values():
+            find_and_pop(value, key)
+
+
+def draw_bytes(draw: Any, data: bytes) -> bytes:
+    """Any bytes, or the file with some of its bytes replaced."""
+    other = draw(st.binary(max_size=20))
+    if draw(st.booleans()):
+        return other
+    text = re.sub(rb'(#\s*)?"?checksum"?\s*[=:].*\n', b"\n", data, count=1)
+    start = draw(st.integers(0, len(text)))
+    return text[:start] + other + text[start + draw(st.integers(0, 9)) :]
+
+
+@pytest.fixture(scope="module")
+def hostile_root(tiny_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lab with a good run, a classifier and a translator that were evaluated, and a study."""
+    root = tmp_path_factory.mktemp("content") / "runs"
+    for task in ("classify", "translate"):
+        shutil.copytree(tiny_runs / f"tiny-{task}", root / task)
+        answer = CliRunner().invoke(app, ["evaluate", str(root / task), "--device", "cpu"])
+        assert answer.exit_code == 0, answer.output
+    write_run(root / "good")
+    write_study(root / "study", {"base": 0.6, "wide": 0.8}, seeds=2)
+    return root
+
+
+def read_list(client: Any) -> dict[str, Any]:
+    """The list of runs once all of them were read."""
+    while True:
+        answer = client.get("/api/runs")
+        assert answer.status_code == 200, answer.text
+        listed: dict[str, Any] = answer.json()
+        if not listed["waiting"]:
+            return listed
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [None, True, "x", [1], {"a": "b"}, 10**400, math.nan, 1e308],
+    ids=["null", "true", "text", "list", "object", "huge", "nan", "large"],
+)
+def test_no_value_of_a_metric_hides_the_other_runs(tmp_path: Path, hostile: Any) -> None:
+    """Every place of a line has the value in turn: the run is damaged, or the value is skipped."""
+    root = tmp_path / "runs"
+    good = write_run(root / "good")
+    train, evaluate, *_ = map(json.loads, good.metrics_path.read_bytes().splitlines())
+    for line, position in ((train, "none"), (evaluate, "alibi")):  # a group of runs each
+        find_and_pop(line, "checksum")
+        like = write_run(tmp_path / position, position=position)
+        for place in places_in(line):
+            name = "-".join(["bad", line["event"], *map(str, place)])
+            shutil.copytree(like.folder, root / name)
+            data = json.dumps(replaced(line, place, hostile))
+            (root / name / "metrics.jsonl").write_text(f"{data}\n", encoding="utf-8")
+    with lab_client(root) as client:
+        listed = read_list(client)
+        status = {run["name"]: run["status"] for run in listed["runs"]}
+        assert status.pop("good") == "stopped"
+        assert len(status) > 15
+        assert set(status.values()) <= {"stopped", "damaged"}
+        for run in listed["runs"]:
+            assert (run["status"] == "damaged") == (run["problem"] is not None)
+        ask_everything(client, [("GET", "/api/curves", None), ("GET", "/api/curves?by=run", None)])
+
+
+@pytest.mark.parametrize("name", ["classify", "translate", "study"])
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(data=st.data())
+def test_no_content_of_files_is_an_error_inside_heed(
+    hostile_root: Path, name: str, data: st.DataObject
+) -> None:
+    paths = [path for path in files_below(hostile_root / name) if path.suffix != ".safetensors"]
+    path = data.draw(st.sampled_from(paths))
+    before = path.read_bytes()
+    requests = requests_about_study(name) if name == "study" else requests_about(name)
+    try:
+        path.write_bytes(draw_content(data.draw, path))
+        with lab_client(hostile_root) as client:
+            runs = read_list(client)["runs"]
+            assert "good" in {run["name"] for run in runs if run["status"] == "stopped"}
+            ask_everything(client, requests)
+    finally:
+        path.write_bytes(before)

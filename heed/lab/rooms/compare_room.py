@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from heed.lab.lab_context import Lab
-from heed.lab.run_folder import RunFolder
+from heed.lab.run_folder import RunFolder, reading
 from heed.study.compare_named import compare_named
 from heed.study.comparison_tables import (
     all_notes,
@@ -18,7 +18,8 @@ from heed.study.comparison_tables import (
 )
 from heed.study.recipe_comparison import RecipeComparison
 
-MOST_RUNS = 500
+MOST_RUNS, MOST_NAMED = 500, 5
+"""Runs of a comparison, and those that an error names."""
 
 router = APIRouter(prefix="/api")
 
@@ -46,14 +47,15 @@ def compare_runs(folder: RunFolder, body: CompareBody) -> dict[str, Any]:
     """The comparison of these runs as sentences, tables and notes."""
     paths = [str(folder.resolve(name)) for name in body.runs]
     baseline = None if body.baseline is None else str(folder.resolve(body.baseline))
-    comparison = compare_named(
-        paths,
-        baseline=baseline,
-        metric=body.metric,
-        margin=body.margin,
-        set_name=body.set,
-    )
-    return describe_comparison(comparison)
+    with reading(", ".join(body.runs[:MOST_NAMED])):
+        comparison = compare_named(
+            paths,
+            baseline=baseline,
+            metric=body.metric,
+            margin=body.margin,
+            set_name=body.set,
+        )
+        return describe_comparison(comparison)
 
 
 def describe_comparison(comparison: RecipeComparison) -> dict[str, Any]:

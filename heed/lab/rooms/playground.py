@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 from heed.errors import DataError, HeedError, RunError
 from heed.lab.lab_context import Lab, LabContext
 from heed.lab.limits import Text
+from heed.lab.run_folder import reading
 from heed.lab.streamed_answer import Report, stream_answer
 from heed.runs.run import BEST_WEIGHTS, Run, refuse_unsafe_texts
 
@@ -87,13 +88,18 @@ class ClassifyRequest(BaseModel):
 @router.get("")
 def describe_task(run: str, lab: Lab) -> dict[str, Any]:
     """What a run does, and its decode settings: for the controls of the room."""
-    opened = lab.folder.run(run)
-    recipe = opened.recipe()
+    with reading(run):
+        return describe_run(lab.folder.run(run))
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """The task of a run, its classes, and its decode settings."""
+    recipe = run.recipe()
     fields: dict[str, Any] = {"task": recipe.task, "max_length": recipe.data.max_length}
     if recipe.task == "classify":
         from heed.runs.labels import Classes
 
-        classes = Classes.require(opened)
+        classes = Classes.require(run)
         return fields | {"pairs": classes.pairs, "labels": list(classes.names)}
     keys = DecodeSettings.model_fields
     decode = {name: value for name, value in recipe.decode.model_dump().items() if name in keys}

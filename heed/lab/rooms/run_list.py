@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -79,9 +79,11 @@ def summarize(scores: Sequence[Entry | None]) -> Entry | None:
         return None
     metric = next((one["metric"] for one in known if one["metric"] != "train/loss"), "train/loss")
     values = [one["value"] for one in known if one["metric"] == metric]
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(np.mean(values, dtype=np.float64))
     return {
         "metric": metric,
-        "mean": fmean(values),
+        "mean": mean,
         "low": min(values),
         "high": max(values),
         "runs": len(values),

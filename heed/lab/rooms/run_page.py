@@ -14,9 +14,11 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
+from heed.checksums import DamagedError
 from heed.errors import HeedError
 from heed.lab.lab_context import Lab, LabContext
 from heed.lab.rooms.run_notes import read_notes
+from heed.lab.run_folder import reading
 from heed.lab.run_watch import DAMAGED, Stamp, WatchedRun
 from heed.report.document import Document, Section
 from heed.report.html import interactive_parts, render_sections
@@ -74,18 +76,26 @@ def build_report(lab: LabContext, name: str, *, is_whole: bool) -> dict[str, Any
         run = lab.watch.find(name)
         stamp, problem = run.stamp or (), run.entry["problem"]
         if run.entry["status"] == DAMAGED:
-            return {"problem": problem, "sections": [], "parts": {}, "is_whole": True}
-    content = read_run_content(run.run.folder)
-    sections = []
-    for section, build in section_builders().items():
-        if section not in SLOW:
-            sections.append(build(content))
-        elif is_whole:
-            sections.append(_remembered(section, run.run.folder, _depends_on(section, stamp)))
-    return describe_document(Document(f"Report on {content.name}", sections=sections)) | {
-        "problem": None,
-        "is_whole": is_whole,
-    }
+            return _without_sections(problem)
+    try:
+        with reading(name):
+            content = read_run_content(run.run.folder)
+            sections = []
+            for section, build in section_builders().items():
+                if section not in SLOW:
+                    sections.append(build(content))
+                elif is_whole:
+                    files = _depends_on(section, stamp)
+                    sections.append(_remembered(section, run.run.folder, files))
+            document = describe_document(Document(f"Report on {content.name}", sections=sections))
+    except DamagedError as error:
+        return _without_sections(str(error))
+    return document | {"problem": None, "is_whole": is_whole}
+
+
+def _without_sections(problem: str | None) -> dict[str, Any]:
+    """The report of a run that cannot be read."""
+    return {"problem": problem, "sections": [], "parts": {}, "is_whole": True}
 
 
 def _depends_on(section: str, stamp: Stamp) -> Stamp:

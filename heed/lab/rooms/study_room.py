@@ -17,6 +17,7 @@ from heed.lab.lab_context import Lab, LabContext
 from heed.lab.rooms.compare_room import describe_comparison
 from heed.lab.rooms.run_curves import CurveQuery, choose_metrics, draw_groups
 from heed.lab.rooms.run_page import describe_document
+from heed.lab.run_folder import reading
 from heed.lab.run_watch import FIRST_LOOK_SECONDS, Stamp, stamp_study
 from heed.report.study_report import build_study_report
 from heed.report.study_search import MAX_AXES, trial_axis
@@ -39,8 +40,7 @@ async def show_curves(lab: Lab, name: str, query: Annotated[CurveQuery, Query()]
 @router.get("/study/{name:path}/report")
 async def show_report(lab: Lab, name: str) -> dict[str, Any]:
     """The report of a study as sections of HTML."""
-    folder = lab.folder.study(name)
-    return await lab.queue.run(_build_report, folder, stamp_study(folder))
+    return await lab.queue.run(build_report, lab, name)
 
 
 @router.get("/study/{name:path}")
@@ -49,9 +49,21 @@ async def show_study(lab: Lab, name: str) -> dict[str, Any]:
     return await lab.queue.run(build_page, lab, name)
 
 
+def build_report(lab: LabContext, name: str) -> dict[str, Any]:
+    """The report of a study, built once for files that do not change."""
+    folder = lab.folder.study(name)
+    with reading(name):
+        return _build_report(folder, stamp_study(folder))
+
+
 def build_page(lab: LabContext, name: str) -> dict[str, Any]:
     """Everything that the page of a study shows at first."""
     folder = lab.folder.study(name)
+    with reading(name):
+        return _describe_study(lab, name, folder)
+
+
+def _describe_study(lab: LabContext, name: str, folder: Path) -> dict[str, Any]:
     cursor = lab.watch.log.cursor()
     results = _read_results(folder, stamp_study(folder))
     config = results.config
@@ -151,8 +163,8 @@ def _is_number(value: float | None) -> bool:
 def build_curves(lab: LabContext, name: str, query: CurveQuery) -> dict[str, Any]:
     """The curves of trials: of the run folder while it is there, else of the trial's record."""
     folder = lab.folder.study(name)
-    results = _read_results(folder, stamp_study(folder))
-    with lab.watch.lock:
+    with reading(name), lab.watch.lock:
+        results = _read_results(folder, stamp_study(folder))
         lab.watch.refresh(FIRST_LOOK_SECONDS)
         histories = {
             state.trial.name: history
