@@ -52,7 +52,7 @@ def train_run(folder: Path, *source: str, changes: tuple[str, ...] = ()) -> Path
 
 @pytest.fixture(scope="session")
 def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one tiny run of each task: read it; whoever writes makes a copy."""
+    """A folder with one tiny run of each task: read it, and write to a copy."""
     folder = tmp_path_factory.mktemp("lab") / "runs"
     for task in TASKS:
         train_tiny(folder / f"tiny-{task}", f"demo-{task}")

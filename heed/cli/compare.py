@@ -190,7 +190,7 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title. Default: named after it.")] = None,
-    author: Annotated[str | None, typer.Option(help="Who hands the report in.")] = None,
+    author: Annotated[str | None, typer.Option(help="The author of the report.")] = None,
     notes: Annotated[
         str | None, typer.Option(help="Your own words below the title: a text, or a text file.")
     ] = None,

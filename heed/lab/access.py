@@ -79,7 +79,7 @@ def bearer_key(headers: Headers) -> str | None:
 
 
 class Access:
-    """Who may use the lab: the holder of a one-time link, of its cookie, or of the key.
+    """Access to the lab by a one-time link, by its cookie, or by the key.
 
     `key` is the key that a user chose; without one it is random and only links give access.
     """

@@ -1,4 +1,4 @@
-"""Events of the lab with a cursor: who comes back goes on where they left, and misses nothing."""
+"""Events of the lab with a cursor: a client that reconnects gets every event since its last one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EventLog:
     def find(self, cursor: str | None) -> int | None:
         """The number of the last event that was seen; None if events after it are forgotten.
 
-        Without a cursor it is the last event: who has seen nothing is sent what comes.
+        Without a cursor it is the last event: a new client is sent the events that follow.
         """
         if cursor is None:
             return self._last

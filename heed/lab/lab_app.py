@@ -94,7 +94,7 @@ def build_lab(
     host: str = "127.0.0.1",
     is_read_only: bool = False,
 ) -> FastAPI:
-    """The lab of a folder of runs, for requests to `host`. Without `access`, nobody has any."""
+    """The lab of a folder of runs, for requests to `host`. Without `access`, all are refused."""
     lab = LabContext(RunFolder(root), is_read_only=is_read_only)
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
 """Line charts as SVG: curves over one x, with bands around them.
 
-Series differ in color, dash and marker, so that they can be told apart in gray and by color-blind
+Series differ in color, dash and marker, so that they are distinct in gray and to color-blind
 readers. Values are in `<title>` elements, which browsers show beside the pointer.
 """
 

@@ -147,7 +147,7 @@ class DynamicBatcher(Generic[Item, Result]):
                 if not job.future.done():
                     job.future.cancel()
                 elif not job.future.cancelled():
-                    job.future.exception()  # one that nobody reads is no warning
+                    job.future.exception()  # one that is never read would be a warning
 
     def retry_after(self) -> int:
         """The seconds until what waits now will have been computed, at least 1."""
@@ -232,5 +232,5 @@ def _settle(batch: Sequence[Job[Any, Any]], outcomes: Sequence[tuple[Any, Any]])
     for loop, entries in by_loop.items():
         try:
             loop.call_soon_threadsafe(settle_all, entries)
-        except (RuntimeError, InvalidStateError):  # the loop has ended: nobody reads the results
+        except (RuntimeError, InvalidStateError):  # the loop has ended, and with it the request
             continue

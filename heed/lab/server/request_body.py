@@ -55,7 +55,7 @@ Texts = Annotated[str | list[str], Field(description="A text, or a list of texts
 
 @dataclass
 class ServerContext:
-    """What the routes share: the runs, who may use them, and what is counted."""
+    """What the routes share: the runs, the access to them, and the metrics."""
 
     runs: ServedRuns
     access: Access | None
@@ -96,7 +96,7 @@ async def read_body(request: Request, kind: type[B], server: ServerContext) -> B
                 todo="Send JSON (Content-Type: application/json) or a form.",
             )
     except ValidationError as error:
-        server.check_key(request, None)  # who has no key learns nothing about bodies
+        server.check_key(request, None)  # without the key, an error says nothing about bodies
         raise _describe_fields(error) from None
     server.check_key(request, body.api_key)
     return body

@@ -18,7 +18,7 @@ USUAL_PORT = 8650
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Where the server listens, and for whom."""
+    """The address of the server, and its key."""
 
     host: str = "127.0.0.1"
     port: int | None = None

@@ -371,7 +371,7 @@ def parse_run(argument: str) -> tuple[str, Path]:
 
 
 def load_runs(arguments: Sequence[str], settings: ServerSettings) -> ServedRuns:
-    """Load runs by their folders; two of one name, or of one direction, are told apart by name."""
+    """Load runs by their folders. Two runs of one name are an error."""
     folders: dict[str, Path] = {}
     for name, folder in map(parse_run, arguments):
         if name in folders:

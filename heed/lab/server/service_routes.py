@@ -1,4 +1,4 @@
-"""Routes for those who operate the server: /health, /ready and /metrics."""
+"""Routes for the operation of the server: /health, /ready and /metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote, against a real `heed serve`: and its end, by SIGTERM."""
+"""Published clients against a real `heed serve`, and its end by SIGTERM."""
 
 from __future__ import annotations
 
