@@ -35,6 +35,10 @@ def lab(
         bool,
         typer.Option("--read-only", help="Start, stop and change nothing: only look and compute."),
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Runs started in the lab that train at once."),
+    ] = 1,
     host: Host = LOOPBACK,
     key: Annotated[
         str | None,
@@ -45,7 +49,7 @@ def lab(
     ] = None,
     plugin: PluginFiles = None,
 ) -> None:
-    """Open the lab: runs, playground, attention and heads in the browser, on this machine.
+    """Open the lab: train, runs, playground, attention and heads in the browser, on this machine.
 
     It shows the runs of a folder as they are, also while they train; there is no account, no
     upload and no network. The printed link works once and gives this browser access.
@@ -58,7 +62,9 @@ def lab(
     """
     from heed.lab.run_lab import LabOptions, run_lab
 
-    options = LabOptions(host, port, key, opens_browser=not no_open, is_read_only=read_only)
+    options = LabOptions(
+        host, port, key, opens_browser=not no_open, is_read_only=read_only, jobs=jobs
+    )
     run_lab(folder, options, print_text)
 
 

@@ -31,7 +31,7 @@ from heed.lab.run_folder import RunFolder
 ROOMS = (
     *("run_list", "run_curves", "events", "compare_room"),
     *("run_notes", "run_page", "study_room"),
-    *("playground", "attention_room", "heads_room", "design_room"),
+    *("playground", "attention_room", "heads_room", "design_room", "training_room"),
 )
 """Modules of `heed.lab.rooms`, whose `router` is part of the lab."""
 COMPUTES_ONLY = (
@@ -93,12 +93,15 @@ def build_lab(
     access: Access | None = None,
     host: str = "127.0.0.1",
     is_read_only: bool = False,
+    jobs: int = 1,
 ) -> FastAPI:
     """The lab of a folder of runs, for requests to `host`. Without `access`, all are refused."""
-    lab = LabContext(RunFolder(root), is_read_only=is_read_only)
+    lab = LabContext(RunFolder(root), is_read_only=is_read_only, jobs=jobs)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if not is_read_only:
+            lab.training.follow(lab.closing, lambda: lab.watch.log.add("queue", {}))
         yield
         lab.closing.set()
         lab.queue.close()

@@ -13,6 +13,7 @@ from heed.lab.loaded_models import LoadedModels
 from heed.lab.run_folder import RunFolder
 from heed.lab.run_watch import RunWatch
 from heed.lab.stored_maps import StoredMaps
+from heed.lab.training_queue import TrainingQueue
 
 if TYPE_CHECKING:
     from heed.lab.head_scores import HeadScores
@@ -34,8 +35,14 @@ class LabContext:
     watch: RunWatch = field(init=False)
     """What is known of the runs, and the log of their changes."""
 
+    jobs: int = 1
+    """Trainings started here that run at once."""
+    training: TrainingQueue = field(init=False)
+    """Runs that are started, stopped and resumed here."""
+
     def __post_init__(self) -> None:
         self.watch = RunWatch(self.folder)
+        self.training = TrainingQueue(self.folder, jobs=self.jobs)
 
 
 def find_context(request: Request) -> LabContext:

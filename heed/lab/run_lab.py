@@ -23,6 +23,7 @@ class LabOptions:
     key: str | None = None
     opens_browser: bool = True
     is_read_only: bool = False
+    jobs: int = 1
 
 
 def require_extra() -> None:
@@ -43,7 +44,13 @@ def run_lab(folder: Path, options: LabOptions, say: Callable[[str], None]) -> No
 
     require_key_elsewhere(options.host, options.key, min_length=MIN_KEY)
     access = Access(options.key)
-    app = build_lab(folder, access=access, host=options.host, is_read_only=options.is_read_only)
+    app = build_lab(
+        folder,
+        access=access,
+        host=options.host,
+        is_read_only=options.is_read_only,
+        jobs=options.jobs,
+    )
     listener = bind(options.host, options.port, USUAL_PORT)
     address = address_of(listener)
 

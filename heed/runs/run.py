@@ -319,7 +319,7 @@ class Run:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write `recipe.toml`."""
-        text = _with_absolute_paths(recipe).toml()
+        text = with_absolute_paths(recipe).toml()
         start = RECIPE_START.format(checksums.BLANK)
         write_atomic(self.recipe_path, checksums.seal_text(f"{start}\n{text}"))
 
@@ -521,7 +521,7 @@ def _is_intact_line(line: bytes) -> bool:
     return True
 
 
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
+def with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that the run can be resumed from any folder."""
     return _with_files(
         recipe, lambda name: str(Path(name).absolute()) if Path(name).exists() else name

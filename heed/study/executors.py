@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from heed.files import make_folder
+from heed.study.launch import launch_process
 from heed.study.trials import LOGS
 
 STOP_SECONDS = 120.0
@@ -50,18 +50,9 @@ class LocalExecutor:
 
     def submit(self, command: list[str], name: str) -> Handle:
         """Launch a trial in a session of its own: Ctrl-C on the terminal reaches the runner."""
-        make_folder(self.folder / LOGS)
         log = self.folder / LOGS / f"{name}.log"
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
+        process = launch_process(command, log, environment)
         return LocalHandle(process)
 
 

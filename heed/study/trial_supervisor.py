@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed import __version__
-from heed.files import lock_file, make_folder
+from heed.files import lock_file
+from heed.study.launch import launch_process
 
 MARKER = "study.cluster"
 """A file in the study's folder with a random mark of the runner, which holds its lock."""
@@ -52,16 +53,7 @@ def check_place(study: Path, mark: str, version: str) -> int:
 
 def supervise(command: Sequence[str], log: Path) -> int:
     """Run a command until it ends or standard input does; the code is 128 + N after signal N."""
-    make_folder(log.parent)
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
+    process = launch_process(command, log)
     while process.poll() is None:
         if _has_input_ended(POLL_SECONDS):
             _stop(process)

@@ -78,14 +78,33 @@ def resolve_recipe(
         tables["train"] = tables.get("train", {}) | {"evaluate_test": True}
     if task or (train and "task" not in tables):
         tables["task"] = task or infer_task(list(train or ()))
-    settings = _without_replaced(tables.get("train", {}), _overridden_keys(overrides))
-    tables |= {"data": data, "train": settings}
-    resolved = Recipe.of(apply_overrides(tables, changes), where=where)
-    if resolved.train.evaluate_test and not resolved.data.test and resolved.data.synthetic is None:
-        raise ConfigError([NO_TEST])
+    resolved = _build_recipe(tables | {"data": data}, changes, where)
     if name is not None and folder is None and not train:
         _refuse_missing_files(name, data.get("train", ()), resolved.data.train)
     return resolved, Path(name).stem if name else resolved.task
+
+
+def resolve_tables(
+    tables: Mapping[str, Any],
+    overrides: Sequence[str],
+    folder: Path | None = None,
+    *,
+    where: str | None = None,
+) -> Recipe:
+    """The recipe of these tables with overrides, as `heed train --set` and `--data` have it."""
+    changed, changes = dict(tables), [*overrides]
+    if folder is not None:
+        changed, changes = _place_files(folder, changed, changes, train=None, dev=None)
+    return _build_recipe(changed, changes, where)
+
+
+def _build_recipe(tables: dict[str, Any], changes: Sequence[str], where: str | None) -> Recipe:
+    """The recipe of tables with overrides; an error with everything that is wrong with it."""
+    settings = _without_replaced(tables.get("train", {}), _overridden_keys(changes))
+    resolved = Recipe.of(apply_overrides(tables | {"train": settings}, changes), where=where)
+    if resolved.train.evaluate_test and not resolved.data.test and resolved.data.synthetic is None:
+        raise ConfigError([NO_TEST])
+    return resolved
 
 
 def _read_recipe(name: str, train: Sequence[str] | None) -> tuple[Path, dict[str, Any]]:

@@ -4,6 +4,7 @@
     rows    new rows of a run's metrics, and the number of the first, from 0
     gone    a run was deleted or moved
     study   a study is new, has changed or is gone
+    queue   the queue of trainings has changed
     reset   the cursor is unknown here: read everything again, and go on from the new cursor
 
 The id of every event is the cursor after it. A browser sends the last one when it reconnects.

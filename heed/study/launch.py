@@ -1,0 +1,35 @@
+"""Launch a process in a session of its own, with all that it prints in a log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from heed.files import make_folder
+
+
+def launch_process(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    inherited: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Launch a command; Ctrl-C on the terminal of this process does not reach it.
+
+    `environment` is that of the process, by default the one of this process. `inherited` are open
+    files that the process has, too.
+    """
+    make_folder(log.parent)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+            pass_fds=inherited,
+        )
