@@ -21,6 +21,7 @@ TEXT = "<img src=x onerror=hacked=1> </script><script>hacked=1</script> {{hacked
 ADDRESSES = (
     "/runs",
     "/run/{name}",
+    "/train?run={name}",
     "/playground?run={name}&text={text}",
     "/attention?run={name}&text={text}",
     "/heads?run={name}",

@@ -81,7 +81,8 @@ class PlaceBody(BaseModel):
 @router.get("")
 def show_queue(lab: Lab) -> dict[str, Any]:
     """What trains, what waits and what has ended, of what was started here."""
-    return lab.training.describe() | {"is_read_only": lab.is_read_only}
+    cursor = lab.watch.log.cursor()
+    return {"cursor": cursor, "is_read_only": lab.is_read_only, **lab.training.describe()}
 
 
 @router.get("/form")

@@ -54,6 +54,10 @@ export function put<T>(path: string, body: unknown): Promise<T> {
   return request<T>("PUT", path, body);
 }
 
+export function remove<T>(path: string): Promise<T> {
+  return request<T>("DELETE", path);
+}
+
 async function request<T>(
   method: string,
   path: string,

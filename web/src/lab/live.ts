@@ -7,6 +7,7 @@ export type Change =
   | { kind: "rows"; run: string; first: number; rows: Record<string, unknown>[] }
   | { kind: "gone"; run: string }
   | { kind: "study"; study: string }
+  | { kind: "queue" }
   | { kind: "reset"; cursor: string };
 
 const RETRY = 2000;
@@ -35,7 +36,7 @@ export function follow(
   function open() {
     stop();
     if (document.hidden) return;
-    const kinds = ["run", "rows", "gone", "study", "reset"] as const;
+    const kinds = ["run", "rows", "gone", "study", "queue", "reset"] as const;
     const handlers = Object.fromEntries(kinds.map((kind) => [kind, handle(kind)]));
     close = events(withQuery("/api/events", { cursor }), handlers, (isConnected) => {
       onState(isConnected);

@@ -18,6 +18,7 @@ export const ROOMS: Room[] = [
   { path: "/runs", title: "Runs", isInNavigation: true, load: () => import("./rooms/Runs.svelte") },
   { path: "/run", title: "Run", isInNavigation: false, load: () => import("./rooms/Run.svelte") },
   { path: "/study", title: "Study", isInNavigation: false, load: () => import("./rooms/Study.svelte") },
+  { path: "/train", title: "Train", isInNavigation: true, load: () => import("./rooms/Train.svelte") },
   { path: "/playground", title: "Playground", isInNavigation: true, load: () => import("./rooms/Playground.svelte") },
   { path: "/attention", title: "Attention", isInNavigation: true, load: () => import("./rooms/Attention.svelte") },
   { path: "/heads", title: "Heads", isInNavigation: true, load: () => import("./rooms/Heads.svelte") },
