@@ -34,7 +34,8 @@ async function bundle(page, base = "/") {
     build: {
       write: false,
       target: "es2022",
-      modulePreload: false,
+      // The files that a room needs are asked for at once, not one after the other.
+      modulePreload: base === "/" ? false : { polyfill: false },
       cssCodeSplit: false,
       assetsInlineLimit: Number.MAX_SAFE_INTEGER,
       rolldownOptions: {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -134,12 +134,36 @@ class ComputeQueue:
 
         A computation that is too late goes on, and counts as pending until it ends.
         """
+        return await self._wait(self._submit(function, *args, **kwargs))
+
+    async def run_ahead(self, function: Callable[[Callable[[T], None]], object]) -> T:
+        """Call a function in a thread, and return what it answers while it goes on computing.
+
+        The function is called with `answer`, and passes the answer to it. An error before that is
+        raised here; a later one belongs to the rest, and the function has to keep it.
+        """
+        answered: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                function(answered.set_result)
+            except BaseException as error:
+                if not answered.done():
+                    answered.set_exception(error)
+
+        self._submit(work)
+        return await self._wait(answered)
+
+    def _submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
             if self._pending >= self.capacity:
                 raise self._busy("too many computations are waiting.")
             self._pending += 1
         future = self._executor.submit(function, *args, **kwargs)
         future.add_done_callback(lambda _: self._finish())
+        return future
+
+    async def _wait(self, future: Future[T]) -> T:
         task = asyncio.wrap_future(future)
         try:
             async with asyncio.timeout(self.seconds):

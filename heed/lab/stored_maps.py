@@ -1,16 +1,19 @@
-"""Attention maps that the lab has computed, kept for the page that reads them head by head.
+"""Attention maps that the lab computes, kept for the page that reads them head by head.
 
 A page of 512 tokens, 12 layers and 12 heads has 151 MB of weights. So it gets one head at a time as
-float32, and all heads together as small pictures of one byte a pixel.
+float32, and all heads together as small pictures of one byte a pixel. Maps are kept from the moment
+at which their tokens are known; a reader waits for the layer that it wants.
 
 Shapes: h heads, n queries, m keys; p pictures, r and c their rows and columns of pixels.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -42,6 +45,40 @@ MEAN = "mean"
 Bytes = NDArray[np.uint8]
 
 
+class LayerProgress:
+    """Which layers of maps are computed. A reader waits for one of them, or for all."""
+
+    def __init__(self, layers: Iterable[tuple[str, int]]) -> None:
+        self._layers: dict[tuple[str, int], Future[None]] = {layer: Future() for layer in layers}
+
+    def finish(self, kind: str, layer: int) -> None:
+        """Note that a layer is computed."""
+        self._layers[kind, layer].set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the layers which are not computed never will be."""
+        for layer in self._layers.values():
+            if not layer.done():
+                layer.set_exception(error)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a layer could not be computed."""
+        return any(one.done() and one.exception() is not None for one in self._layers.values())
+
+    def wait_for_all(self) -> None:
+        """Block until all layers are computed; raises the error of one that could not be."""
+        for layer in self._layers.values():
+            layer.result()
+
+    async def wait(self, kind: str, layer: int) -> None:
+        """Wait until a layer is computed; raises the error if it could not be."""
+        future = self._layers.get((kind, layer))
+        if future is not None:
+            # Shielded: a client that leaves must not cancel what others wait for.
+            await asyncio.shield(asyncio.wrap_future(future))
+
+
 class StoredMaps:
     """Maps by key, at most so many bytes of them."""
 
@@ -49,27 +86,41 @@ class StoredMaps:
         self.max_bytes = max_bytes
         self._maps: OrderedDict[str, AttentionMaps] = OrderedDict()
         """Least recently used first."""
+        self._progress: dict[str, LayerProgress] = {}
+        """Of maps that are computed layer by layer."""
         self._inputs: OrderedDict[str, Inputs] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, key: str, maps: AttentionMaps) -> None:
-        """Keep maps; those that are used last make room for them."""
+    def add(self, key: str, maps: AttentionMaps, progress: LayerProgress | None = None) -> None:
+        """Keep maps, complete or with their progress; those that are used last make room."""
         with self._lock:
             self._maps[key] = maps
             self._maps.move_to_end(key)
+            self._progress.pop(key, None)
+            if progress is not None:
+                self._progress[key] = progress
             while len(self._maps) > 1 and self.size() > self.max_bytes:
-                self._maps.popitem(last=False)
+                oldest, _ = self._maps.popitem(last=False)
+                self._progress.pop(oldest, None)
 
-    def get_or_compute(self, key: str, compute: Callable[[], AttentionMaps]) -> AttentionMaps:
-        """The maps of a key, computed now if they are not kept."""
+    def find(self, key: str) -> AttentionMaps | None:
+        """The maps of a key, complete or in progress; None if there are none, or they failed."""
         with self._lock:
-            maps = self._maps.get(key)
-            if maps is not None:
-                self._maps.move_to_end(key)
-                return maps
-        maps = compute()
-        self.add(key, maps)
-        return maps
+            progress = self._progress.get(key)
+            if key not in self._maps or (progress is not None and progress.has_failed):
+                return None
+            self._maps.move_to_end(key)
+            return self._maps[key]
+
+    def wait_for_all(self, key: str) -> None:
+        """Block until the maps of a key are complete; raises the error if they cannot be."""
+        if (progress := self._progress.get(key)) is not None:
+            progress.wait_for_all()
+
+    async def wait(self, key: str, kind: str, layer: int) -> None:
+        """Wait until a layer of the maps of a key is computed."""
+        if (progress := self._progress.get(key)) is not None:
+            await progress.wait(kind, layer)
 
     def get_inputs(self, key: str, compute: Callable[[], Inputs]) -> Inputs:
         """The tokens of a text, read now if they are not kept: a translation takes a search."""
@@ -130,7 +181,20 @@ def head_weights(attention: AttentionMap, layer: int, head: int | str) -> NDArra
 
 
 def draw_pictures(attention: AttentionMap, *, by_row: bool = False) -> Bytes:
-    """[p, r, c]: a picture of every head and, after each layer's heads, of their mean.
+    """[p, r, c]: a picture of every head and, after each layer's heads, of their mean."""
+    layers = range(len(attention.weights))
+    return np.concatenate([draw_layer(attention, layer, by_row=by_row) for layer in layers])
+
+
+def picture_shape(attention: AttentionMap) -> tuple[int, int, int]:
+    """The shape (p, r, c) of the pictures, which is known before the weights are."""
+    counts = [len(layer) for layer in attention.weights]
+    rows, columns = (_first_cells(len(axis)) for axis in (attention.queries, attention.keys))
+    return sum(count + (count > 1) for count in counts), len(rows), len(columns)
+
+
+def draw_layer(attention: AttentionMap, layer: int, *, by_row: bool = False) -> Bytes:
+    """[p, r, c]: the pictures of a layer's heads, then of their mean.
 
     A pixel has the largest weight of its cells, so that no peak is lost. With `by_row` a weight is
     the share of the largest one in its row. A layer of one head has no mean.
@@ -138,22 +202,20 @@ def draw_pictures(attention: AttentionMap, *, by_row: bool = False) -> Bytes:
     rows, columns = (_first_cells(len(axis)) for axis in (attention.queries, attention.keys))
     visible_rm = np.logical_or.reduceat(attention.visible, rows, axis=0)
     hidden_rc = ~np.logical_or.reduceat(visible_rm, columns, axis=1)
+    weights_hnm = attention.weights[layer]
+    maps = [weights_hnm]
+    if len(weights_hnm) > 1:
+        maps.append(attention.mean_over_heads(layer)[None])
     pictures = []
-    for layer, weights_hnm in enumerate(attention.weights):
-        if not len(weights_hnm):
-            continue
-        maps = [weights_hnm]
-        if len(weights_hnm) > 1:
-            maps.append(attention.mean_over_heads(layer)[None])
-        for shares_hnm in maps:
-            if by_row:
-                limits = shares_hnm.max(axis=2, keepdims=True)
-                shares_hnm = (shares_hnm / np.where(limits > 0, limits, 1)).astype(np.float32)
-            pooled = np.maximum.reduceat(shares_hnm, rows, axis=1)
-            pooled = np.maximum.reduceat(pooled, columns, axis=2)
-            levels = np.rint(LEVELS * np.clip(pooled, 0, 1)).astype(np.uint8)
-            levels[hidden_rc & (pooled == 0)] = HIDDEN
-            pictures.append(levels)
+    for shares_hnm in maps:
+        if by_row:
+            limits = shares_hnm.max(axis=2, keepdims=True)
+            shares_hnm = (shares_hnm / np.where(limits > 0, limits, 1)).astype(np.float32)
+        pooled = np.maximum.reduceat(shares_hnm, rows, axis=1)
+        pooled = np.maximum.reduceat(pooled, columns, axis=2)
+        levels = np.rint(LEVELS * np.clip(pooled, 0, 1)).astype(np.uint8)
+        levels[hidden_rc & (pooled == 0)] = HIDDEN
+        pictures.append(levels)
     return np.concatenate(pictures)
 
 

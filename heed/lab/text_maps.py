@@ -6,7 +6,7 @@ by `heed.probe`, on what the model's own pipeline would read of the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,16 +15,17 @@ from heed.errors import ConfigError
 from heed.lab.error_responses import TOO_LARGE, StatusError
 from heed.lab.lab_context import LabContext
 from heed.lab.loaded_models import weights_version
-from heed.lab.stored_maps import build_key, describe_maps
+from heed.lab.stored_maps import LayerProgress, build_key, describe_maps
 from heed.models import Model
 from heed.probe.attend import LoadedModel, View, read_texts
-from heed.probe.attention_maps import AttentionMaps, map_inputs
+from heed.probe.attention_maps import AttentionMaps
 from heed.probe.attention_stages import row_stages
 from heed.probe.map_comparison import MapComparison, compare_maps
 from heed.probe.map_history import follow_heads, require_snapshots, spread
+from heed.probe.map_layers import fill_maps, outline_maps
 from heed.probe.mask_audit import audit_map, change_future
 from heed.probe.mask_checks import check_attention, is_causal
-from heed.probe.patch import Head, list_heads
+from heed.probe.patch import Head, attention_sites, list_heads
 from heed.probe.text_trace import InputTokens
 from heed.runs.run import Run
 
@@ -56,12 +57,28 @@ class TextMaps:
             check_size(model.model, inputs)
             yield model, inputs, key
 
-    def describe(self, name: str, weights: str, text: str, target: str | None) -> dict[str, Any]:
-        """The maps of a text for the page, without their weights."""
+    def describe(
+        self,
+        name: str,
+        weights: str,
+        text: str,
+        target: str | None,
+        answer: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        """The maps of a text for the page, without their weights.
+
+        `answer` is called with the same as soon as the tokens are known. The weights come layer by
+        layer, and the store of maps says which are there.
+        """
         with self.open(name, weights, text, target) as (model, inputs, key):
-            maps = self._compute(model, inputs, key)
-            maps = replace(maps, run=name, weights=weights)
-            return describe_maps(maps, key) | {"cut": count_unread(model, inputs, text)}
+
+            def describe(maps: AttentionMaps) -> dict[str, Any]:
+                maps = replace(maps, run=name, weights=weights)
+                return describe_maps(maps, key) | {"cut": count_unread(model, inputs, text)}
+
+            return describe(
+                self._compute(model, inputs, key, lambda outline: answer(describe(outline)))
+            )
 
     def stages(
         self, name: str, weights: str, text: str, target: str | None, head: Head, row: int
@@ -94,8 +111,30 @@ class TextMaps:
             after = model.tokenizer.ids_to_tokens(change.ids)
             return change.to_dict() | {"tokens": {"before": read.labels.tokens, "after": after}}
 
-    def _compute(self, model: LoadedModel, inputs: Inputs, key: str) -> AttentionMaps:
-        return self.lab.maps.get_or_compute(key, lambda: map_inputs(model.model, *inputs))
+    def _compute(
+        self,
+        model: LoadedModel,
+        inputs: Inputs,
+        key: str,
+        on_outline: Callable[[AttentionMaps], None] = lambda _: None,
+    ) -> AttentionMaps:
+        """The complete maps, kept or computed now; `on_outline` is called before the pass."""
+        store = self.lab.maps
+        maps = store.find(key)
+        if maps is not None:
+            on_outline(maps)
+            store.wait_for_all(key)
+            return maps
+        maps = outline_maps(model.model, *inputs)
+        progress = LayerProgress(attention_sites(model.model))
+        store.add(key, maps, progress)
+        try:
+            on_outline(maps)
+            fill_maps(model.model, maps, *inputs, progress.finish)
+        except BaseException as error:
+            progress.fail(error)
+            raise
+        return maps
 
     def compare(self, first: Sequence[Any], second: Sequence[Any]) -> dict[str, Any]:
         """Two runs, weights or texts: the heads of the same text in pairs, of others by number.

@@ -10,12 +10,13 @@ Shapes: b texts, l layers, h heads, n queries, m keys; N query words, M key word
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -363,48 +364,68 @@ def map_batch(
     """The attention of a model over texts in one padded batch; a translator needs the sources."""
     trace = trace_batch(model, inputs, sources, pad=pad)
     if not any(layer.shape[1] for layer in trace.encoder + trace.decoder + trace.cross):
-        if getattr(model.config, "family", None) == "lstm":
-            raise RunError(
-                "this LSTM has no attention: only a translating one attends, to its source.",
-                todo="Train with model.family = 'transformer' to see attention.",
-            )
-        raise RunError("this model has no attention: all of its heads were pruned.")
-    if not all(layer.isfinite().all() for layer in trace.encoder + trace.decoder + trace.cross):
+        raise no_attention_error(model)
+    layers = {kind: getattr(trace, kind) for kind in KINDS}
+    if not all(is_finite(layer) for kind in KINDS for layer in layers[kind]):
         raise nan_error([model], "it has no attention maps")
     maps = []
     for i, read in enumerate(inputs):
-        if isinstance(model, Translator):
-            source = sources[i]
-            written = read.following or read.labels
-            maps.append(
-                AttentionMaps(
-                    source.text,
-                    "translate",
-                    encoder=_map("encoder", i, trace.encoder, source.labels, source.labels),
-                    decoder=_map("decoder", i, trace.decoder, read.labels, read.labels),
-                    cross=_map("cross", i, trace.cross, written, source.labels),
-                    target=read.text,
-                )
-            )
-        else:
-            task = "generate" if isinstance(model, LanguageModel) else "classify"
-            labels = read.labels
-            encoder = _map("encoder", i, trace.encoder, labels, labels)
-            decoder = _map("decoder", i, trace.decoder, labels, labels)
-            maps.append(AttentionMaps(read.text, task, encoder=encoder, decoder=decoder))
+        source = sources[i] if isinstance(model, Translator) else None
+        rows, columns = len(read.labels), len((source or read).labels)
+        sizes = {"encoder": (columns, columns), "decoder": (rows, rows), "cross": (rows, columns)}
+        weights = {
+            kind: [layer[i, :, :n, :m].float().cpu().numpy().copy() for layer in layers[kind]]
+            for kind, (n, m) in sizes.items()
+        }
+        maps.append(label_maps(model, weights, read, source))
     return maps
 
 
+def no_attention_error(model: Model) -> RunError:
+    """The error for a model without attention."""
+    if getattr(model.config, "family", None) == "lstm":
+        return RunError(
+            "this LSTM has no attention: only a translating one attends, to its source.",
+            todo="Train with model.family = 'transformer' to see attention.",
+        )
+    return RunError("this model has no attention: all of its heads were pruned.")
+
+
+def is_finite(weights_bhnm: Tensor) -> bool:
+    """Whether no weight is NaN: their sum, which cannot overflow, is then a number."""
+    return bool(weights_bhnm.sum(dtype=torch.float32).isfinite())
+
+
+def label_maps(
+    model: Model,
+    weights: Mapping[str, list[Floats]],
+    read: InputTokens,
+    source: InputTokens | None = None,
+) -> AttentionMaps:
+    """Maps of these weights, by kind [h, n, m] per layer, with the tokens of their axes."""
+    axes = {"encoder": (read.labels, read.labels), "decoder": (read.labels, read.labels)}
+    if source is not None:
+        axes["encoder"] = source.labels, source.labels
+        axes["cross"] = read.following or read.labels, source.labels
+    encoder, decoder, cross = (
+        _map(kind, weights[kind], *axes[kind]) if kind in axes and kind in weights else None
+        for kind in ("encoder", "decoder", "cross")
+    )
+    if isinstance(model, Translator) and source is not None:
+        return AttentionMaps(source.text, "translate", encoder, decoder, cross, read.text)
+    task = "generate" if isinstance(model, LanguageModel) else "classify"
+    return AttentionMaps(read.text, task, encoder, decoder)
+
+
 def _map(
-    kind: str, row: int, layers: Sequence[Tensor], queries: TokenLabels, keys: TokenLabels
+    kind: str, layers: list[Floats], queries: TokenLabels, keys: TokenLabels
 ) -> AttentionMap | None:
-    """One text's part of a padded batch of weights [b, h, n, m] per layer."""
-    if not any(layer.shape[1] for layer in layers):  # none, or all heads were pruned
+    """The map of one kind; None where no layer has a head."""
+    if not any(len(layer) for layer in layers):  # none, or all heads were pruned
         return None
     n, m = len(queries), len(keys)
-    weights = [layer[row, :, :n, :m].float().cpu().numpy().copy() for layer in layers]
     visible = np.tri(n, m, dtype=bool) if kind == "decoder" else np.ones((n, m), bool)
-    return AttentionMap(kind, queries, keys, weights, visible)
+    return AttentionMap(kind, queries, keys, layers, visible)
 
 
 def best_layer(maps: Sequence[AttentionMap], gold: Sequence[Links]) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -160,6 +160,25 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
     start = time.monotonic()
     run_async(scenario())
     assert time.monotonic() - start < 5
+
+
+def test_an_answer_is_given_before_the_computation_ends() -> None:
+    async def scenario() -> None:
+        queue, release = ComputeQueue(threads=1, max_waiting=1, seconds=10), Event()
+
+        def compute(answer: Callable[[str], None]) -> None:
+            answer("early")
+            release.wait(10)
+            raise ValueError  # of the rest, which belongs to the computation
+
+        assert await queue.run_ahead(compute) == "early"
+        assert queue.pending == 1
+        release.set()
+        with pytest.raises(ZeroDivisionError):
+            await queue.run_ahead(lambda _: 1 / 0)
+        queue.close()
+
+    run_async(scenario())
 
 
 def test_a_read_only_lab_refuses_changes_and_computes(tmp_path: Path) -> None:

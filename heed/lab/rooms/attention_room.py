@@ -7,11 +7,12 @@ a browser may keep what it has got. Layers and heads count from 0.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from heed.errors import DataError
 from heed.lab.lab_context import Lab, LabContext
@@ -83,8 +84,11 @@ def list_weights(run: str, lab: Lab) -> dict[str, Any]:
 
 @router.post("")
 async def read_maps(body: TextBody, lab: Lab) -> dict[str, Any]:
-    """The tokens, layers and heads of a text's maps, and the key by which weights are asked for."""
-    return await lab.queue.run(lambda: _maps(lab).describe(*body.parts()))
+    """The tokens, layers and heads of a text's maps, and the key by which weights are asked for.
+
+    This is answered before the weights are computed: a request for a head waits for its layer.
+    """
+    return await lab.queue.run_ahead(lambda answer: _maps(lab).describe(*body.parts(), answer))
 
 
 @router.get("/maps/{key}/head")
@@ -92,8 +96,9 @@ async def read_head(key: str, kind: Kind, layer: Index, head: str, lab: Lab) -> 
     """One head [n, m] as float32, or with `head=mean` the mean over a layer."""
     from heed.lab.stored_maps import head_weights
 
-    weights_nm = head_weights(lab.maps.require(key).get(kind), layer, _parse_head(head))
-    content = weights_nm.astype("<f4").tobytes()
+    attention = lab.maps.require(key).get(kind)
+    await lab.maps.wait(key, kind, layer)
+    content = head_weights(attention, layer, _parse_head(head)).astype("<f4").tobytes()
     return Response(content, media_type="application/octet-stream", headers=KEPT)
 
 
@@ -101,16 +106,28 @@ async def read_head(key: str, kind: Kind, layer: Index, head: str, lab: Lab) -> 
 async def read_pictures(
     key: str, kind: Kind, lab: Lab, scale: Literal["one", "row"] = "one"
 ) -> Response:
-    """Small pictures of all heads and means: bytes from 0 to 254, or 255 for what is masked."""
-    from heed.lab.stored_maps import draw_pictures
+    """Small pictures of all heads and means: bytes from 0 to 254, or 255 for what is masked.
+
+    They are sent layer by layer, each as soon as it is computed.
+    """
+    from heed.lab.stored_maps import draw_layer, picture_shape
 
     attention = lab.maps.require(key).get(kind)
-    levels_prc = await lab.queue.run(draw_pictures, attention, by_row=scale == "row")
-    shape = ",".join(map(str, levels_prc.shape))
-    return Response(
-        levels_prc.tobytes(),
-        media_type="application/octet-stream",
-        headers=KEPT | {"X-Shape": shape},
+
+    async def draw(layer: int) -> bytes:
+        await lab.maps.wait(key, kind, layer)
+        drawn = await lab.queue.run(draw_layer, attention, layer, by_row=scale == "row")
+        return drawn.tobytes()
+
+    async def draw_all(first: bytes) -> AsyncIterator[bytes]:
+        yield first
+        for layer in range(1, len(attention.weights)):
+            yield await draw(layer)
+
+    first = await draw(0)  # an error has its status
+    shape = ",".join(map(str, picture_shape(attention)))
+    return StreamingResponse(
+        draw_all(first), media_type="application/octet-stream", headers=KEPT | {"X-Shape": shape}
     )
 
 

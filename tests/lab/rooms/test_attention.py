@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from labs import lab_client, train_tiny
 from support import input_tokens, language_model, texts, translator
 
 import heed
+from heed.errors import RunError
 from heed.lab import text_maps
 from heed.lab.error_responses import StatusError
 from heed.lab.stored_maps import HIDDEN, LEVELS, StoredMaps, draw_pictures
@@ -23,6 +25,7 @@ from heed.probe.attend import View
 from heed.probe.attention_maps import AttentionMap, map_inputs
 from heed.probe.attention_stages import row_stages
 from heed.probe.map_comparison import compare_maps
+from heed.probe.map_layers import fill_maps
 from heed.probe.mask_audit import audit_map, change_future
 from heed.probe.patch import Head
 
@@ -118,6 +121,53 @@ def test_heads_are_paired_as_by_heed_attend_against(client: TestClient, tiny_run
 def test_the_same_text_is_computed_once(client: TestClient) -> None:
     assert post(client, **BODY)["key"] == post(client, **BODY)["key"]
     assert post(client, **BODY)["key"] != post(client, **BODY, target="Le chat.")["key"]
+
+
+def test_a_head_leaves_while_later_layers_are_computed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens come before the pass, the first layer before the last one is computed."""
+    may_go_on, computed = Event(), list[tuple[str, int]]()
+
+    def pause(model: Any, maps: Any, read: Any, source: Any, on_layer: Any) -> None:
+        def note(kind: str, layer: int) -> None:
+            on_layer(kind, layer)
+            computed.append((kind, layer))
+            if (kind, layer) == ("encoder", 0):
+                assert may_go_on.wait(60)
+
+        fill_maps(model, maps, read, source, note)
+
+    monkeypatch.setattr(text_maps, "fill_maps", pause)
+    answer = post(client, run="tiny-classify", text="A text that was never read.")
+    assert answer["maps"][0]["heads"] == [2, 2]
+    address = f"{PATH}/maps/{answer['key']}/head"
+    place: dict[str, Any] = {"kind": "encoder", "layer": 0, "head": 0}
+    weights = np.frombuffer(client.get(address, params=place).content, "<f4")
+    assert np.isfinite(weights).all()
+    assert len(computed) == 1
+    may_go_on.set()
+    place["layer"] = 1
+    assert np.isfinite(np.frombuffer(client.get(address, params=place).content, "<f4")).all()
+
+
+def test_a_pass_that_fails_is_said_by_its_heads_and_can_be_tried_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RunError("the model's output is not a number.")
+
+    body = {"run": "tiny-classify", "text": "A text whose pass fails."}
+    with monkeypatch.context() as patch:
+        patch.setattr(text_maps, "fill_maps", fail)
+        address = f"{PATH}/maps/{post(client, **body)['key']}"
+        for path, query in (("head", {"layer": 0, "head": 0}), ("pictures", {})):
+            answer = client.get(f"{address}/{path}", params={"kind": "encoder", **query})
+            assert answer.status_code == 400
+            assert "not a number" in answer.json()["error"]["message"]
+    assert f"{PATH}/maps/{post(client, **body)['key']}" == address
+    place: dict[str, Any] = {"kind": "encoder", "layer": 0, "head": 0}
+    assert client.get(f"{address}/head", params=place).status_code == 200
 
 
 @pytest.mark.slow
@@ -231,7 +281,8 @@ def test_the_store_keeps_what_was_used_last(keys: list[str], room: int) -> None:
     size = 4 * maps.maps[0].cells
     store, used = StoredMaps(max_bytes=room * size), list[str]()
     for key in keys:
-        store.get_or_compute(key, lambda: maps)
+        if store.find(key) is None:
+            store.add(key, maps)
         used = [one for one in used if one != key] + [key]
     assert store.size() <= room * size
     for key in used[:-room]:

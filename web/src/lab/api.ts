@@ -46,6 +46,27 @@ export async function getBytes(
   return { content: await response.arrayBuffer(), headers: response.headers };
 }
 
+/** An answer of bytes that comes in parts: `onPart` gets all that is here, each time there is more. */
+export async function readBytes(
+  path: string,
+  onPart: (content: Uint8Array, headers: Headers) => void,
+  signal?: AbortSignal,
+): Promise<void> {
+  const response = await send("GET", path, undefined, signal);
+  const reader = response.body!.getReader();
+  const parts: Uint8Array[] = [];
+  let size = 0;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    parts.push(value);
+    size += value.length;
+    const content = new Uint8Array(size);
+    for (let i = 0, at = 0; i < parts.length; at += parts[i++].length) content.set(parts[i], at);
+    onPart(content, response.headers);
+  }
+}
+
 export function post<T>(path: string, body: unknown = {}, signal?: AbortSignal): Promise<T> {
   return request<T>("POST", path, body, signal);
 }

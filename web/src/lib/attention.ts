@@ -42,7 +42,7 @@ export interface HeadSource {
 export interface Pictures {
   rows: number;
   columns: number;
-  /** [maps, rows, columns]: 0 to 254, or 255 where the mask hides all. */
+  /** [maps, rows, columns]: 0 to 254, or 255 where the mask hides all; the last may be missing. */
   levels: Uint8Array;
 }
 

@@ -10,7 +10,7 @@ import {
   type Kind,
   type Pictures,
 } from "../../lib/attention";
-import { ApiError, getBytes, withQuery } from "../api";
+import { ApiError, getBytes, readBytes, withQuery } from "../api";
 
 const MOST_BYTES = 96 * 1024 * 1024; // of heads that are kept in the page
 
@@ -52,8 +52,11 @@ function unpackBits(base64: string, count: number): Uint8Array {
 class RemoteHeads implements HeadSource {
   private heads = new SvelteMap<string, Float32Array>();
   private drawn = new SvelteMap<string, Pictures>();
-  private pending = new Set<string>();
+  private pending = new Map<string, Promise<void>>();
   private most: number;
+  /** Resolved when the first head is here and drawn, or cannot be had. */
+  private first: Promise<void>;
+  private noteFirst!: () => void;
 
   constructor(
     private key: string,
@@ -63,6 +66,7 @@ class RemoteHeads implements HeadSource {
     private onfail: (error: unknown) => void,
   ) {
     this.most = Math.max(12, Math.floor(MOST_BYTES / Math.max(1, bytes)));
+    this.first = new Promise((resolve) => (this.noteFirst = resolve));
   }
 
   weights(layer: number, head: number): Float32Array | undefined {
@@ -71,12 +75,15 @@ class RemoteHeads implements HeadSource {
 
   pictures(scale: "one" | "row"): Pictures | undefined {
     const pictures = this.drawn.get(scale);
-    if (!pictures) queueMicrotask(() => this.loadPictures(scale));
+    // The head that is shown comes first: it and the pictures are computed by the same cores.
+    if (!pictures) void this.first.then(() => this.loadPictures(scale));
     return pictures;
   }
 
   want(layer: number, head: number) {
-    this.load(layer, head).then(() => {
+    this.load(layer, head).then(async () => {
+      await afterPaint();
+      this.noteFirst();
       // The arrow keys lead to these next.
       const neighbors = [[layer, head + 1], [layer + 1, head], [layer, head - 1], [layer - 1, head]];
       for (const [l, h] of neighbors) if (h >= 0 && h < this.countIn(l)) void this.load(l, h);
@@ -103,30 +110,38 @@ class RemoteHeads implements HeadSource {
   private loadPictures(scale: "one" | "row") {
     if (this.drawn.has(scale)) return;
     void this.once(scale, async () => {
-      const { content, headers } = await getBytes(
-        this.address("pictures", { kind: this.kind, scale }),
-      );
-      const [, rows, columns] = headers.get("X-Shape")!.split(",").map(Number);
-      this.drawn.set(scale, { rows, columns, levels: new Uint8Array(content) });
+      const address = this.address("pictures", { kind: this.kind, scale });
+      // They come layer by layer, while the server computes the next ones.
+      await readBytes(address, (content, headers) => {
+        const [, rows, columns] = headers.get("X-Shape")!.split(",").map(Number);
+        this.drawn.set(scale, { rows, columns, levels: content });
+      }).catch((error) => {
+        // A layer that cannot be computed ends the stream; its heads say why.
+        if (!this.drawn.has(scale)) throw error;
+      });
     });
   }
 
-  /** Fetch something that is not being fetched already. */
-  private async once(name: string, fetchIt: () => Promise<void>) {
-    if (this.pending.has(name)) return;
-    this.pending.add(name);
-    try {
-      await fetchIt();
-    } catch (error) {
-      this.onfail(error);
-    } finally {
-      this.pending.delete(name);
+  /** Fetch something, or wait for it if it is being fetched already. */
+  private once(name: string, fetchIt: () => Promise<void>): Promise<void> {
+    let fetching = this.pending.get(name);
+    if (!fetching) {
+      fetching = fetchIt()
+        .catch(this.onfail)
+        .finally(() => this.pending.delete(name));
+      this.pending.set(name, fetching);
     }
+    return fetching;
   }
 
   private address(what: string, query: Record<string, string | number>): string {
     return withQuery(`/api/attention/maps/${this.key}/${what}`, query);
   }
+}
+
+/** The next frame is on screen. */
+function afterPaint(): Promise<void> {
+  return new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
 }
 
 /** Whether the server no longer has the maps: it was started again, or has others since. */
