@@ -189,6 +189,38 @@ def test_numbers_on_screen_are_pythons(chromium: Browser, lab: LabProcess) -> No
 
 
 @pytest.mark.slow
+def test_a_query_can_be_longer_than_the_plane(chromium: Browser, lab: LabProcess) -> None:
+    """The plane grows with a query that is dragged over its border; a very long one is marked."""
+    with visit_lab(chromium, lab, f"/design?problem={quote(json.dumps(PROBLEM))}") as visit:
+        page = visit.page
+        page.locator("[data-weight]").first.wait_for()
+        plane = page.get_by_label("Plane of the keys, their hull and the query")
+        handle = page.locator("[data-point='query-0'] .dot")
+        start, box = handle.bounding_box(), plane.bounding_box()
+        assert start is not None
+        assert box is not None
+        page.mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 1.5 * box["width"], box["y"] + box["height"] / 2, steps=8)
+        page.mouse.up()
+        x, y = (float(page.get_by_label(f"Query, {axis}").input_value()) for axis in "xy")
+        assert x > 2  # the border was at 1.4
+        moved = solve(DesignRequest(**PROBLEM | {"query": [x, y]}))
+        wait_until_shown(page, "[data-weight] data", moved["weights"])
+        end = handle.bounding_box()
+        assert end is not None
+        assert end["x"] + end["width"] < box["x"] + box["width"]  # it is inside the plane
+        assert page.get_by_test_id("cut").count() == 0
+        page.locator("[data-point='query-0']").press("ArrowRight")
+        assert float(page.get_by_label("Query, x").input_value()) == pytest.approx(x + 0.05)
+
+        page.get_by_label("Query, x").fill("40")
+        page.get_by_label("Query, x").press("Enter")
+        page.get_by_text("Query (40.00").wait_for()
+        assert "ends beyond the plane" in page.get_by_test_id("cut").inner_text()
+
+
+@pytest.mark.slow
 def test_the_designed_query_can_be_used(chromium: Browser, lab: LabProcess) -> None:
     with visit_lab(chromium, lab, "/design?preset=replace") as visit:
         page = visit.page
