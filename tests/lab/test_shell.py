@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import pytest
@@ -90,3 +91,54 @@ def test_an_unknown_page_says_so(chromium: Browser, tiny_lab: LabProcess) -> Non
         visit.page.get_by_role("link", name="Runs").click()
         visit.page.get_by_role("heading", name="Runs", level=1).wait_for()
         assert visit.page.url == f"{tiny_lab.address}/runs"
+
+
+def test_a_run_and_its_text_are_kept_between_rooms(chromium: Browser, tiny_lab: LabProcess) -> None:
+    """In the address, from a run's page through every room and back, also after a detour."""
+
+    def query() -> dict[str, list[str]]:
+        return parse_qs(urlsplit(page.url).query)
+
+    def go_to(room: str) -> None:
+        page.get_by_role("navigation").get_by_role("link", name=room).click()
+        page.get_by_role("heading", name=room, level=1).wait_for()
+
+    with visit_lab(chromium, tiny_lab, "/run/tiny-generate") as visit:
+        page = visit.page
+        picker = page.get_by_role("combobox", name="Run", exact=True)
+        go_to("Playground")
+        assert query()["run"] == ["tiny-generate"]
+        page.get_by_label("Prompt").fill("The old cat")
+        go_to("Attention")
+        assert query() == {"run": ["tiny-generate"], "text": ["The old cat"]}
+        page.get_by_test_id("heat-map").wait_for()
+        assert picker.input_value() == "tiny-generate"
+        # Another run is chosen: it is in the address at once, and the other rooms have it.
+        picker.select_option("tiny-classify")
+        page.wait_for_url("**run=tiny-classify**")
+        page.get_by_text("Encoder, layer 1, head 1", exact=True).wait_for()
+        go_to("Design")
+        go_to("Heads")
+        assert query()["run"] == ["tiny-classify"]
+        assert query()["text"] == ["The old cat"]
+        page.locator("[data-head='encoder.1.1']").wait_for()
+        page.go_back()
+        page.get_by_role("heading", name="Design", level=1).wait_for()
+        page.wait_for_timeout(600)  # longer than any room waits before it writes the address
+        assert "run" not in query()
+
+
+def test_a_room_that_was_left_changes_nothing(chromium: Browser, tiny_lab: LabProcess) -> None:
+    """Answers that arrive after a room was left write no address, and leave no connection open."""
+    with visit_lab(chromium, tiny_lab, "/runs") as visit:
+        page = visit.page
+        nav = page.get_by_role("navigation")
+        for _ in range(8):  # a browser has six connections for one server
+            nav.get_by_role("link", name="Runs").click()
+            nav.get_by_role("link", name="Design").click()
+        page.locator("[data-weight]").first.wait_for()
+        page.locator("[data-point='query-0']").press("ArrowRight")
+        nav.get_by_role("link", name="Runs").click()
+        page.get_by_role("link", name="tiny-translate").wait_for()
+        page.wait_for_timeout(1000)
+        assert urlsplit(page.url).query == ""

@@ -1,5 +1,6 @@
 /** The changes of the lab's runs as they happen: nothing is missed, also after a pause. */
 
+import { onDestroy } from "svelte";
 import { events, withQuery } from "./api";
 
 export type Change =
@@ -58,6 +59,16 @@ export function follow(
     document.removeEventListener("visibilitychange", open);
     stop();
   };
+}
+
+/**
+ * The life of the component that calls this while it begins. What arrives after its end changes
+ * nothing: neither the address, which is another room's, nor connections.
+ */
+export function lifetime(): { readonly isOver: boolean } {
+  const life = { isOver: false };
+  onDestroy(() => (life.isOver = true));
+  return life;
 }
 
 /** A function that calls another at most once in a while, and not before the last call has ended. */

@@ -8,6 +8,12 @@ class Router {
   path = $state(location.pathname);
   query = $state.raw(new URLSearchParams(location.search));
 
+  /** The run and the text that were chosen last, in whatever room: the next room begins with them. */
+  chosen = $state.raw<{ run: string; text: string }>({
+    run: this.query.get("run") ?? "",
+    text: this.query.get("text") ?? "",
+  });
+
   constructor() {
     addEventListener("popstate", () => this.read());
   }
@@ -23,6 +29,12 @@ class Router {
   setQuery(changes: Query, { replace = true } = {}) {
     const merged: Query = { ...Object.fromEntries(this.query), ...changes };
     this.go(withQuery(this.path, merged), { replace });
+  }
+
+  /** Note what a room has chosen, for the others. */
+  choose(choice: { run?: string; text?: string }) {
+    const next = { ...this.chosen, ...choice };
+    if (next.run !== this.chosen.run || next.text !== this.chosen.text) this.chosen = next;
   }
 
   /** Follow a link of the lab without loading the page again. */
