@@ -191,6 +191,8 @@ class AttentionMap:
             "kind": self.kind,
             "query_tokens": _tokens_to_dict(self.queries),
             "key_tokens": _tokens_to_dict(self.keys),
+            "query_start": self.queries.start,
+            "key_start": self.keys.start,
             "query_words": self.queries.word_texts,
             "key_words": self.keys.word_texts,
             "layers": [layer + 1 for layer in self.layers],

@@ -288,8 +288,8 @@ def _draw_pair(
         for i, (attention, head) in enumerate(pairs):
             axes = plot.add_axes(figure, left + i * (width + 0.25), 0.3, width, height)
             image = draw_weights(axes, _weights(attention, head), attention.visible)
-            label_rows(axes, rows if i == 0 else [""] * n, size)
-            label_columns(axes, columns, size, upright=True)
+            label_rows(axes, rows if i == 0 else [""] * n, size, start=first.queries.start)
+            label_columns(axes, columns, size, start=first.keys.start, upright=True)
             axes.set_title(f"{_fit(names[i], int(width / 0.09))}\n{head.label}", fontsize=9, pad=8)
         note = f"similarity {match.similarity:.2f}; rows ask, columns answer"
         figure.text(0.5, 0.02, note, ha="center", va="bottom", fontsize=plot.NOTE_SIZE)

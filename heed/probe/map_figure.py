@@ -76,8 +76,8 @@ def draw_head(attention: AttentionMap, layer: int, head: int | str = MEAN) -> Fi
         axes = plot.add_axes(figure, left, 0.4, width, height)
         image = draw_weights(axes, weights_nm, attention.visible)
         _outline_gold(axes, attention.gold or [])
-        label_rows(axes, rows, row_size)
-        label_columns(axes, columns, column_size, upright=upright)
+        label_rows(axes, rows, row_size, start=attention.queries.start)
+        label_columns(axes, columns, column_size, start=attention.keys.start, upright=upright)
         asks, answers = AXES.get(attention.kind, ("asks", "answers"))
         axes.set_ylabel(asks, labelpad=6)
         axes.set_xlabel(answers, labelpad=6)
@@ -173,26 +173,30 @@ def font_size(spacing: float, most: float = plot.TEXT_SIZE) -> float:
     return plot.clamp(spacing * 72 * 0.8, 5.0, most)
 
 
-def _numbered(labels: list[str]) -> tuple[list[float], list[str]]:
-    """Places and names of an axis; where not every token is named, with their numbers from 1."""
+def _numbered(labels: list[str], start: int) -> tuple[list[float], list[str]]:
+    """Places and names of an axis; where not every token is named, with their numbers."""
     step = _label_step(len(labels))
     places = range(0, len(labels), step)
-    names = labels if step == 1 else [f"{i + 1} {labels[i]}" for i in places]
+    names = labels if step == 1 else [f"{i + start} {labels[i]}" for i in places]
     return [place + 0.5 for place in places], names
 
 
-def label_rows(axes: Axes, labels: list[str], size: float) -> None:
-    axes.set_yticks(*_numbered(labels), fontsize=size)
+def label_rows(axes: Axes, labels: list[str], size: float, *, start: int = 1) -> None:
+    """Name the tokens that ask; `start` is the number of the first one."""
+    axes.set_yticks(*_numbered(labels, start), fontsize=size)
 
 
-def label_columns(axes: Axes, labels: list[str], size: float, *, upright: bool) -> None:
+def label_columns(
+    axes: Axes, labels: list[str], size: float, *, start: int = 1, upright: bool
+) -> None:
+    """Name the tokens that answer; `start` is the number of the first one."""
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     if upright:
-        axes.set_xticks(*_numbered(labels), fontsize=size, rotation=90)
+        axes.set_xticks(*_numbered(labels, start), fontsize=size, rotation=90)
         return
     axes.set_xticks(
-        *_numbered(labels),
+        *_numbered(labels, start),
         fontsize=size,
         rotation=45,
         rotation_mode="anchor",

@@ -120,7 +120,7 @@ def change_future(
         )
     if not 1 <= place < len(read.ids):
         raise DataError(
-            f"the future cannot begin at token {place + 1} of {len(read.ids)}.",
+            f"the future cannot begin at token {place + read.labels.start}.",
             todo="Choose a later token than the first; a text needs two.",
         )
     ids = [*read.ids[:place], *((token + 1) % vocab for token in read.ids[place:])]

@@ -46,6 +46,9 @@ class TokenLabels:
     """The index of each token's word; None for a special token that no text has."""
     word_texts: list[str]
     """The words of the text."""
+    start: int = 1
+    """The number of the first token for a person: a text's tokens count from 1, a begin token is 0.
+    So a target's token has one number as an input of the decoder and as what it writes."""
 
     def __post_init__(self) -> None:
         if not self.word_texts:  # a text of spaces alone has tokens and no word
@@ -70,7 +73,7 @@ class TokenLabels:
             self.tokens[i] if word is None else self.word_texts[word]
             for i, word in zip(firsts, words, strict=True)
         ]
-        return TokenLabels(names, words, self.word_texts)
+        return TokenLabels(names, words, self.word_texts, self.start)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def classifier_input(pipeline: ClassificationPipeline, text: Text) -> InputToken
     if len(words) + 1 > len(ids):
         _warn_cut(len(words) - 1, len(ids) - 2, "tokens of the text")
     words = [*words[: len(ids) - 1], None]
-    labels = TokenLabels(pipeline.tokenizer.ids_to_tokens(ids), words, texts)
+    labels = TokenLabels(pipeline.tokenizer.ids_to_tokens(ids), words, texts, start=0)
     return InputTokens(ids, labels, " ⇥ ".join(parts))
 
 
@@ -129,7 +132,7 @@ def language_model_input(
     ids, words = _cut(ids, room, "tokens of the text"), words[:room]
     end = [] if model.causal else [specials.eos]
     ids, words = [specials.bos, *ids, *end], [None, *words, *(None for _ in end)]
-    labels = TokenLabels(tokenizer.ids_to_tokens(ids), words, text.split())
+    labels = TokenLabels(tokenizer.ids_to_tokens(ids), words, text.split(), start=0)
     return InputTokens(ids, labels, text, ids[1:] if model.causal else [])
 
 
@@ -198,7 +201,7 @@ def _target_tokens(
     count = max(1, min(limit, len(ids) + ended))
     read = [begin, *ids][:count]
     written = [*ids, tokenizer.specials.eos][:count]
-    labels = TokenLabels(tokenizer.ids_to_tokens(read), [None, *words][:count], word_texts)
+    labels = TokenLabels(tokenizer.ids_to_tokens(read), [None, *words][:count], word_texts, start=0)
     following = TokenLabels(tokenizer.ids_to_tokens(written), [*words, None][:count], word_texts)
     return InputTokens(read, labels, " ".join(word_texts), written, following)
 

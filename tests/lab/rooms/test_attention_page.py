@@ -179,3 +179,26 @@ def test_a_text_of_script_is_shown_as_text(chromium: Browser, tiny_lab: LabProce
     with visit_lab(chromium, tiny_lab, f"/attention?{urlencode(query)}") as visit:
         visit.page.get_by_test_id("stages").wait_for()
         assert visit.page.locator("main img").count() == 0
+
+
+def test_a_token_of_the_output_has_one_number(
+    chromium: Browser, tiny_lab: LabProcess, tiny_runs: Path
+) -> None:
+    """In the cross and the decoder map, the row table, the stages, the audit and the address."""
+    maps = heed.load(tiny_runs / "tiny-translate", device="cpu").attention(TEXT)
+    assert maps.cross is not None
+    assert maps.decoder is not None
+    token = maps.cross.query_tokens[1]  # the second token that is written
+    assert maps.decoder.query_tokens[2] == token  # the begin token has the number 0
+    for kind in ("cross", "decoder"):
+        query = {"kind": kind, "layer": 1, "head": 1, "row": 2}
+        with visit_lab(chromium, tiny_lab, address("tiny-translate", **query)) as visit:
+            page = visit.page
+            heading = page.get_by_label("Weights of the chosen token").get_by_role("heading")
+            assert heading.inner_text().split("asks")[0].strip() == token
+            assert "token 2 of" in heading.inner_text()
+            page.get_by_text("Layer 1, head 1: token 2,").wait_for()
+            page.get_by_test_id("audit").wait_for()
+            option = page.get_by_label("First token to change").locator("option[value='2']")
+            assert option.inner_text() == f"2: {token}"
+            page.wait_for_url(f"**kind={kind}**row=2**")

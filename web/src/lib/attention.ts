@@ -13,6 +13,9 @@ export interface AttentionMap {
   kind: Kind;
   queries: Token[];
   keys: Token[];
+  /** The numbers of the first tokens: a text's own count from 1, a begin token is 0. */
+  queryStart: number;
+  keyStart: number;
   /** The words of the text, by index; empty where they are not known. */
   queryWords: string[];
   keyWords: string[];
@@ -59,6 +62,9 @@ export interface AttentionMaps {
 export interface Matrix {
   queries: Label[];
   keys: Label[];
+  /** The numbers of the first row and column, as for tokens. */
+  queryStart: number;
+  keyStart: number;
   /** [rows, columns] */
   values: Weights;
   visible: Uint8Array;
@@ -113,6 +119,8 @@ export function buildMap(data: any, visible: Uint8Array, source: HeadSource): At
     kind: data.kind,
     queries: data.query_tokens,
     keys: data.key_tokens,
+    queryStart: data.query_start ?? 1,
+    keyStart: data.key_start ?? 1,
     queryWords: data.query_words ?? [],
     keyWords: data.key_words ?? [],
     layers: data.layers ?? data.heads.map((_: number, layer: number) => layer + 1),
@@ -182,6 +190,8 @@ export function tokenMatrix(map: AttentionMap, layer: number, head: number): Mat
     values && {
       queries: map.queries,
       keys: map.keys,
+      queryStart: map.queryStart,
+      keyStart: map.keyStart,
       values,
       visible: map.visible,
       links: map.links.map(([query, key]) => query * columns + key),
@@ -238,7 +248,8 @@ export function wordMatrix(map: AttentionMap, layer: number, head: number): Matr
   const rowOf = wordOf(queries);
   const columnOf = wordOf(keys);
   const links = new Set(map.links.map(([n, m]) => rowOf.get(n)! * keys.length + columnOf.get(m)!));
-  return { queries, keys, values, visible, links: [...links] };
+  const { queryStart, keyStart } = map;
+  return { queries, keys, queryStart, keyStart, values, visible, links: [...links] };
 }
 
 function wordOf(words: Word[]): Map<number, number> {
