@@ -25,10 +25,12 @@ from heed.models.inference import evaluating
 from heed.nn.tokens import Tokens
 from heed.probe.examples import Example, Inputs, Links, ProbeSet
 from heed.probe.head_metrics import (
+    ENDS,
     EVENNESS,
     INDUCTION,
     METRICS,
     REACH,
+    SHARE_ENDS,
     Cells,
     TokenKinds,
     WordMaps,
@@ -44,6 +46,8 @@ ALIGNMENT_METRICS = {
     GOLD_ERROR: "alignment error rate of the most attended source words, against gold links",
     ALIGNER_ERROR: "alignment error rate of the same links, against the statistical word aligner",
 }
+ERROR_ENDS = ("aligns words: few of its links are wrong", "aligns nothing: its links are wrong")
+"""What a low and a high error of an alignment mean; low is better."""
 ALIGNER_PAIRS = 5000
 """Sentence pairs that the word aligner is fitted to: of the set, then of the training text."""
 PERIOD, COPIES, REPEATS = 25, 4, 40
@@ -164,6 +168,9 @@ class HeadReport:
             "uniform": {kind: _metrics_to_dict(metrics) for kind, metrics in self.uniform.items()},
             "rules": [asdict(rule) for rule in RULES],
             "describe": METRICS | ALIGNMENT_METRICS,
+            "ends": {name: ENDS.get(name, SHARE_ENDS) for name in METRICS}
+            | dict.fromkeys(ALIGNMENT_METRICS, ERROR_ENDS),
+            "lower_is_better": list(ALIGNMENT_METRICS),
         }
 
 

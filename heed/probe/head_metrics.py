@@ -39,6 +39,15 @@ METRICS = {
     INDUCTION: "share of weight on tokens that followed earlier occurrences of the query's token",
 }
 """What each metric measures."""
+ENDS = {
+    ENTROPY: ("looks at few tokens", "spreads its weight over many"),
+    EVENNESS: ("looks at few tokens", "spreads its weight as uniform attention does"),
+    DISTANCE: ("looks nearby", "looks far away"),
+    REACH: ("looks nearby", "looks as far as uniform attention does"),
+}
+"""What a low and a high value of a metric mean."""
+SHARE_ENDS = ("little or no weight there", "much of its weight there")
+"""The same for metrics that are a share of the weight."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,12 @@ def test_cards_ablations_and_patches_are_pythons(
         page.get_by_label("Color by").select_option("entropy")
         entropies = sorted(card.metrics["entropy"].value for card in cards.values())
         assert number(head.locator("data")) == close(cards["decoder.1.1"].metrics["entropy"].value)
+        # The legend has the ends of the scale, and what they mean.
+        legend = page.get_by_test_id("head-legend")
+        assert number(legend.locator("data").nth(0)) == close(entropies[0])
+        assert number(legend.locator("data").nth(1)) == close(entropies[-1])
+        assert "looks at few tokens" in legend.inner_text()
+        assert "No end is better" in legend.inner_text()
         page.get_by_label("Lower end of the brush").fill("0.99")
         least = entropies[0] + 0.99 * (entropies[-1] - entropies[0])
         count = sum(value >= least for value in entropies)
