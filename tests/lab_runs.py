@@ -19,14 +19,16 @@ from heed.runs.run import Run
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def write_run(folder: Path, *, position: str = "rope", seed: int = 0, steps: int = 5) -> Run:
+def write_run(
+    folder: Path, *, position: str = "rope", seed: int = 0, steps: int = 5, layers: int = 1
+) -> Run:
     """A run that was stopped, with a row of training and an evaluation at each of its steps."""
     recipe = Recipe.of(
         {
             "task": "translate",
             "seed": seed,
             "data": {"synthetic": 60},
-            "model": {"layers": 1, "width": 16, "heads": 2, "position": position},
+            "model": {"layers": layers, "width": 16, "heads": 2, "position": position},
             "train": {"steps": 100, "log_every": 1},
         }
     )

@@ -213,3 +213,29 @@ def test_a_chart_is_saved_as_svg_and_png(chromium: Browser, lab: LabProcess) -> 
             content = Path(download.value.path()).read_bytes()
             assert content.startswith(start)
         assert download.value.suggested_filename == "rope-0-loss.png"
+
+
+def test_sixteen_curves_differ_and_their_rows_point_at_them(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """In color, dash or marker; the row under the pointer or the focus emphasizes its curve."""
+    for layers in range(1, 19):
+        write_run(tmp_path / "runs" / f"layers-{layers:02}", layers=layers)
+    with running_lab(tmp_path / "runs") as lab, visit_lab(chromium, lab, "/runs") as visit:
+        page = visit.page
+        page.locator(".curves path.line").nth(17).wait_for(state="attached")
+        rows = page.locator("tr.group")
+        looks = rows.locator("th svg").evaluate_all(
+            "all => all.map((one) => one.innerHTML)"
+        )
+        assert len(looks) == len(set(looks)) == 18
+        assert page.locator(".curves .markers").count() == 11  # the first seven differ by color
+        strong = page.locator("path.line.strong")
+        rows.nth(4).get_by_role("checkbox").focus()
+        strong.wait_for(state="attached")
+        color = strong.get_attribute("stroke")
+        rows.nth(5).get_by_role("checkbox").hover()
+        page.wait_for_function(
+            "color => document.querySelector('path.line.strong')?.getAttribute('stroke') !== color",
+            arg=color,
+        )

@@ -22,13 +22,26 @@ export interface CurveData {
   complete_until: number | null;
 }
 
-/** A curve with the number of its color and dash. */
+/** A curve with the number of its color, dash and marker. */
 export interface StyledCurve extends CurveData {
   style: number;
 }
 
 export const COLORS = 7;
 const DASHES = ["", "7 3", "2 2.5", "9 3 2 3"];
+/** Shapes around (0, 0), about eight pixels wide; the first curves have none. */
+const MARKERS = [
+  "",
+  "M-3.6 -3.6H3.6V3.6H-3.6Z",
+  "M0 -4.6L4.4 3.4H-4.4Z",
+  "M0 -4.8L4.8 0L0 4.8L-4.8 0Z",
+  "M-4 -4L4 4M-4 4L4 -4",
+  "M0 4.6L4.4 -3.4H-4.4Z",
+  "M-4.4 0H4.4M0 -4.4V4.4",
+];
+
+/** How many curves differ from all others: of one color in the dash, beyond that in the marker. */
+export const STYLES = COLORS * DASHES.length * MARKERS.length;
 
 export function colorOf(style: number): string {
   return `var(--series-${style % COLORS})`;
@@ -36,7 +49,27 @@ export function colorOf(style: number): string {
 
 /** Curves of one color differ in their dashes. */
 export function dashOf(style: number): string {
-  return DASHES[(style + Math.floor(style / COLORS)) % DASHES.length];
+  return DASHES[Math.floor(style / COLORS) % DASHES.length];
+}
+
+/** The path of a curve's marker: another one for every seven curves, so that dashes are not alone. */
+export function markerOf(style: number): string {
+  const [round, turn] = [Math.floor(style / COLORS), Math.floor(style / (COLORS * DASHES.length))];
+  return MARKERS[(round + turn) % MARKERS.length];
+}
+
+const MARKERS_APART = 90; // pixels between two markers of a curve
+
+/** The places of a curve's markers, given where its points are from left to right. */
+export function markerPlaces(lefts: number[]): number[] {
+  const places: number[] = [];
+  let next = -Infinity;
+  for (let i = 0; i < lefts.length; i++) {
+    if (lefts[i] < next) continue;
+    places.push(i);
+    next = lefts[i] + MARKERS_APART;
+  }
+  return places;
 }
 
 export interface ScaleTick {
