@@ -131,8 +131,8 @@ def test_a_head_leaves_while_later_layers_are_computed(
 
     def pause(model: Any, maps: Any, read: Any, source: Any, on_layer: Any) -> None:
         def note(kind: str, layer: int) -> None:
-            on_layer(kind, layer)
             computed.append((kind, layer))
+            on_layer(kind, layer)
             if (kind, layer) == ("encoder", 0):
                 assert may_go_on.wait(60)
 
