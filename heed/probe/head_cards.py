@@ -46,8 +46,8 @@ ALIGNMENT_METRICS = {
     GOLD_ERROR: "alignment error rate of the most attended source words, against gold links",
     ALIGNER_ERROR: "alignment error rate of the same links, against the statistical word aligner",
 }
-ERROR_ENDS = ("aligns words: few of its links are wrong", "aligns nothing: its links are wrong")
-"""What a low and a high error of an alignment mean; low is better."""
+ERROR_ENDS = ("fewest wrong links: aligns words best", "most wrong links")
+"""What a lower and a higher error of an alignment mean; lower is better."""
 ALIGNER_PAIRS = 5000
 """Sentence pairs that the word aligner is fitted to: of the set, then of the training text."""
 PERIOD, COPIES, REPEATS = 25, 4, 40

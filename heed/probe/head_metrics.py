@@ -40,13 +40,13 @@ METRICS = {
 }
 """What each metric measures."""
 ENDS = {
-    ENTROPY: ("looks at few tokens", "spreads its weight over many"),
-    EVENNESS: ("looks at few tokens", "spreads its weight as uniform attention does"),
-    DISTANCE: ("looks nearby", "looks far away"),
-    REACH: ("looks nearby", "looks as far as uniform attention does"),
+    ENTROPY: ("looks at fewer tokens", "spreads its weight over more"),
+    EVENNESS: ("looks at fewer tokens", "is more even; uniform attention has 1"),
+    DISTANCE: ("looks nearer", "looks farther"),
+    REACH: ("looks nearer", "looks farther; uniform attention has 1"),
 }
-"""What a low and a high value of a metric mean."""
-SHARE_ENDS = ("little or no weight there", "much of its weight there")
+"""What a lower and a higher value of a metric mean."""
+SHARE_ENDS = ("least weight there", "most weight there")
 """The same for metrics that are a share of the weight."""
 
 

@@ -61,7 +61,7 @@ def test_cards_ablations_and_patches_are_pythons(
         legend = page.get_by_test_id("head-legend")
         assert number(legend.locator("data").nth(0)) == close(entropies[0])
         assert number(legend.locator("data").nth(1)) == close(entropies[-1])
-        assert "looks at few tokens" in legend.inner_text()
+        assert "looks at fewer tokens" in legend.inner_text()
         assert "No end is better" in legend.inner_text()
         page.get_by_label("Lower end of the brush").fill("0.99")
         least = entropies[0] + 0.99 * (entropies[-1] - entropies[0])
