@@ -38,10 +38,13 @@ HEIGHTS = {
 
 def list_addresses(entries: dict[str, Any]) -> dict[str, str]:
     """The address of each room, about runs of this folder."""
-    runs = [run["name"] for run in entries["runs"] if run["task"] == "translate"]
-    own = [name for name in runs if "/" not in name] or runs
+    runs = [run for run in entries["runs"] if run["task"] == "translate" and run["test"]]
+    runs.sort(key=lambda run: ("/" in run["name"], -run["test"]["value"]))  # none of a study first
+    own = [run["name"] for run in runs]
     first = {"run": own[0], "text": TEXT}
-    chosen = ",".join(map(quote, own[:2]))
+    seeds = [group["runs"] for group in entries["groups"] if len(group["runs"]) > 2]
+    compared = [*seeds[0], *seeds[-1]] if len(seeds) > 1 else own[:2]
+    chosen = ",".join(quote(name, safe="") for name in compared)
     addresses = {
         "runs": f"/runs?{urlencode({'metric': 'dev/loss', 'select': chosen})}",
         "run": f"/run/{quote(own[0])}",
@@ -72,6 +75,7 @@ def prepare(page: Page, room: str) -> None:
     }
     if room in waited:
         page.locator(waited[room]).first.wait_for(state="attached")
+    page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(1500)  # what follows the first numbers is drawn
 
 
