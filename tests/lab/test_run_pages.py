@@ -225,9 +225,7 @@ def test_sixteen_curves_differ_and_their_rows_point_at_them(
         page = visit.page
         page.locator(".curves path.line").nth(17).wait_for(state="attached")
         rows = page.locator("tr.group")
-        looks = rows.locator("th svg").evaluate_all(
-            "all => all.map((one) => one.innerHTML)"
-        )
+        looks = rows.locator("th svg").evaluate_all("all => all.map((one) => one.innerHTML)")
         assert len(looks) == len(set(looks)) == 18
         assert page.locator(".curves .markers").count() == 11  # the first seven differ by color
         strong = page.locator("path.line.strong")

@@ -1,0 +1,1 @@
+var e=`This lab is read-only: it starts, stops and resumes nothing.`;function t(e,t){return e.jobs.find(e=>e.run===t&&(e.status===`waiting`||e.status===`training`))}export{t as n,e as t};
