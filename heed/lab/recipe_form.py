@@ -101,7 +101,9 @@ def _choices(key: str, variants: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     registry = {"model.position": POSITIONS, "model.merge": MERGES}.get(key)
     if registry is not None:
         return [{"value": name, "about": registry.describe(name)} for name in registry.names()]
-    named: Sequence[str] = {"train.optimizer": OPTIMIZERS, "train.schedule": SCHEDULES}.get(key, ())
+    if key == "train.optimizer":
+        return [{"value": name, "about": about} for name, about in OPTIMIZERS.items()]
+    named: Sequence[str] = SCHEDULES if key == "train.schedule" else ()
     if not named and len(variants) == 1:
         one = variants[0].get("items", variants[0])
         named = one.get("enum") or ([one["const"]] if "const" in one else [])
