@@ -30,6 +30,8 @@ MAX_BODY = 1024 * 1024
 """Bytes of a body."""
 MAX_TEXT = 20_000
 """Characters of one text."""
+MAX_DIGITS = 18
+"""Digits of a Content-Length: more are never read as a number."""
 BODY_SECONDS = 20.0
 """The time in which a body has to arrive."""
 THREADS, MAX_WAITING, ANSWER_SECONDS = 2, 32, 120.0
@@ -79,7 +81,7 @@ class BodyLimit:
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
         """The whole body; None if the client left before its end."""
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.max_body:
+        if length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > self.max_body):
             raise self._too_large()
         chunks: list[bytes] = []
         size = 0

@@ -57,6 +57,8 @@ BEST_WEIGHTS, LAST_WEIGHTS = "best", "last"
 """Names of weights beside their steps: those that training chose, and the newest ones."""
 MOST_NAMED = 16
 """Steps that an error names; of more, the first and the last ones."""
+MAX_DIGITS = 18
+"""Digits of a step by which weights are named."""
 STEP_DIGITS = "[0-9]" * 9
 """The step in a file name, as a pattern."""
 RECIPE_START = '# checksum = "{}"; delete this line if you change the file by hand'
@@ -228,7 +230,7 @@ class Run:
         steps = sorted(self.weights_by_step())
         if weights == LAST_WEIGHTS and steps:
             return steps[-1]
-        if weights.isdecimal() and int(weights) in steps:
+        if weights.isdecimal() and len(weights) <= MAX_DIGITS and int(weights) in steps:
             return int(weights)
         self._refuse_deleted_weights()
         names = [str(step) for step in steps]

@@ -105,6 +105,8 @@ def test_an_error_names_a_few_of_many_steps(tmp_path: Path) -> None:
         checkpoint.save_weights(run.snapshots, "step-", step, {"a": torch.ones(1)})
     with pytest.raises(RunError, match="0, 1, 2, 3, 4, 5, 6, 7, …, 32, 33,"):
         run.weights_step("99")
+    with pytest.raises(RunError, match="no weights '9999"):
+        run.weights_step("9" * 5000)  # more digits than Python converts
 
 
 def test_adapters_are_refused() -> None:
