@@ -60,7 +60,7 @@ async def classify(request: Request, server: Server) -> Response:
     texts = [body.q] if isinstance(body.q, str) else body.q
     check_texts([part for text in texts for part in text_parts(text)], server)
     run = choose_run(server.runs.classifiers, body.model, "classify")
-    jobs = run.submit(texts)
+    jobs = await run.submit(texts)
     labels = await await_results(request, run, jobs) if jobs else []
     results = [
         {

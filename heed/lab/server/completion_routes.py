@@ -162,10 +162,9 @@ async def complete(request: Request, server: Server) -> Response:
     check_body(body, server)
     run = choose_run(server.runs.language_models, body.model, "complete text")
     completion = Completion(run, body, prompts)
+    jobs = await completion.submit()
     if body.stream:
-        completion.submit()
         return StreamingResponse(completion.stream(request), media_type="text/event-stream")
-    jobs = completion.submit()
     results = await await_results(request, run, jobs) if jobs else []
     return StrictJsonResponse(completion.describe(results))
 
@@ -237,7 +236,7 @@ class Completion:
         """Greedy completions of one prompt are all the same: one is decoded."""
         self.loop = asyncio.get_running_loop()
 
-    def submit(self) -> list[Job[CompletionItem, CompletionResult]]:
+    async def submit(self) -> list[Job[CompletionItem, CompletionResult]]:
         """Let the prompts wait for their continuations."""
         seed = self.body.seed
         seed = secrets.randbelow(RANDOM_SEEDS) if seed is None else seed
@@ -259,7 +258,8 @@ class Completion:
             )
             for number, prompt in enumerate(self.prompts)
         ]
-        self.jobs = self.run.submit(items, temperature=self.body.temperature, top_p=self.body.top_p)
+        settings = {"temperature": self.body.temperature, "top_p": self.body.top_p}
+        self.jobs = await self.run.submit(items, **settings)
         return self.jobs
 
     def _reporter(self, number: int) -> Any:

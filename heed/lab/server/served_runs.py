@@ -8,7 +8,7 @@ is tried when a run is loaded; a run for which it does not hold is decoded reque
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
+from starlette.concurrency import run_in_threadpool
 
 from heed.api import Classifier, LanguageModel, Translator, load
 from heed.errors import ConfigError, HeedError, RunError
@@ -112,6 +113,12 @@ class ServedRun(Generic[M, Item, Result]):
         """The results of jobs with the same settings; runs in a worker's thread."""
         raise NotImplementedError
 
+    async def submit_entries(
+        self, encode: Callable[[], list[tuple[Hashable, Item]]]
+    ) -> list[Job[Item, Result]]:
+        """Let items wait. `encode` makes them with their keys in a thread, since it takes long."""
+        return self.batcher.submit(await run_in_threadpool(encode))
+
     def count_waiting(self) -> int:
         """How many texts wait."""
         return self.batcher.waiting
@@ -159,20 +166,22 @@ class ServedTranslator(ServedRun[Translator, TranslationItem, Translation]):
         source, target = self.languages
         return [(source, target), *([(target, source)] if self.model.bidirectional else [])]
 
-    def submit(
+    async def submit(
         self, texts: Sequence[str], *, reverse: bool, choices: int
     ) -> list[Job[TranslationItem, Translation]]:
         """Let texts wait for their translation, with so many choices each."""
-        encode = self.model.tokenizer.encode
-        return self.batcher.submit(
-            [
+
+        def encode() -> list[tuple[Hashable, TranslationItem]]:
+            lengths = [len(self.model.tokenizer.encode(text)) for text in texts]
+            return [
                 (
-                    TranslationKey(choices, reverse, self.padded_length(len(encode(text)) + 1)),
+                    TranslationKey(choices, reverse, self.padded_length(length + 1)),
                     TranslationItem(text, number),
                 )
-                for number, text in enumerate(texts)
+                for number, (text, length) in enumerate(zip(texts, lengths, strict=True))
             ]
-        )
+
+        return await self.submit_entries(encode)
 
     def compute(
         self, key: Any, jobs: Sequence[Job[TranslationItem, Translation]]
@@ -236,16 +245,19 @@ class ServedLanguageModel(ServedRun[LanguageModel, CompletionItem, CompletionRes
             request.prompt, request.length, request.cut_prompt
         )
 
-    def submit(
+    async def submit(
         self, items: Sequence[CompletionItem], *, temperature: float, top_p: float
     ) -> list[Job[CompletionItem, CompletionResult]]:
         """Let prompts wait for their continuation; one that is too long is an error."""
-        entries = []
-        for item in items:
-            tokens = len(self.encode_prompt(item.request))
-            key = CompletionKey(temperature, top_p, self.padded_length(tokens))
-            entries.append((key, item))
-        return self.batcher.submit(entries)
+
+        def encode() -> list[tuple[Hashable, CompletionItem]]:
+            lengths = [self.padded_length(len(self.encode_prompt(one.request))) for one in items]
+            return [
+                (CompletionKey(temperature, top_p, length), item)
+                for length, item in zip(lengths, items, strict=True)
+            ]
+
+        return await self.submit_entries(encode)
 
     def compute(
         self, key: Any, jobs: Sequence[Job[CompletionItem, CompletionResult]]
@@ -295,16 +307,17 @@ class ServedClassifier(ServedRun[Classifier, Text, Label]):
         model.pipeline.make_batch_invariant()
         super().__init__(name, model, settings)
 
-    def submit(self, texts: Sequence[Text]) -> list[Job[Text, Label]]:
+    async def submit(self, texts: Sequence[Text]) -> list[Job[Text, Label]]:
         """Let texts wait for their label."""
         check_text_kind(self.model.classes, texts)
+        return await self.submit_entries(lambda: self._encode(texts))
+
+    def _encode(self, texts: Sequence[Text]) -> list[tuple[Hashable, Text]]:
         lengths = [
             sum(len(self.model.tokenizer.encode(part)) for part in text_parts(text))
             for text in texts
         ]
-        return self.batcher.submit(
-            [(self.padded_length(n + 2), text) for n, text in zip(lengths, texts, strict=True)]
-        )
+        return [(self.padded_length(n + 2), text) for n, text in zip(lengths, texts, strict=True)]
 
     def compute(self, key: Any, jobs: Sequence[Job[Text, Label]]) -> Sequence[Label]:
         """The labels of texts."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from heed.lab.error_responses import (
@@ -108,7 +109,7 @@ async def translate(request: Request, server: Server) -> Response:
         what = f"alternatives cannot be {body.alternatives}."
         raise StatusError(what, status=BAD_REQUEST, todo=f"Ask for at most {most}.")
     run, reverse = choose_direction(server, body)
-    pieces = [split_text(text, is_html=body.format == "html") for text in texts]
+    pieces = await run_in_threadpool(split_texts, texts, is_html=_is_html(body))
     lines = [line for parts in pieces for line, is_text in parts if is_text]
     if len(lines) > MAX_LINES:
         raise StatusError(
@@ -116,9 +117,11 @@ async def translate(request: Request, server: Server) -> Response:
             status=TOO_LARGE,
             todo="Send several requests.",
         )
-    jobs = run.submit(lines, reverse=reverse, choices=choices)
+    jobs = await run.submit(lines, reverse=reverse, choices=choices)
     translations = iter(await await_results(request, run, jobs) if jobs else ())
-    joined = [join_translations(parts, translations, body) for parts in pieces]
+    joined = await run_in_threadpool(
+        lambda: [join_translations(parts, translations, body) for parts in pieces]
+    )
     return StrictJsonResponse(describe_answer(body, joined, run.directions[reverse][0]))
 
 
@@ -171,6 +174,11 @@ def choose_direction(server: ServerContext, body: TranslateBody) -> tuple[Served
         )
     run = choose_run([run for run, _, _ in found], body.model, "translate so")
     return run, next(reverse for one, reverse, _ in found if one is run)
+
+
+def split_texts(texts: Sequence[str], *, is_html: bool) -> list[list[tuple[str, bool]]]:
+    """The parts of every text."""
+    return [split_text(text, is_html=is_html) for text in texts]
 
 
 def split_text(text: str, *, is_html: bool) -> list[tuple[str, bool]]:

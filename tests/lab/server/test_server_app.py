@@ -8,6 +8,8 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial, partialmethod
 from html.parser import HTMLParser
 from pathlib import Path
 from threading import Event
@@ -19,10 +21,11 @@ from hypothesis import strategies as st
 from serving import send_and_leave, server_client, task_folders
 
 import heed
+from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.search import CHECK_EVERY, Search
 from heed.errors import HeedError
 from heed.lab.listen import require_key_elsewhere
-from heed.lab.server import served_runs
+from heed.lab.server import served_runs, translate_routes
 from heed.lab.server.dynamic_batching import DynamicBatcher
 from heed.lab.server.invariance_check import has_invariant_batches
 from heed.lab.server.translate_routes import find_markup, split_text
@@ -434,7 +437,7 @@ def test_limits_of_body_queue_and_time(tiny_runs: Path) -> None:
         assert run.batcher.waiting == 0
 
 
-REQUESTS = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "/translate": {"q": [TEXTS[3]], "target": "fr", "alternatives": 4},
     "/classify": {"q": [TEXTS[3]]},
     "/v1/completions": {"prompt": "The old", "max_tokens": 1000, "n": 2, "temperature": 2.0},
@@ -507,6 +510,29 @@ def test_a_client_that_leaves_while_it_waits_frees_its_place(client: Any, path: 
         go.set()
         for run in runs:
             run.batcher.compute = computes[run.name]
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_texts_are_not_encoded_in_the_event_loop(
+    client: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of text takes a while: other requests are answered meanwhile."""
+    encode, split = Tokenizer.encode, translate_routes.split_texts
+    in_loop: list[bool] = []
+
+    def note(function: Any, *args: Any, **options: Any) -> Any:
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            in_loop.append(True)
+        in_loop.append(False)
+        return function(*args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", partialmethod(lambda *args: note(encode, *args)))
+    monkeypatch.setattr(translate_routes, "split_texts", partial(note, split))
+    body = REQUESTS[path] | ({"max_tokens": 2} if path == "/v1/completions" else {})
+    assert client.post(path, json=body).status_code == 200
+    assert in_loop
+    assert not any(in_loop)
 
 
 # ------------------------------------------------------------------------------------- service
