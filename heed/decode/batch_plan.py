@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from heed.models import LanguageModel, Translator
 
-INPUTS_ON_CPU, INPUTS_ON_GPU = 128, 2048
+INPUTS_ON_CPU, INPUTS_ON_GPU = 256, 2048
 """Inputs per batch, unless `decode.batch_size` is set."""
 MAX_BATCH_TOKENS = 1 << 14
 """Source or prompt tokens per batch, padding included: longer inputs make smaller batches."""

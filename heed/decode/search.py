@@ -42,9 +42,9 @@ from heed.nn.kernels.prepacked_weights import prepack_weights
 if TYPE_CHECKING:
     from heed.decode.cuda_graph import Step
 
-CHECK_EVERY = 4
+CHECK_EVERY, CHECK_EVERY_ON_CPU = 4, 2
 """Tokens between two checks for finished inputs. On a GPU a check reads the flags of the step
-before, so that the GPU has a step to work on in the meantime."""
+before, so that the GPU has a step to work on in the meantime. On a CPU a check is free."""
 CAPTURED_MEMORY = 0.25
 """Share of a GPU's free memory that captured states may hold. Capturing them again and again would
 take most of the time."""
@@ -248,8 +248,9 @@ class Search:
         self._choose_first(state, logits, attention)
         self._after_step(state)
         poll = state.poll_done()
+        check_every = CHECK_EVERY_ON_CPU if self.device.type == "cpu" else CHECK_EVERY
         while generated < longest:
-            if generated % CHECK_EVERY == 0 or generated == state.capacity:
+            if generated % check_every == 0 or generated == state.capacity:
                 if is_cancelled is not None and is_cancelled():
                     raise DecodingCancelledError
                 done = poll()[: len(indices)]
@@ -266,7 +267,7 @@ class Search:
                     capacity = self.sizes.capacity(generated) if full else state.capacity
                     state, step = self._resize(state, rows, capacity)
                     indices = [indices[row] for row in rows]
-            if (generated + 1) % CHECK_EVERY == 0 or generated + 1 == state.capacity:
+            if (generated + 1) % check_every == 0 or generated + 1 == state.capacity:
                 poll = state.poll_done()
             step()
             self._after_step(state)
@@ -327,9 +328,10 @@ class Search:
         """Move these inputs to a state of the size they need, and return it with its step."""
         # A captured graph replays the attention it was captured with: no edit made since.
         captures = self.capture and not any(map(has_head_edits, self.models))
-        if not captures and capacity == state.capacity:
-            compacted = state.compact(rows)
-            return compacted, partial(self._step, compacted)
+        if not self.capture:
+            resized = state.compact(rows)
+            resized = resized if capacity == state.capacity else resized.grow(capacity)
+            return resized, partial(self._step, resized)
         slots = self.sizes.slots(len(rows))
         key = state.shape_key(slots, capacity)
         if captures and key in self._captured:

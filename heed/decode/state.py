@@ -96,11 +96,24 @@ class DecodeState:
         )
         tensors = {}
         for name, x in self.tensors.items():
-            if self._is_per_slot(x):
+            if self._is_per_slot(x) and moved:
                 x.index_copy_(0, targets, x.index_select(0, sources))
-                x = x[: len(rows)]
-            tensors[name] = x
+            tensors[name] = x[: len(rows)] if self._is_per_slot(x) else x
         state = DecodeState(tensors, self.grow_axes, slots=len(rows), capacity=self.capacity)
+        state.generated, state.next_cells = self.generated, self.next_cells
+        return state
+
+    def grow(self, capacity: int) -> DecodeState:
+        """The same inputs with more capacity: only the tensors that grow are copied."""
+        tensors = {}
+        for name, x in self.tensors.items():
+            if name in self.grow_axes:
+                axis = self.grow_axes[name].axis
+                tensors[name] = x.new_zeros(self._shape(name, self.slots, capacity))
+                tensors[name].narrow(axis, 0, x.shape[axis]).copy_(x)
+            else:
+                tensors[name] = x.contiguous()  # hypotheses that shared a row may now differ
+        state = DecodeState(tensors, self.grow_axes, slots=self.slots, capacity=capacity)
         state.generated, state.next_cells = self.generated, self.next_cells
         return state
 

@@ -33,7 +33,10 @@ class LayerCache:
         """Add these, and return all keys and values so far."""
         added = k_bgnd.shape[2]
         needed = self.length + added
-        if not self._buffers or needed > self._buffers[0].shape[2]:
+        if not self._buffers:  # no larger than they are: a source's keys never grow
+            self._buffers, self.length = [k_bgnd.contiguous(), v_bgnd.contiguous()], added
+            return self.read()
+        if needed > self._buffers[0].shape[2]:
             self._grow(k_bgnd, max(needed, 2 * self.length, FIRST_CAPACITY))
         for buffer, new in zip(self._buffers, (k_bgnd, v_bgnd), strict=True):
             buffer[:, :, self.length : needed] = new

@@ -33,11 +33,15 @@ def attend_decode_cpu(
     q = q_bhnd.reshape(b * g, -1, d)
     k, v = k_bgmd.reshape(b * g, m, d), v_bgmd.reshape(b * g, m, d)
     scores_bhnm = torch.bmm(q * scale, k.mT).view(b, h, n, m)
+    blind = None
     if added is not None and added.dtype == torch.bool:
         scores_bhnm.masked_fill_(~added, -torch.inf)
+        sees = added.any(dim=-1, keepdim=True)
+        blind = None if bool(sees.all()) else ~sees
     elif added is not None:
         scores_bhnm += added
+        blind = scores_bhnm.amax(dim=-1, keepdim=True) == -torch.inf
     weights = scores_bhnm.softmax(dim=-1)
-    if added is not None:  # A row that sees nothing gives zeros, not 0 / 0; any other NaN stays.
-        weights.masked_fill_(scores_bhnm.amax(dim=-1, keepdim=True) == -torch.inf, 0.0)
+    if blind is not None:  # A row that sees nothing gives zeros, not 0 / 0; any other NaN stays.
+        weights.masked_fill_(blind, 0.0)
     return torch.bmm(weights.view(b * g, -1, m), v).view(b, h, n, d)

@@ -269,5 +269,10 @@ def write_cells(new: Sequence[Tensor], buffers: Sequence[Tensor], cells_n: Tenso
     if on_gpu(new[0]):
         write_kv(new, buffers, cells_n)
         return
+    cells = cells_n.tolist()
+    is_slice = cells == list(range(cells[0], cells[0] + len(cells)))
     for buffer, x_bgnd in zip(buffers, new, strict=True):
-        buffer.index_copy_(2, cells_n, x_bgnd)
+        if is_slice:  # several times as fast as by index
+            buffer[:, :, cells[0] : cells[0] + len(cells)] = x_bgnd
+        else:
+            buffer.index_copy_(2, cells_n, x_bgnd)

@@ -78,6 +78,8 @@ def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
         run: Any = _BiasActivation.apply
         return run(F.linear(x, up.weight), up.bias, GATES.get(name, name), gated)
     hidden = up(x)
+    if name == "relu" and not torch.is_grad_enabled():
+        return hidden.relu_()
     if not gated:
         return ACTIVATIONS[name](hidden)
     gate, value = hidden.chunk(2, dim=-1)
