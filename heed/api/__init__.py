@@ -17,6 +17,7 @@ import torch
 from heed import models
 from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
+from heed.device import choose_device
 from heed.errors import ConfigError, RunError
 from heed.models.build import describe_model
 from heed.plugins import PluginFiles, load_plugins
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from heed.api.translate import Translator
     from heed.data.in_memory import Data
     from heed.evaluate.evaluation_result import EvaluationResult
+    from heed.nn.kernels.quantized_linear import Int8Weights
     from heed.probe.attention_maps import AttentionMaps
 
 __all__ = ["Classifier", "LanguageModel", "TrainedModel", "Translator", "load"]
@@ -36,13 +38,15 @@ MODULES = {"Classifier": "classify", "LanguageModel": "generate", "Translator": 
 """The module of each class."""
 T = TypeVar("T")
 M = TypeVar("M", models.Translator, models.LanguageModel, models.Classifier)
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
+"""The dtype of a model's weights. With int8, decoding uses int8 copies of float32 weights."""
 MODEL_CLASSES: dict[str, type[torch.nn.Module]] = {
     "translate": models.Translator,
     "generate": models.LanguageModel,
     "classify": models.Classifier,
 }
 """The model class of each task."""
+INT8 = "int8"
 PIPELINES = 4
 """Pipelines kept, each for other decoding settings: on a GPU each holds its captured graphs."""
 
@@ -58,13 +62,14 @@ def load(
     folder: str | Path,
     *,
     device: str = "auto",
+    precision: str = "float32",
     weights: str = BEST_WEIGHTS,
     plugin: PluginFiles = None,
 ) -> Translator | LanguageModel | Classifier:
     """Load the model of a run, as the class of its task.
 
-    `weights` are "best", "last" or a step. `plugin` names the Python file of a run that was
-    trained with one.
+    `precision` is float32, bf16 or, on a CPU and not for a classifier, int8. `weights` are "best",
+    "last" or a step. `plugin` names the Python file of a run that was trained with one.
     """
     from heed.api.classify import Classifier
     from heed.api.generate import LanguageModel
@@ -73,23 +78,37 @@ def load(
     load_plugins(plugin)
     task = Run.open(Path(folder)).recipe().task
     if task == "translate":
-        return Translator.load(folder, device=device, weights=weights)
+        return Translator.load(folder, device=device, precision=precision, weights=weights)
     if task == "generate":
-        return LanguageModel.load(folder, device=device, weights=weights)
-    return Classifier.load(folder, device=device, weights=weights)
+        return LanguageModel.load(folder, device=device, precision=precision, weights=weights)
+    return Classifier.load(folder, device=device, precision=precision, weights=weights)
 
 
 def load_model(
     folder: str | Path, kind: type[M], device: str, precision: str, weights: str
 ) -> tuple[M, Tokenizer, Recipe]:
     """Load a run's model, tokenizer and recipe; an error if the run has another task."""
-    if precision not in PRECISIONS:
-        raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(PRECISIONS)}."])
+    choices = [one for one in PRECISIONS if one != INT8 or kind is not models.Classifier]
+    if precision not in choices:
+        raise ConfigError([f"precision cannot be {precision!r}: use {' or '.join(choices)}."])
+    if precision == INT8:
+        from heed.nn.kernels.quantized_linear import check_int8
+
+        check_int8(choose_device(device))
     model, tokenizer, recipe = load_run(Path(folder), device=device, weights=weights)
     if not isinstance(model, kind):
         task = next(task for task, one in MODEL_CLASSES.items() if one is kind)
         raise RunError(f"this run was trained to {recipe.task}, not to {task}.", where=str(folder))
     return model.to(PRECISIONS[precision]), tokenizer, recipe
+
+
+def int8_weights(precision: str, decoding: Sequence[torch.nn.Module]) -> Int8Weights | None:
+    """The int8 weights of the models that decode; None in any other precision."""
+    if precision != INT8:
+        return None
+    from heed.nn.kernels.quantized_linear import Int8Weights
+
+    return Int8Weights(decoding)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed import models
-from heed.api import LruCache, Origin, TrainedModel, load_model
+from heed.api import LruCache, Origin, TrainedModel, int8_weights, load_model
 from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.settings import merge_decode_config
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from heed.decode.search_trace import OnStep
     from heed.evaluate.evaluation_result import EvaluationResult
     from heed.metrics.perplexity import TokenLosses
+    from heed.nn.kernels.quantized_linear import Int8Weights
     from heed.pipelines.generate import GenerationPipeline, OnText
     from heed.probe.attention_maps import AttentionMaps
     from heed.probe.decoded_text import DecodedText
@@ -33,8 +34,17 @@ class LanguageModel(TrainedModel):
 
     model: models.LanguageModel
 
-    def __init__(self, model: models.LanguageModel, tokenizer: Tokenizer, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        model: models.LanguageModel,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        *,
+        int8: Int8Weights | None = None,
+    ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
+        self.int8 = int8
+        """Weights that generation uses; None for the model's own."""
         self.batch_invariant = False
         """Whether pipelines give a prompt the same result, whatever is decoded beside it."""
         self._pipelines = LruCache["GenerationPipeline"]()
@@ -49,12 +59,16 @@ class LanguageModel(TrainedModel):
         weights: str = BEST_WEIGHTS,
         plugin: PluginFiles = None,
     ) -> LanguageModel:
-        """Load the language model of a run."""
+        """Load the language model of a run; with precision int8, on a CPU, to generate with it.
+
+        Losses, attention and hidden states are always those of the model's own weights.
+        """
         load_plugins(plugin)
         model, tokenizer, recipe = load_model(
             folder, models.LanguageModel, device, precision, weights
         )
-        language_model = cls(model, tokenizer, recipe)
+        int8 = int8_weights(precision, [model] if model.causal else [])
+        language_model = cls(model, tokenizer, recipe, int8=int8)
         language_model._origin = Origin(Path(folder), weights)
         return language_model
 
@@ -175,6 +189,7 @@ class LanguageModel(TrainedModel):
                 decode,
                 context=context,
                 batch_invariant=self.batch_invariant,
+                int8=self.int8,
             ),
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heed import models
-from heed.api import LruCache, Origin, TrainedModel, load_model
+from heed.api import LruCache, Origin, TrainedModel, int8_weights, load_model
 from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import engine_choice
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from heed.decode.ctranslate2_engine import CTranslate2Engine
     from heed.decode.search_trace import OnStep
     from heed.evaluate.evaluation_result import EvaluationResult
+    from heed.nn.kernels.quantized_linear import Int8Weights
     from heed.probe.attention_maps import AttentionMaps
     from heed.probe.decoded_text import DecodedText
     from heed.probe.hidden_states import Floats, HiddenStates
@@ -47,9 +48,12 @@ class Translator(TrainedModel):
         *,
         others: Sequence[models.Translator] = (),
         served: CTranslate2Engine | None = None,
+        int8: Int8Weights | None = None,
     ) -> None:
         self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
         self.models, self.served = [model, *others], served
+        self.int8 = int8
+        """Weights that heed's own search decodes with; None for the models' own."""
         self.bidirectional = recipe.data.bidirectional
         """Whether all models translate in both directions."""
         self.max_length = recipe.data.max_length
@@ -71,7 +75,8 @@ class Translator(TrainedModel):
     ) -> Translator:
         """Load the translator of a run; several runs form an ensemble that averages predictions.
 
-        `engine` is "heed", or "ctranslate2" if that is installed. `weights` are "best", "last" or
+        `engine` is "heed", or "ctranslate2" if that is installed. `precision` is float32, bf16 or,
+        on a CPU, int8: then decoding alone uses int8 weights. `weights` are "best", "last" or
         a step. `plugin` names the Python file of a run that was trained with one.
         """
         load_plugins(plugin)
@@ -102,7 +107,8 @@ class Translator(TrainedModel):
             device=device,
             precision=precision,
         )
-        translator = cls(model, tokenizer, recipe, others=other_models, served=served)
+        int8 = int8_weights(model_precision, [model, *other_models])
+        translator = cls(model, tokenizer, recipe, others=other_models, served=served, int8=int8)
         translator.bidirectional = all(section.bidirectional for section in data)
         translator.max_length = min(section.max_length for section in data)
         translator._origin = Origin(Path(folder), weights)
@@ -207,6 +213,7 @@ class Translator(TrainedModel):
                 search=None if self.served is None else self.served.search(decode, nbest),
                 reverse=reverse,
                 batch_invariant=self.batch_invariant,
+                int8=self.int8,
             ),
         )
 

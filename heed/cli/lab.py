@@ -116,7 +116,8 @@ def serve(
     precision: Annotated[
         str,
         typer.Option(
-            help="Of translation: float32 or bf16; with --engine ctranslate2 also int8 and float16."
+            help="Of translation: float32, bf16 or, on a CPU, int8; "
+            "with --engine ctranslate2 also float16."
         ),
     ] = "float32",
     engine: Annotated[

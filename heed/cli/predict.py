@@ -64,7 +64,10 @@ def translate(
     device: Device = "auto",
     plugin: PluginFiles = None,
     precision: Annotated[
-        str, typer.Option(help="float32 or bf16; with --engine ctranslate2 also int8 and float16.")
+        str,
+        typer.Option(
+            help="float32, bf16 or, on a CPU, int8; with --engine ctranslate2 also float16."
+        ),
     ] = "float32",
     engine: Annotated[str, typer.Option(help="Inference engine: heed or ctranslate2.")] = "heed",
     reverse: Annotated[
@@ -189,7 +192,7 @@ def generate(
     weights: Weights = "best",
     device: Device = "auto",
     plugin: PluginFiles = None,
-    precision: Annotated[str, typer.Option(help="float32 or bf16.")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32, bf16 or, on a CPU, int8.")] = "float32",
 ) -> None:
     """Continue generating from prompts, the lines of a file or of standard input.
 

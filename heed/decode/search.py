@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ from heed.nn.kernels.prepacked_weights import prepack_weights
 
 if TYPE_CHECKING:
     from heed.decode.cuda_graph import Step
+    from heed.nn.kernels.quantized_linear import Int8Weights
 
 CHECK_EVERY, CHECK_EVERY_ON_CPU = 4, 2
 """Tokens between two checks for finished inputs. On a GPU a check reads the flags of the step
@@ -64,6 +66,8 @@ class Search:
     padded to fixed sizes, only inputs of one size are decoded together, and the weights are always
     prepacked, since those matrix kernels sum each row in the same order in a batch of any size.
     That holds to the last bit on a CPU; on a GPU kernels choose their order by the batch.
+
+    With `int8` the linear layers of these models compute with those weights while decoding.
     """
 
     sequential = False
@@ -79,6 +83,7 @@ class Search:
         begin: int | None = None,
         specials: SpecialTokens = DEFAULT_SPECIALS,
         batch_invariant: bool = False,
+        int8: Int8Weights | None = None,
     ) -> None:
         # A copy, as another search may use the strategy with another end token.
         self.models, self.strategy = list(models), copy(strategy)
@@ -95,7 +100,7 @@ class Search:
         self.suppressed_ids = torch.tensor(
             specials.suppressed_ids, dtype=torch.long, device=self.device
         )
-        self.batch_invariant = batch_invariant
+        self.batch_invariant, self.int8 = batch_invariant, int8
         self.sizes = batch_plan.StateSizes(bucketed=self.capture, fixed_lengths=batch_invariant)
         self._captured: dict[ShapeKey, tuple[DecodeState, Step]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.capture else (0, 0)
@@ -193,7 +198,8 @@ class Search:
             )
 
         pack = self.batch_invariant or self.strategy.beams * sum(lengths) >= PACK_FROM
-        with evaluating(*self.models), prepack_weights(self.models if pack else []):
+        int8 = nullcontext() if self.int8 is None else self.int8.in_use()
+        with evaluating(*self.models), int8, prepack_weights(self.models if pack else []):
             # Captured states are reused by the next batch: no two batches may run at once.
             parallel = self.device.type == "cpu" and not (self.capture or self.sequential)
             outputs = map_batches(decode, batches, parallel=parallel)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from heed.files import to_json
 from heed.models import LanguageModel
 from heed.models.inference import position_limit
 from heed.pipelines.line_io import LineResult
+
+if TYPE_CHECKING:
+    from heed.nn.kernels.quantized_linear import Int8Weights
 
 MAX_SAMPLES = MAX_PROMPTS = 1 << 20
 """More samples than any prompt has, and more prompts than are decoded at once."""
@@ -149,13 +152,15 @@ class GenerationPipeline:
         *,
         context: int,
         batch_invariant: bool = False,
+        int8: Int8Weights | None = None,
     ) -> None:
         """`context` is how many tokens the model was trained to read at once.
 
-        With `batch_invariant`, no continuation depends on those decoded beside it.
+        With `batch_invariant`, no continuation depends on those decoded beside it. With `int8` the
+        search uses those weights.
         """
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.context, self.batch_invariant = context, batch_invariant
+        self.context, self.batch_invariant, self.int8 = context, batch_invariant, int8
         limit = position_limit([model])
         self.max_positions = None if limit is None else min(limit, context)
         """How many positions there are; None if unlimited."""
@@ -264,6 +269,7 @@ class GenerationPipeline:
             "batch_size": self.settings.batch_size,
             "specials": self.tokenizer.specials,
             "batch_invariant": self.batch_invariant,
+            "int8": self.int8,
         }
         beams = 1 if self.settings.sample else samples  # every sample is a separate input
         strategy = build_strategy(self.settings, beams, PromptSample)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from heed.config import DecodeConfig
 from heed.data.tokenizers.tokenizer import Tokenizer
@@ -18,6 +18,9 @@ from heed.decode.strategy import Hypothesis, IsCancelled
 from heed.files import to_json
 from heed.models import Translator
 from heed.pipelines.line_io import LineResult
+
+if TYPE_CHECKING:
+    from heed.nn.kernels.quantized_linear import Int8Weights
 
 MAX_PARTS = 1 << 20
 """More parts than any text has: part p of text i has number i·MAX_PARTS + p for sampling."""
@@ -119,12 +122,14 @@ class TranslationPipeline:
         search: TranslationSearch | None = None,
         reverse: bool = False,
         batch_invariant: bool = False,
+        int8: Int8Weights | None = None,
     ) -> None:
         """`max_source` is how many tokens of a source the models read.
 
         With `reverse` they translate from target to source language (`data.bidirectional`).
         `search` replaces heed's own search with these models. With `batch_invariant` heed's own
-        search gives a text the same translation, whatever is translated beside it.
+        search gives a text the same translation, whatever is translated beside it. With `int8` it
+        uses those weights; alignments still come from the models' own.
         """
         self.models, self.tokenizer, self.settings = list(models), tokenizer, settings
         self.max_source, self.alignments = max(1, max_source), alignments
@@ -138,6 +143,7 @@ class TranslationPipeline:
             begin=self.begin,
             specials=specials,
             batch_invariant=batch_invariant,
+            int8=int8,
         )
 
     def translate(

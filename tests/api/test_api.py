@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,6 +108,8 @@ def test_a_language_model_goes_on_from_its_prompt(place: Path) -> None:
         train_run.start(Recipe.of(tables), place / "lm", device="cpu", console=Console(quiet=True))
     model = package.load(place / "lm", device="cpu")
     assert isinstance(model, LanguageModel)
+    quantized = LanguageModel.load(place / "lm", device="cpu", precision="int8")
+    assert quantized.generate(["The"], length=5, seed=1)[0][0].startswith("The")
     authors = [weakref.ref(model.pipeline(seed=seed)) for seed in range(9)]
     assert sum(one() is not None for one in authors) == PIPELINES
     prompts = ["The cat", "", "One day the old woman"]
@@ -275,6 +278,25 @@ def test_every_way_in_says_the_same(run: Path, another: Path, place: Path) -> No
         assert len(result["weights"]) == len(row[0].split())
 
 
+def test_int8_is_for_decoding_alone(run: Path, another: Path, translator: Translator) -> None:
+    """By the command and from Python, in an ensemble too; maps and alignments stay float32's."""
+    lines = ["The cat sees the dog.", "The old woman."]
+    answer = translate(str(run), *lines, "--precision", "int8", "--with", str(another), "--scores")
+    assert answer.returncode == 0, answer.stderr
+    rows = [line.split("\t") for line in answer.stdout.decode().split("\n")[:-1]]
+    assert [len(row) for row in rows] == [2, 2]
+    quantized = package.load(run, device="cpu", precision="int8")
+    assert isinstance(quantized, Translator)
+    scores = [
+        [one.choices[0].score for one in model.translations(lines, beam=2, alignments=True)]
+        for model in (quantized, translator)
+    ]
+    assert scores[0] != scores[1]
+    assert scores[0] == pytest.approx(scores[1], abs=0.2)
+    maps = [model.attention(lines[0], "Le chat.").get() for model in (quantized, translator)]
+    assert np.array_equal(maps[0].weights, maps[1].weights)
+
+
 def test_samples_come_again(run: Path) -> None:
     flags = ["--sample", "--temperature", "1.5", "--seed", "3", "--nbest", "2"]
     first = translate(str(run), "The cat sees the dog.", *flags)
@@ -286,7 +308,7 @@ def test_samples_come_again(run: Path) -> None:
     ("flags", "said"),
     [
         (["--beam", "0", "--top-p", "2"], "beam"),
-        (["--precision", "int8"], "precision cannot be"),
+        (["--precision", "int4"], "precision cannot be 'int4': use float32 or bf16 or int8."),
         (["--file", "nowhere"], "no such file"),
     ],
 )

@@ -93,6 +93,9 @@ class ServedRun(Generic[M, Item, Result]):
         """Held while a pipeline is looked up: their cache is not for several threads."""
         self._packed = ExitStack()
         has_other_engine = isinstance(model, Translator) and model.served is not None
+        int8 = None if isinstance(model, Classifier) else model.int8
+        if int8 is not None:
+            self._packed.enter_context(int8.in_use())
         self._packed.enter_context(prepack_weights([] if has_other_engine else [model.model]))
         workers, threads = choose_threads(model.model, settings.workers)
         max_batch = self.limits.max_batch

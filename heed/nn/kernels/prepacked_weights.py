@@ -49,7 +49,7 @@ def prepack_weights(models: Iterable[nn.Module]) -> Iterator[None]:
     """
     with ExitStack() as after:
         for model in models:
-            for owner, name, weight, bias in _linear_layers(model):
+            for owner, name, weight, bias in linear_layers(model):
                 if name in vars(owner) or not _can_pack(weight):
                     continue
                 setattr(owner, name, partial(_linear, _pack(weight), bias))
@@ -57,7 +57,7 @@ def prepack_weights(models: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[object, str, Tensor, Tensor | None]]:
+def linear_layers(model: nn.Module) -> Iterator[tuple[object, str, Tensor, Tensor | None]]:
     """Each linear layer: its module, the name of its method, weight [f, w] and bias."""
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in PLAIN:

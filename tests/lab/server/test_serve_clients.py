@@ -98,6 +98,24 @@ def test_ctranslate2_is_the_engine_where_it_is_asked_for(tiny_runs: Path) -> Non
     assert answer["translatedText"] == model.translate(body["q"])
 
 
+def test_int8_answers_what_it_answers_alone(tiny_runs: Path) -> None:
+    import httpx
+
+    folder = tiny_runs / "tiny-translate"
+    with running_server(str(folder), "--precision", "int8", "--device", "cpu") as server:
+        texts = [SENTENCE, "The dog sleeps."]
+        together = httpx.post(f"{server.address}/translate", json={"q": texts, "target": "fr"})
+        alone = [
+            httpx.post(f"{server.address}/translate", json={"q": text, "target": "fr"})
+            for text in texts
+        ]
+    answers = [answer.json()["translatedText"] for answer in alone]
+    assert together.json()["translatedText"] == answers
+    model: Any = heed.Translator.load(folder, device="cpu", precision="int8")
+    model.batch_invariant = True
+    assert answers == model.translate(texts)
+
+
 def test_sigterm_finishes_what_is_in_flight(tiny_runs: Path) -> None:
     import openai
 
