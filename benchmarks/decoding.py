@@ -17,6 +17,14 @@ The run of the saved results was trained by:
 
 With `--engines`, CTranslate2 decodes too: as heed's engine, and by itself with its own settings,
 which stop beam search sooner than `generate` and heed do.
+
+    python benchmarks/decoding.py --run RUN --source test.en --reference test.fr \\
+        --precisions float32 int8
+
+compares heed with CTranslate2 by itself, text to text, greedy, on a CPU, in each precision. Both
+use the run's tokenizer. CTranslate2 is measured with its threads on one batch and with a thread for
+each batch, and in batches of 32 and of 256 sentences; heed as `heed translate` decodes. All take
+turns, so that other work on the machine slows each of them alike.
 """
 
 from __future__ import annotations
@@ -28,13 +36,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from common import keep, synchronize, table
+from sacrebleu import corpus_bleu
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
+from heed.api.translate import Translator as HeedTranslator
 from heed.config import DecodeConfig, ModelConfig
 from heed.data.tokenizers.special_tokens import BOS, EOS, PAD
 from heed.data.tokenizers.tokenizer import Tokenizer
@@ -315,6 +326,115 @@ def measure(
     }
 
 
+# ------------------------------------------------------------------------------- text to text
+
+Texts = list[str]
+
+
+def heed_texts(run: Path, precision: str) -> Callable[[Texts], Texts]:
+    """heed as `heed translate` decodes."""
+    translator = HeedTranslator.load(run, device="cpu", precision=precision)
+    return lambda texts: translator.translate(texts, beam=1)
+
+
+def ctranslate2_texts(
+    run: Path, precision: str, *, threads: tuple[int, int], batch: int, tokens: int
+) -> Callable[[Texts], Texts]:
+    """CTranslate2 by itself, between the run's tokenizer; `threads` are batches, and in each."""
+    import ctranslate2
+
+    from heed.decode import ctranslate2_engine
+
+    translator = HeedTranslator.load(run, device="cpu")
+    model, tokenizer = translator.model, translator.tokenizer
+    names = ctranslate2_engine.token_names(model, tokenizer)
+    ids = {name: i for i, name in enumerate(names)}
+    with TemporaryDirectory() as folder:
+        ctranslate2_engine.convert(model, tokenizer, Path(folder), max_source=translator.max_length)
+        core = ctranslate2.Translator(
+            folder,
+            device="cpu",
+            compute_type=ctranslate2_engine.COMPUTE_TYPES[precision],
+            inter_threads=threads[0],
+            intra_threads=threads[1],
+        )
+
+    def run_texts(texts: Texts) -> Texts:
+        sources = [[names[i] for i in source] for source in tokenizer.encode_batch(texts)]
+        results = core.translate_batch(
+            sources,
+            beam_size=1,
+            max_batch_size=batch,
+            max_input_length=0,
+            max_decoding_length=tokens,
+        )
+        outputs = [[ids[name] for name in one.hypotheses[0]] for one in results]
+        return [" ".join(text.split()) for text in tokenizer.decode_batch(outputs)]
+
+    return run_texts
+
+
+def measure_precisions(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Sentences per second of heed and of CTranslate2, in turns, with BLEU of each output."""
+    texts, references = (
+        path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        for path in (options.source, options.reference)
+    )
+    threads, tokens = torch.get_num_threads(), options.tokens or 200
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    runs: dict[tuple[str, str], Callable[[Texts], Texts]] = {}
+    for precision in options.precisions:
+        runs[precision, "heed"] = heed_texts(options.run, precision)
+        for split in sorted({(1, threads), (threads, 1)}):
+            for batch in (32, 256):
+                name = f"ctranslate2, {split[0]} × {split[1]} threads, batch {batch}"
+                runs[precision, name] = ctranslate2_texts(
+                    options.run, precision, threads=split, batch=batch, tokens=tokens
+                )
+    outputs = {key: run(texts) for key, run in runs.items()}
+    taken: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
+    for _ in range(options.rounds):
+        for key, run in runs.items():
+            began = clock()
+            run(texts)
+            taken[key].append(clock() - began)
+    plain = outputs[options.precisions[0], "heed"]
+    return [
+        {
+            "precision": precision,
+            "name": name,
+            "sentences_per_second": [len(texts) / seconds for seconds in taken[precision, name]],
+            "heed_times_as_fast": [
+                theirs / ours
+                for ours, theirs in zip(
+                    taken[precision, "heed"], taken[precision, name], strict=True
+                )
+            ],
+            "bleu": corpus_bleu(output, [references]).score,
+            "same_as_first": sum(a == b for a, b in zip(output, plain, strict=True)) / len(plain),
+        }
+        for (precision, name), output in outputs.items()
+    ]
+
+
+def precision_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A row each: median speed and its range, how many times as fast heed is, BLEU, agreement."""
+    rows = []
+    for one in results:
+        speeds, times = one["sentences_per_second"], one["heed_times_as_fast"]
+        rows.append(
+            [
+                f"{one['precision']}, {one['name']}",
+                f"{statistics.median(speeds):.1f}",
+                f"{min(speeds):.1f}–{max(speeds):.1f}",
+                f"{statistics.median(times):.2f}x",
+                f"{one['bleu']:.2f}",
+                f"{one['same_as_first']:.1%}",
+            ]
+        )
+    return rows
+
+
 def rows_of(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A row each: speed, speed relative to `generate`, share of the same output."""
     rows = []
@@ -341,6 +461,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", action="store_true", help="also CTranslate2, with --run")
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=["float32", "bf16", "int8"],
+        help="heed and CTranslate2 in these, text to text; needs --run, --source and --reference",
+    )
+    parser.add_argument("--reference", type=Path, help="the translations of --source")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads")
     parser.add_argument(
         "--cpu-time", action="store_true", help="measure processor time, on a busy machine"
@@ -351,6 +478,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.precisions:
+        if not (options.run and options.source and options.reference):
+            parser.error("--precisions needs --run, --source and --reference.")
+        compared = measure_precisions(options)
+        title = "Sentences per second" + (" of processor time" if options.cpu_time else "")
+        columns = ["", "median", "range", "heed is", "BLEU", "same output"]
+        text = table(title, columns, precision_rows(compared))
+        keep(options.name or "decoding-int8", text, compared, device="cpu", folder=options.out)
+        return
     cuda = options.device == "cuda"
     size = options.batch_size or (256 if cuda else 64)
     if options.tiny:
