@@ -301,7 +301,7 @@ def test_right_to_left_endless_and_hostile_tokens(chromium: Browser, tmp_path: P
         )
         assert set(isolation) == {"isolate"}
         long_label = heat_map(page).locator("[data-query='4']")
-        assert long_label.get_attribute("title") == endless
+        assert long_label.get_attribute("title") == f"5: {endless}"  # with its number
         box, canvas = long_label.bounding_box(), page.get_by_test_id("heat-map").bounding_box()
         assert box
         assert canvas
