@@ -1,8 +1,12 @@
-"""int8 linear layers: what FBGEMM computes is the formula, exactly, for each row by itself."""
+"""int8 linear layers: what oneDNN computes is the formula, exactly, for each row by itself."""
 
 from __future__ import annotations
 
 import copy
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ from decode import ending_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import VARIANTS, new_translator, texts
+from test_cli import ROOT
 from torch import Tensor, nn
 
 from heed.decode.beam import Beam
@@ -23,22 +28,22 @@ from heed.nn.kernels.quantized_linear import (
     LEVELS,
     Int8Weights,
     check_int8,
-    input_levels,
+    weight_levels,
 )
 
 pytestmark = pytest.mark.skipif(
-    "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch has no FBGEMM here"
+    not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here"
 )
 BOTH_LEVELS = pytest.mark.parametrize("levels", [LEVELS, FEW_LEVELS])
 
 
 def formula(weight: Tensor, bias: Tensor | None, x: Tensor, levels: int) -> Tensor:
     """Quantize the weight by output and the input by row, multiply integers, scale back."""
-    scales = weight.double().abs().amax(dim=1) / LEVELS
+    scales = weight.double().abs().amax(dim=1) / levels
     integers = (weight / scales[:, None]).nan_to_num().round()
     largest = x.double().abs().amax(dim=-1, keepdim=True)
-    rounded = (levels * x / largest).nan_to_num().round()
-    out = rounded.double() @ integers.double().T * scales * largest / levels
+    rounded = (LEVELS * x / largest).nan_to_num().round()
+    out = rounded.double() @ integers.double().T * scales * largest / LEVELS
     return (out if bias is None else out + bias).float()
 
 
@@ -63,7 +68,7 @@ def drawn_layer(w: int, f: int, seed: int, *, bias: bool = True) -> nn.Linear:
 @BOTH_LEVELS
 @settings(max_examples=60, deadline=None)
 @given(
-    w=st.integers(1, 70),
+    w=st.integers(2, 70),
     f=st.integers(1, 40),
     rows=st.integers(1, 9),
     bias=st.booleans(),
@@ -73,16 +78,46 @@ def test_a_layer_is_the_formula(
     levels: int, w: int, f: int, rows: int, bias: bool, seed: int
 ) -> None:
     """Exact for inputs on the grid of integers: no product is saturated, and no sum."""
-    layer = drawn_layer(w, f, seed, bias=bias)
+    layer, levels = drawn_layer(w, f, seed, bias=bias), min(levels, weight_levels())
     draw = torch.Generator().manual_seed(seed)
-    integers = torch.randint(-levels, levels + 1, (rows, w), generator=draw)
-    integers[:, 0] = levels  # the largest of each row
+    integers = torch.randint(-LEVELS, LEVELS + 1, (rows, w), generator=draw)
+    integers[:, 0] = LEVELS  # the largest of each row
     x = integers * drawn(rows, 1, seed=seed + 1).abs().clamp_min(1e-3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantized_linear, "input_levels", lambda: min(levels, input_levels()))
+        patch.setattr(quantized_linear, "weight_levels", lambda: levels)
         found = quantized(layer, x)
-    expected = formula(layer.weight.detach(), layer.bias, x, min(levels, input_levels()))
+    expected = formula(layer.weight.detach(), layer.bias, x, levels)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_a_layer_with_one_input_stays_as_it_is() -> None:
+    """Torch's product of integers is wrong there."""
+    layer, x = drawn_layer(1, 5, seed=0), drawn(3, 1, seed=1)
+    assert torch.equal(quantized(layer, x), layer(x))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's names of x86")
+@pytest.mark.parametrize("instructions", ["SSE41", "AVX2", "AVX512_CORE"])
+def test_a_cpu_without_vnni_is_exact_too(instructions: str) -> None:
+    """It adds products in 16 bits, which saturate: its weights have fewer levels."""
+    script = (
+        "import torch\n"
+        "from heed.nn.kernels.quantized_linear import FEW_LEVELS, LEVELS, quantize, weight_levels\n"
+        "assert weight_levels() == FEW_LEVELS\n"
+        "row, weight = torch.full((2, 512), LEVELS).char(), quantize(torch.ones(8, 512), 63)[0]\n"
+        "for sign in (1, -1):\n"
+        "    found = torch._int_mm(sign * row, weight)\n"
+        "    assert (found == sign * LEVELS * FEW_LEVELS * 512).all(), found\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ONEDNN_MAX_CPU_ISA": instructions},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -102,8 +137,8 @@ def test_the_error_has_a_bound(w: int, f: int, seed: int) -> None:
     """Half a step of each weight and of each input, times the largest of the other."""
     layer, x = drawn_layer(w, f, seed), drawn(5, w, seed=seed + 1)
     error = (quantized(layer, x) - layer(x)).abs()
-    step_w = layer.weight.detach().abs().amax(dim=1) / LEVELS / 2
-    step_x = x.abs().amax(dim=1, keepdim=True) / input_levels() / 2
+    step_w = layer.weight.detach().abs().amax(dim=1) / weight_levels() / 2
+    step_x = x.abs().amax(dim=1, keepdim=True) / LEVELS / 2
     of_weights, of_inputs = x.abs().sum(dim=1, keepdim=True), layer.weight.detach().abs().sum(dim=1)
     bound = step_w * of_weights + step_x * of_inputs + w * step_w * step_x
     assert bool((error <= 1.01 * bound + 1e-5).all())
@@ -165,6 +200,6 @@ def test_a_batch_invariant_search_stays_exact(how: Strategy) -> None:
 def test_elsewhere_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="precision int8 is for a CPU, not for cuda"):
         check_int8(torch.device("cuda"))
-    monkeypatch.setattr(quantized_linear, "ENGINE", "none")
-    with pytest.raises(ConfigError, match="x86 CPU: use float32 or bf16 here"):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="needs torch with oneDNN: use float32 or bf16 here"):
         Int8Weights([nn.Linear(2, 2)])
