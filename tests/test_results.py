@@ -28,7 +28,8 @@ def test_a_page_has_the_scores_of_its_kept_study(folder: Path, tmp_path: Path) -
     pages = [DOCS / f"{folder.name}.md", tmp_path / "page.md"]
     for text in (page.read_text(encoding="utf-8").replace("\\", "") for page in pages):
         for system, values in scores.items():
-            assert f"| {system} | {len(values)} | {fmean(values):.2f} ±" in text
+            name = f"{system} (baseline)" if system == config.baseline else system
+            assert f"| {name} | {len(values)} | {fmean(values):.2f} ±" in text
 
 
 @pytest.mark.parametrize("folder", STUDIES, ids=lambda folder: folder.name)

@@ -127,9 +127,14 @@ def test_a_head_leaves_while_later_layers_are_computed(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens come before the pass, the first layer before the last one is computed."""
+    text = "A text that was never read."
     may_go_on, computed = Event(), list[tuple[str, int]]()
 
     def pause(model: Any, maps: Any, read: Any, source: Any, on_layer: Any) -> None:
+        if maps.text != text:  # the pass of an earlier test may still run
+            fill_maps(model, maps, read, source, on_layer)
+            return
+
         def note(kind: str, layer: int) -> None:
             computed.append((kind, layer))
             on_layer(kind, layer)
@@ -139,7 +144,7 @@ def test_a_head_leaves_while_later_layers_are_computed(
         fill_maps(model, maps, read, source, note)
 
     monkeypatch.setattr(text_maps, "fill_maps", pause)
-    answer = post(client, run="tiny-classify", text="A text that was never read.")
+    answer = post(client, run="tiny-classify", text=text)
     assert answer["maps"][0]["heads"] == [2, 2]
     address = f"{PATH}/maps/{answer['key']}/head"
     place: dict[str, Any] = {"kind": "encoder", "layer": 0, "head": 0}
