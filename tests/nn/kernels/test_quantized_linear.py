@@ -97,6 +97,7 @@ def test_a_layer_with_one_input_stays_as_it_is() -> None:
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's names of x86")
+@pytest.mark.slow  # a process for each, since oneDNN reads its limit once
 @pytest.mark.parametrize("instructions", ["SSE41", "AVX2", "AVX512_CORE"])
 def test_a_cpu_without_vnni_is_exact_too(instructions: str) -> None:
     """It adds products in 16 bits, which saturate: its weights have fewer levels."""
