@@ -8,6 +8,7 @@ is tried when a run is loaded; a run for which it does not hold is decoded reque
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -80,7 +81,7 @@ class ServerSettings:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
-class ServedRun(Generic[M, Item, Result]):
+class ServedRun(ABC, Generic[M, Item, Result]):
     """One run: its model, the queue of its requests, and the threads that decode them."""
 
     task = ""
@@ -112,9 +113,9 @@ class ServedRun(Generic[M, Item, Result]):
             on_batch=lambda size, seconds: self.on_batch(size, seconds),
         )
 
+    @abstractmethod
     def compute(self, key: Any, jobs: Sequence[Job[Item, Result]]) -> Sequence[Result]:
         """The results of jobs with the same settings; runs in a worker's thread."""
-        raise NotImplementedError
 
     async def submit_entries(
         self, encode: Callable[[], list[tuple[Hashable, Item]]]
