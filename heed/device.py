@@ -1,8 +1,9 @@
-"""Choice of the device and of the precision of the forward pass; out of memory on any device."""
+"""Choice of the device and of the precision of the forward pass; memory, and a lack of it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -46,6 +47,18 @@ def total_memory() -> int | None:
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return total if limit == resource.RLIM_INFINITY else min(total, limit)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Peak memory in bytes: of the GPU by torch, else of this process; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
 
 
 def wants_bf16(precision: str, device: torch.device) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from heed import __version__
-from heed.cli.main import app
+from heed.cli.main import app, wait_without_spinning
 from heed.config import DecodeConfig
 from heed.recipes import names
 
@@ -96,7 +96,7 @@ def test_it_says_which_version_it_is() -> None:
         (["train", "demo-translat"], "Did you mean 'demo-translate'?"),
         (["train", "demo-translate", "--set", "model.widht=3"], "Did you mean 'width'?"),
         (["train", "demo-translate", "--set", "width=3"], "Did you mean model.width?"),
-        (["train", "demo-translate", "--set", "model.heads=3"], "does not divide by heads 3"),
+        (["train", "demo-translate", "--set", "model.heads=3"], "is not divisible by heads 3"),
         (["train", "demo-translate", "--device", "gpu"], "There is no device 'gpu'"),
         (["train", "demo-translate", "--device", "mps"], "There is no device 'mps'"),
         (["train"], "There is no training text"),
@@ -163,3 +163,30 @@ def test_check_speaks_to_programs(tmp_path: Path) -> None:
     answer = heed("check", str(tmp_path / "train.tsv"), str(tmp_path / "test.tsv"), "--json")
     assert answer.returncode == 0
     assert "overlap" in {finding["code"] for finding in json.loads(answer.stdout)["findings"]}
+
+
+@pytest.mark.parametrize(("load", "expected"), [(0.0, None), (1e3, "PASSIVE")])
+def test_threads_do_not_spin_on_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch, load: float, expected: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    wait_without_spinning()
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # a user's own choice stays
+    wait_without_spinning()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+@pytest.mark.parametrize("missing", ["train.fr", "dev.fr"])
+def test_a_forgotten_side_is_no_language_model(tmp_path: Path, missing: str) -> None:
+    flags = []
+    for split in ("train", "dev"):
+        for side in ("en", "fr"):
+            path = tmp_path / f"{split}.{side}"
+            path.write_text("a b c\n" * 20, encoding="utf-8")
+            flags += [] if path.name == missing else [f"--{split}", path.name]
+    answer = heed("train", *flags, "--run", "run", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert f"do not pair up: {missing} is not named" in " ".join(answer.stderr.split())
+    assert not (tmp_path / "run").exists()

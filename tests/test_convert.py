@@ -381,7 +381,7 @@ def spoil(folder: Path, how: str) -> str:
         return "num_attention_heads is 'many', which is not a whole number"
     if how == "config that no model can have":
         config.write_text(json.dumps(config_json | {"num_attention_heads": 5}))
-        return "does not divide by heads 5"
+        return "is not divisible by heads 5"
     if how == "another activation":
         config.write_text(json.dumps(config_json | {"hidden_act": "mish"}))
         return "hidden_act = 'mish' is not supported"

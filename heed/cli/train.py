@@ -131,6 +131,10 @@ def resume(
     ] = None,
     device: Device = "auto",
     plugin: PluginFiles = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Number of CPU threads. Default: as many as before, for the same bits."),
+    ] = None,
 ) -> None:
     """Resume an interrupted run; the result has the same bits as an uninterrupted run.
 
@@ -141,8 +145,10 @@ def resume(
     from heed.train import precompile
 
     precompile.start_early(device)
+    from heed.train import resolve
     from heed.train import run as train_run
 
+    resolve.set_threads(resolve.recorded_threads(run) if threads is None else threads)
     train_run.resume(run, overrides=change or (), device=device, console=console())
     _finish(run, device)
 

@@ -9,7 +9,8 @@ from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.config.train import LAST
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 
 
 def score_key(value: float | None, metric: str) -> tuple[bool, float]:

@@ -80,11 +80,12 @@ def list_run(run: Run) -> Entry:
     """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
     names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
     entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
-    entry |= {"weights_deleted": False, "sets": {}}
+    entry |= {"weights_deleted": False, "sets": {}, "training": False}
     try:
         recipe = Run.open(run.folder).recipe()
         if run.has_deleted_weights:
             entry |= {"finished": True, "weights_deleted": True}
+        entry["training"] = run.is_locked
         return entry | describe_run(run, recipe, run.metrics())
     except UNREADABLE as error:
         return entry | {"broken": str(error)}
@@ -141,7 +142,7 @@ def _checkpoint_steps(run: Run) -> list[int]:
 
 def count_parameters(run: Run) -> int | None:
     """The number of weights, from the head of their file; None before there is one."""
-    path = run.weights_path if run.finished else run.best_path
+    path = run.weights_path if run.finished else run.weight_files.best_path
     if path is None:
         return None
     require_regular(path)
@@ -256,6 +257,7 @@ def _header(column: str) -> str:
 def _cell(run: Entry, column: str) -> str:
     if column == "status":
         status = "finished" if run["finished"] else "to resume"
+        status = "training" if run["training"] else status
         status = NO_WEIGHTS if run["weights_deleted"] else status
         return "broken" if run["broken"] else status
     split, slash, metric = column.rpartition("/")

@@ -14,7 +14,8 @@ from heed.device import choose_device
 from heed.errors import HeedWarning, RunError
 from heed.models import Model, from_weights
 from heed.models.weights import read_weights, verify_weights
-from heed.runs.run import BEST, BEST_WEIGHTS, RESTORE, TENSORS, Run, list_weights
+from heed.runs.run import RESTORE, Run
+from heed.runs.weight_files import BEST, BEST_WEIGHTS, TENSORS, list_weights
 
 
 def load_run(
@@ -36,7 +37,7 @@ def load_run(
 def _read_weights(run: Run, recipe: Recipe, weights: str) -> dict[str, Tensor]:
     if weights == BEST_WEIGHTS:
         return read_best_weights(run, recipe)
-    path = run.weights_at(run.weights_step(weights))
+    path = run.weight_files.by_step()[run.weights_step(weights)]
     if recipe.init.lora is not None:
         raise RunError(
             "checkpoints of a run with LoRA hold its adapters apart from the weights.",
@@ -76,7 +77,7 @@ def verify_final_weights(run: Run) -> None:
 def _restore_weights(run: Run) -> str:
     """The advice for damaged weights of a finished run."""
     todo = "Copy it again from where it is whole"
-    if run.best_path is None:
+    if run.weight_files.best_path is None:
         return f"{todo}."
     return f"{todo}; or delete it, and `heed resume {run.folder}` writes it again."
 
@@ -84,7 +85,7 @@ def _restore_weights(run: Run) -> str:
 def read_best_weights(run: Run, recipe: Recipe) -> dict[str, Tensor]:
     """The chosen weights; before the end of training the best so far, with a warning."""
     has_adapters = recipe.init.lora is not None  # not merged into the weights before the end
-    if run.finished or has_adapters or run.best_path is None:
+    if run.finished or has_adapters or run.weight_files.best_path is None:
         return read_final_weights(run)
     path = _newest_intact_weights(run)
     _warn(f"{run.folder}: its training is not finished; these are its best weights so far.")
@@ -94,7 +95,7 @@ def read_best_weights(run: Run, recipe: Recipe) -> dict[str, Tensor]:
 def _newest_intact_weights(run: Run) -> Path:
     """The best weights so far that are intact; a warning for each that is not."""
     paths = list_weights(run.checkpoints, BEST)[::-1]
-    counted = run.best_weights_of_checkpoint()
+    counted = run.weight_files.best_name_of_checkpoint()
     if counted is not None and paths[0].name < counted:
         _warn(f"{run.checkpoints / counted}: the best weights are missing; older ones are used.")
     for path in paths:

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +38,16 @@ from heed.files import (
     delete_drafts,
     is_draft,
     lock_file,
+    locked_inodes,
     make_folder,
     read_regular,
     write_atomic,
 )
 from heed.plugins import check_plugins
+from heed.runs.weight_files import WeightFiles
 
 FORMAT = 4
 """Version of the folder's format: recipe keys and file names. Other versions are refused."""
-BEST, RECENT = "best-", "recent-"
-"""Prefixes of files of weights, before the step: the best ones, and those averaged at the end."""
-WHOLE, STATE, TENSORS = "step-", "state.json", "tensors.safetensors"
-"""Prefix of a checkpoint's folder, the file of its plain numbers, and that of its tensors."""
-SNAPSHOT = "step-"
-"""Prefix of a file of weights in `snapshots/`, before the step."""
-BEST_WEIGHTS, LAST_WEIGHTS = "best", "last"
-"""Names of weights beside their steps: those that training chose, and the newest ones."""
-MOST_NAMED = 16
-"""Steps that an error names; of more, the first and the last ones."""
-MAX_DIGITS = 18
-"""Digits of a step by which weights are named."""
-STEP_DIGITS = "[0-9]" * 9
-"""The step in a file name, as a pattern."""
 RECIPE_START = '# checksum = "{}"; delete this line if you change the file by hand'
 """The first line of recipe.toml: what is cut off at the end is missed, then."""
 RESTORE = "Restore it from a copy of the run."
@@ -81,6 +68,7 @@ class Run:
         self.weights_path = folder / "model.safetensors"
         self.checkpoints = folder / "checkpoints"
         self.snapshots = folder / "snapshots"
+        self.weight_files = WeightFiles(self.checkpoints, self.snapshots)
         self.metrics_path = folder / "metrics.jsonl"
         self.environment_path = folder / "environment.json"
         self.figures = folder / "figures"
@@ -204,44 +192,17 @@ class Run:
             return False
         return "lines" in self.environment()
 
-    @property
-    def best_path(self) -> Path | None:
-        """The best weights so far; None before the first evaluation."""
-        paths = list_weights(self.checkpoints, BEST)
-        return paths[-1] if paths else None
-
-    def weights_by_step(self) -> dict[int, Path]:
-        """The files of all weights that the run still has, by step."""
-        folders = sorted(self.checkpoints.glob(f"{WHOLE}{STEP_DIGITS}"))
-        paths = [
-            *(folder / TENSORS for folder in folders),
-            *list_weights(self.snapshots, SNAPSHOT),
-            *list_weights(self.checkpoints, RECENT),
-            *list_weights(self.checkpoints, BEST),
-        ]
-        return {_step_of(path): path for path in paths}
-
-    def snapshot_steps(self) -> list[int]:
-        """The steps of which the run has a snapshot, in order."""
-        return [_step_of(path) for path in list_weights(self.snapshots, SNAPSHOT)]
-
     def weights_step(self, weights: str) -> int:
         """The step of `last`, or of weights named by their step; an error if there are none."""
-        steps = sorted(self.weights_by_step())
-        if weights == LAST_WEIGHTS and steps:
-            return steps[-1]
-        if weights.isdecimal() and len(weights) <= MAX_DIGITS and int(weights) in steps:
-            return int(weights)
+        step = self.weight_files.find_step(weights)
+        if step is not None:
+            return step
         self._refuse_deleted_weights()
-        names = [str(step) for step in steps]
-        if len(names) > MOST_NAMED:
-            names = [*names[: MOST_NAMED // 2], "…", *names[-MOST_NAMED // 2 :]]
-        known = [BEST_WEIGHTS, *([LAST_WEIGHTS] if steps else []), *names]
         raise RunError(
             f"this run has no weights {weights!r}.",
             where=str(self.folder),
-            todo=f"It has {', '.join(known)}. More are kept with train.keep_checkpoints or "
-            "train.snapshot_every.",
+            todo=f"It has {self.weight_files.describe_names()}. More are kept with "
+            "train.keep_checkpoints or train.snapshot_every.",
         )
 
     def _refuse_deleted_weights(self) -> None:
@@ -254,15 +215,11 @@ class Run:
                 'keep_weights = "all" before a study begins.',
             )
 
-    def weights_at(self, step: int) -> Path:
-        """The file of the weights of a step, which `weights_step` has found."""
-        return self.weights_by_step()[step]
-
     def require_weights(self) -> Path:
         """Path of the chosen weights; an error if training is not finished."""
         if not self.finished:
             self._refuse_deleted_weights()
-            missing = "" if self.best_path else ", and it has no weights yet"
+            missing = "" if self.weight_files.best_path else ", and it has no weights yet"
             raise RunError(
                 f"the training of this run is not finished{missing}.",
                 where=str(self.folder),
@@ -306,7 +263,7 @@ class Run:
             moved = [folder / Path(name).name for folder in folders]
             return next((str(path.absolute()) for path in moved if path.exists()), name)
 
-        return _with_files(recipe, place)
+        return recipe.map_paths(place)
 
     def write_data(self, name: str, content: bytes) -> Path:
         """Write a file of `data/`; under another name if there is one of other content."""
@@ -321,7 +278,7 @@ class Run:
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write `recipe.toml`."""
-        text = with_absolute_paths(recipe).toml()
+        text = recipe.with_absolute_paths().toml()
         start = RECIPE_START.format(checksums.BLANK)
         write_atomic(self.recipe_path, checksums.seal_text(f"{start}\n{text}"))
 
@@ -341,11 +298,7 @@ class Run:
 
     def _has_weights(self) -> bool:
         """Whether there are weights here, of a finished run or in a checkpoint."""
-        return self.finished or self.best_path is not None or any(self._checkpoints())
-
-    def _checkpoints(self) -> list[Path]:
-        """The folders of the checkpoints, sorted by step, the newest last."""
-        return sorted(self.checkpoints.glob(f"{WHOLE}*"))
+        return self.finished or self.weight_files.has_any
 
     def metrics(self) -> list[dict[str, Any]]:
         """All complete lines of `metrics.jsonl`; a line cut off by a crash is left out.
@@ -410,22 +363,8 @@ class Run:
 
     def counted_lines(self) -> int:
         """The number of lines of metrics that the run counted at its end, or at a checkpoint."""
-        numbers = self.environment() if self.finished else self._newest_state()
+        numbers = self.environment() if self.finished else self.weight_files.newest_state()
         return int(numbers.get("lines", 0))
-
-    def best_weights_of_checkpoint(self) -> str | None:
-        """File name of the weights that were the best at the newest checkpoint, if there is one."""
-        step = self._newest_state().get("best_step")
-        return None if step is None else f"{BEST}{step:09d}.safetensors"
-
-    def _newest_state(self) -> dict[str, Any]:
-        """The plain numbers of the newest intact checkpoint; empty if there is none."""
-        for path in reversed(self._checkpoints()):
-            try:
-                return checksums.read_json(path / STATE, todo=RESTORE)
-            except (OSError, RunError):  # `heed resume` reports it
-                continue
-        return {}
 
     def write_environment(self, info: dict[str, Any]) -> None:
         """Write `environment.json`: versions, hardware, checksums of the tokenizer, and `info`."""
@@ -470,37 +409,43 @@ class Run:
                 )
             yield
 
-
-def list_weights(folder: Path, prefix: str) -> list[Path]:
-    """Weight files with this prefix in a checkpoint folder, sorted by step, the newest last."""
-    return sorted(folder.glob(f"{prefix}{STEP_DIGITS}.safetensors"))
-
-
-def _step_of(path: Path) -> int:
-    """The step of a weight file, in its name or in that of its checkpoint folder."""
-    name = path.parent.name if path.parent.name.startswith(WHOLE) else path.stem
-    return int(name.partition("-")[2])
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains here; False where the system lists no locks."""
+        try:
+            inode = (self.folder / LOCK).stat(follow_symlinks=False).st_ino
+        except OSError:
+            return False
+        return inode in (locked_inodes() or ())
 
 
-def refuse_unsafe_entries(folder: Path) -> None:
-    """Raise an error for a link that leads out of a run folder, and for a pipe or a device in it.
+def refuse_unsafe_entries(folder: Path, kind: str = "run") -> None:
+    """Raise an error for a link that leads out of a folder, and for a pipe or a device in it.
 
-    A run may come from anywhere, and files are written to it and emptied. To open a pipe would wait
-    until another process writes to it.
+    A run or a study may come from anywhere, and files are read from it, written to it and emptied.
+    To open a pipe would wait until another process writes to it.
     """
-    root = folder.resolve()
-    for path, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            entry = Path(path) / name
-            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+    root, waiting = os.path.realpath(folder), [os.fspath(folder)]
+    while waiting:
+        entries: list[os.DirEntry[str]] = []
+        with suppress(OSError), os.scandir(waiting.pop()) as found:
+            entries = sorted(found, key=lambda one: one.name)
+        for entry in entries:
+            is_link = entry.is_symlink()
+            if is_link and not Path(os.path.realpath(entry.path)).is_relative_to(root):
                 raise RunError(
-                    "this link leads out of the run folder.",
-                    where=str(entry),
+                    f"this link leads out of the {kind} folder.",
+                    where=entry.path,
                     todo="Put the file itself there, or remove the link.",
                 )
-        for entry in (Path(path) / name for name in files):
-            if entry.exists() and not entry.is_file():
-                raise RunError(NO_FILE, where=str(entry), todo="Remove it.")
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link to itself, which cannot be opened
+                continue
+            if is_folder:
+                waiting += [] if is_link else [entry.path]
+            elif not is_file and Path(entry.path).exists():
+                raise RunError(NO_FILE, where=entry.path, todo="Remove it.")
 
 
 def refuse_unsafe_texts(recipe: Recipe) -> None:
@@ -512,7 +457,7 @@ def refuse_unsafe_texts(recipe: Recipe) -> None:
             raise RunError(NO_FILE, where=name, todo="Name files in recipe.toml.")
         return name
 
-    _with_files(recipe, check)
+    recipe.map_paths(check)
 
 
 def _is_intact_line(line: bytes) -> bool:
@@ -521,25 +466,3 @@ def _is_intact_line(line: bytes) -> bool:
     except DamagedError:
         return False
     return True
-
-
-def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths, so that the run can be resumed from any folder."""
-    return _with_files(
-        recipe, lambda name: str(Path(name).absolute()) if Path(name).exists() else name
-    )
-
-
-def _with_files(recipe: Recipe, place: Callable[[str], str]) -> Recipe:
-    """The recipe with every name of a file or folder as `place` gives it."""
-    data, tokenizer, init = recipe.data, recipe.tokenizer, recipe.init
-    files = {key: [*map(place, getattr(data, key))] for key in ("train", "dev", "test")}
-    sets = {name: [*map(place, names)] for name, names in data.sets.items()}
-    return replace(
-        recipe,
-        data=data.model_copy(update=files | {"sets": sets}),
-        tokenizer=tokenizer.model_copy(update={"text": [*map(place, tokenizer.text)]}),
-        init=init
-        if init.from_model is None
-        else init.model_copy(update={"from_model": place(init.from_model)}),
-    )

@@ -35,7 +35,7 @@ from heed.files import (
     publish,
 )
 from heed.models.weights import read_weights, verify_weights, write_weights_with_checksum
-from heed.runs.run import BEST, RECENT, SNAPSHOT, STATE, TENSORS, WHOLE, list_weights
+from heed.runs.weight_files import BEST, RECENT, SNAPSHOT, STATE, TENSORS, WHOLE, list_weights
 
 DAMAGED = "damaged-"
 """Prefix of the folder of a damaged checkpoint."""

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from heed.runs.history import display_set_name
 from heed.train.counters import Means
@@ -37,7 +37,7 @@ class ProgressBar:
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed}/{task.total}"),
+            MofNCompleteColumn(),
             TextColumn("{task.fields[details]}"),
             console=console,
             transient=True,

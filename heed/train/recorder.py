@@ -20,8 +20,9 @@ from heed.models import Model, Translator
 from heed.models.weights import read_weights
 from heed.runs.best_weights import chosen_evaluation, score_key
 from heed.runs.history import flatten_metrics
-from heed.runs.run import BEST, SNAPSHOT, Run
-from heed.runs.run import RECENT as RECENT_WEIGHTS
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST, SNAPSHOT
+from heed.runs.weight_files import RECENT as RECENT_WEIGHTS
 from heed.train import checkpoint
 from heed.train.counters import EPOCH, RECENT
 from heed.train.loader import Loader

@@ -12,10 +12,11 @@ import torch
 
 from heed.config import Recipe, apply_overrides, error_location, read_tables
 from heed.config.recipe import EXCLUSIVE
-from heed.data.corpus import file_language, find_in_folder, infer_task
-from heed.errors import ConfigError
+from heed.data.corpus import file_language, find_in_folder, infer_task, refuse_missing_sides
+from heed.errors import ConfigError, HeedError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
+from heed.runs.run import Run
 from heed.train.distributed.ranks import rank0_error_only
 
 SMALL_TEXT = 2**21
@@ -77,6 +78,8 @@ def resolve_recipe(
         data["test"] = list(test)
         tables["train"] = tables.get("train", {}) | {"evaluate_test": True}
     if task or (train and "task" not in tables):
+        if not task:
+            refuse_missing_sides([*(train or ()), *(dev or ()), *(test or ())])
         tables["task"] = task or infer_task(list(train or ()))
     resolved = _build_recipe(tables | {"data": data}, changes, where)
     if name is not None and folder is None and not train:
@@ -252,7 +255,22 @@ def set_threads(threads: int | None) -> None:
     """Set the number of CPU threads that torch uses."""
     if threads is None:
         return
-    most = max(MAX_THREADS, os.cpu_count() or 1)
-    if not 1 <= threads <= most:
-        raise ConfigError([f"threads cannot be {threads}: use 1 to {most}."])
+    if not 1 <= threads <= _most_threads():
+        raise ConfigError([f"threads cannot be {threads}: use 1 to {_most_threads()}."])
     torch.set_num_threads(threads)
+
+
+def recorded_threads(folder: Path) -> int | None:
+    """The CPU threads that a run has trained with; None where that is not known.
+
+    A resumed run needs as many for the same bits: threads decide in which order sums are added.
+    """
+    try:
+        threads = Run.open(folder).environment().get("cpu_threads")
+    except HeedError:
+        return None  # resuming says what is wrong
+    return threads if isinstance(threads, int) and 1 <= threads <= _most_threads() else None
+
+
+def _most_threads() -> int:
+    return max(MAX_THREADS, os.cpu_count() or 1)

@@ -24,7 +24,7 @@ def dev_losses(run: Path) -> dict[int, float]:
 
 def test_the_weights_of_a_step_have_its_score(run: Path) -> None:
     best = evaluate_small(run, split="dev", metrics=("bleu",), resamples=0)
-    steps, losses = sorted(Run(run).weights_by_step()), dev_losses(run)
+    steps, losses = sorted(Run(run).weight_files.by_step()), dev_losses(run)
     assert {*steps} <= {*losses}
     assert len(steps) > 1
     for step in steps:
@@ -41,7 +41,7 @@ def test_the_weights_of_a_step_have_its_score(run: Path) -> None:
 
 
 def test_weights_that_a_run_does_not_have_are_named(run: Path) -> None:
-    steps = sorted(Run(run).weights_by_step())
+    steps = sorted(Run(run).weight_files.by_step())
     answer = heed("translate", str(run), "The cat.", "--weights", "7", "--device", "cpu")
     assert (answer.returncode, answer.stdout) == (2, "")
     said = " ".join(answer.stderr.split())
@@ -53,7 +53,7 @@ def test_weights_that_a_run_does_not_have_are_named(run: Path) -> None:
 
 
 def test_translations_of_the_last_weights(run: Path) -> None:
-    step = max(Run(run).weights_by_step())
+    step = max(Run(run).weight_files.by_step())
     texts = ["The cat sees the woman.", "I like the cat."]
     last, by_step = (
         package.Translator.load(run, device="cpu", weights=weights)

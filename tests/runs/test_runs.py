@@ -17,18 +17,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from killing import asked_at
+from lab_runs import write_run
 from rich.console import Console
 from test_cli import heed
 
 from heed.config import ModelConfig, Recipe
 from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.errors import ConfigError, DataError, HeedWarning, RunError, StoppedError
-from heed.files import to_json
+from heed.files import locked_inodes, to_json
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.index import build_runs_table, describe_model, list_runs
 from heed.runs.load import load_run
 from heed.runs.results_file import save_result
-from heed.runs.run import BEST, Run, list_weights
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST, list_weights
 from heed.train import resolve
 from heed.train import run as train_run
 
@@ -98,6 +100,17 @@ def test_without_bleu_there_is_no_bleu_column(tmp_path: Path) -> None:
     assert "BLEU" not in shown(list_runs(tmp_path), 100)
 
 
+def test_a_run_that_trains_is_not_to_be_resumed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert not run.is_locked
+    assert "to resume" in shown(list_runs(tmp_path), 80)
+    with run.locked():
+        assert run.is_locked == (locked_inodes() is not None)  # not every system lists locks
+        entries = list_runs(tmp_path)
+        assert ("training" if run.is_locked else "to resume") in shown(entries, 80)
+    assert not run.is_locked
+
+
 settings_of_a_run = st.fixed_dictionaries(
     {
         "model.position": st.sampled_from(["rope", "sinusoidal"]),
@@ -120,6 +133,7 @@ def test_at_eighty_columns_nothing_is_cut(
     line: dict[str, Any] = {"run": name, "task": "translate", "model": "transformer 12x1024 rope"}
     line |= {
         "finished": False,
+        "training": False,
         "weights_deleted": False,
         "broken": None,
         "steps": steps,
@@ -424,7 +438,7 @@ def test_a_link_out_of_a_run_is_not_followed(name: str, tmp_path: Path) -> None:
 
 def test_a_link_within_a_run_or_to_a_run_is_followed(run: Path, tmp_path: Path) -> None:
     copy = Run(shutil.copytree(run, tmp_path / "run"))
-    best = copy.best_path
+    best = copy.weight_files.best_path
     assert best is not None
     copy.weights_path.unlink()
     copy.weights_path.symlink_to(best.relative_to(copy.folder))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heed.errors import RunError
-from heed.runs.run import BEST, RECENT, list_weights
+from heed.runs.weight_files import BEST, RECENT, list_weights
 from heed.train import checkpoint
 
 

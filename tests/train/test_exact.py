@@ -206,7 +206,7 @@ def test_the_best_weights_are_of_an_evaluation_that_the_metrics_know(
     best = chosen_evaluation(run.metrics(), "dev/loss")
     assert best is not None
     assert (best["step"], best["dev"]["loss"]) == (4, 1.0)
-    fourth = Run(tmp_path / "fourth").best_path
+    fourth = Run(tmp_path / "fourth").weight_files.best_path
     assert fourth is not None
     assert run.weights_path.read_bytes() == fourth.read_bytes()
 
@@ -355,8 +355,8 @@ def test_metrics_are_strict_json_whatever_was_measured(
     best = chosen_evaluation(run.metrics(), "dev/loss")
     assert best is not None
     assert best["step"] == 3
-    assert run.best_path is not None
-    assert run.best_path.name == "best-000000003.safetensors"
+    assert run.weight_files.best_path is not None
+    assert run.weight_files.best_path.name == "best-000000003.safetensors"
     draw_curves(run)
     (entry,) = list_runs(tmp_path)
     assert entry["broken"] is None
@@ -381,6 +381,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "heed", *arguments],
         cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # two wait for each other on a busy machine
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -388,7 +389,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> int:
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     return process.returncode
 
 
@@ -509,3 +510,28 @@ def test_a_run_can_be_moved(corpus: Path, tmp_path: Path) -> None:
     model, tokenizer, _ = load_run(tmp_path / "there", device="cpu")
     assert tokenizer.encode("a b")
     assert not model.training
+
+
+def test_a_run_goes_on_with_as_many_threads_as_before(corpus: Path, tmp_path: Path) -> None:
+    """Threads decide in which order sums are added, and so the bits."""
+    threads = 3 if torch.get_num_threads() != 3 else 2
+    recipe = make_recipe(corpus, steps=2)
+    (tmp_path / "recipe.toml").write_text(recipe.toml(), encoding="utf-8")
+
+    def run(*arguments: str) -> Any:
+        subprocess.run(
+            [sys.executable, "-m", "heed", *arguments, "--device", "cpu"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
+        return Run(tmp_path / "run").environment()["cpu_threads"]
+
+    assert run("train", "recipe.toml", "--run", "run", "--threads", str(threads)) == threads
+    assert run("resume", "run", "--set", "train.steps=4") == threads
+    assert run("resume", "run", "--set", "train.steps=6", "--threads", "1") == 1
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        run("resume", "run", "--threads", "0")
+    assert error.value.returncode == 2
+    assert b"threads cannot be 0" in error.value.stderr

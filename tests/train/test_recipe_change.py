@@ -175,8 +175,8 @@ def test_without_dev_all_texts_are_trained_and_the_last_weights_kept(text: Path)
     run = train_run.start(recipe, text.parent / "run", device="cpu", console=out)
     said = out.export_text()
     assert "dev: none, because data.dev_share is 0." in said
-    assert run.best_path is not None
-    assert run.best_path.name.startswith("best-000000006")
+    assert run.weight_files.best_path is not None
+    assert run.weight_files.best_path.name.startswith("best-000000006")
     assert [name for name in run.metrics()[-1] if name == "dev"] == []
     assert (run.figures / "loss.png").stat().st_size
 

@@ -48,7 +48,7 @@ def contents(run: Run) -> dict[str, bytes]:
 
 
 def test_the_first_the_last_and_every_so_many_steps_are_kept(unbroken: Run) -> None:
-    assert unbroken.snapshot_steps() == [0, 4, 8, 10]
+    assert unbroken.weight_files.snapshot_steps() == [0, 4, 8, 10]
     assert unbroken.snapshots.joinpath("step-000000004.safetensors").exists()
 
 
@@ -87,11 +87,11 @@ def test_a_run_that_stops_early_has_its_last_step(corpus: Path) -> None:
     run = Run(folder)
     last = run.metrics()[-1]["step"]
     assert last < SETTINGS["steps"]
-    assert run.snapshot_steps()[-1] == last
+    assert run.weight_files.snapshot_steps()[-1] == last
 
 
 def test_weights_are_named_by_the_step_of_a_snapshot(unbroken: Run) -> None:
-    assert [step for step in unbroken.weights_by_step() if step in (0, 4, 8)] == [0, 4, 8]
+    assert [step for step in unbroken.weight_files.by_step() if step in (0, 4, 8)] == [0, 4, 8]
     model, _, _ = load_run(unbroken.folder, device="cpu", weights="4")
     kept = read_weights(unbroken.snapshots / "step-000000004.safetensors")
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())

@@ -127,10 +127,10 @@ class GraphStep(Step):
         self.gradients()[0].fill_(torch.inf)
         Step.optimizer_step(self)
         for batch in blanks:
-            graph = _capture_graph(partial(self._captured_step, batch), pool)
+            graph = capture_graph(partial(self._captured_step, batch), pool)
             self._captured[_shapes(batch)] = CapturedBatch(batch, graph)
         if not self.whole_step:
-            self._optimizer_graph = _capture_graph(partial(Step.optimizer_step, self), pool)
+            self._optimizer_graph = capture_graph(partial(Step.optimizer_step, self), pool)
 
     def _captured_step(self, batch: Batch) -> None:
         """The work of one batch's graph."""
@@ -139,7 +139,8 @@ class GraphStep(Step):
             Step.optimizer_step(self)
 
 
-def _capture_graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def capture_graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Capture work on the current stream, which must not be the default one."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     options = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
     with no_garbage_collection(), torch.cuda.graph(graph, **options):

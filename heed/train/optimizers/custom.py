@@ -24,45 +24,40 @@ class AmpOptimizer(Optimizer):
     _step_supports_amp_scaling = True
     state_name = "momentum"
     """Name of the state tensor of each parameter, which starts as zeros."""
+    state_is_mean = False
+    """Whether the state is a running mean of gradients: it stays if it is fed itself."""
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
     def read_group(self, group: Group) -> tuple[list[Tensor], ...]:
-        """The group's parameters that have a gradient, their gradients and state tensors."""
+        """The group's parameters that have a gradient, their gradients and state tensors.
+
+        In a skipped step the state stands for the gradient where it is a mean, else zeros do.
+        """
         params = [parameter for parameter in group["params"] if parameter.grad is not None]
         for parameter in params:
             state = self.state[parameter]
             if self.state_name not in state:
                 state[self.state_name] = torch.zeros_like(parameter)
+        states = [self.state[parameter][self.state_name] for parameter in params]
         grads = [parameter.grad for parameter in params]
         if self.grad_scale is not None and grads:
             grads = list(torch._foreach_div(grads, self.grad_scale))
         if self.found_inf is not None:
-            grads = [torch.where(self.found_inf == 0, grad, 0.0) for grad in grads]
-        return params, grads, [self.state[parameter][self.state_name] for parameter in params]
+            finite = self.found_inf == 0
+            others = states if self.state_is_mean else [0.0] * len(grads)
+            grads = [torch.where(finite, *both) for both in zip(grads, others, strict=True)]
+        return params, grads, states
 
     def unless_skipped(self, weight: float) -> float | Tensor:
         """`weight`, or 0 if the step is skipped; then a tensor, so that the host does not wait."""
         return weight if self.found_inf is None else weight * (1.0 - self.found_inf)
 
 
-def _lerp_(olds: list[Tensor], news: list[Tensor], weight: float | Tensor) -> None:
-    """old ← old + weight (new - old)."""
-    if isinstance(weight, Tensor):
-        steps = torch._foreach_sub(news, olds)
-        torch._foreach_mul_(steps, weight)
-        torch._foreach_add_(olds, steps)
-    else:
-        torch._foreach_lerp_(olds, news, weight)
-
-
-def _decay_and_subtract(
-    params: list[Tensor], updates: Sequence[Tensor], lr: float | Tensor, group: Group
-) -> None:
-    """θ ← (1 - lr λ) θ - update, with the rate a number or a 0-d tensor (never read back)."""
+def _decay(params: list[Tensor], lr: float | Tensor, group: Group) -> None:
+    """θ ← (1 - lr λ) θ, with the rate a number or a 0-d tensor (never read back)."""
     if group["weight_decay"]:
         torch._foreach_mul_(params, 1.0 - lr * group["weight_decay"])
-    torch._foreach_sub_(params, list(updates))
 
 
 class Adagrad(AmpOptimizer):
@@ -109,6 +104,8 @@ class Lion(AmpOptimizer):
     lr, so the rate is 3 to 10 times smaller than AdamW's and the decay as many times larger.
     """
 
+    state_is_mean = True
+
     def __init__(
         self,
         params: list[Group],
@@ -131,8 +128,9 @@ class Lion(AmpOptimizer):
             lr = group["lr"] * self.unless_skipped(1.0)
             torch._foreach_sign_(updates)
             torch._foreach_mul_(updates, lr)
-            _decay_and_subtract(params, updates, lr, group)
-            _lerp_(momenta, grads, self.unless_skipped(1.0 - beta2))
+            _decay(params, lr, group)
+            torch._foreach_sub_(params, updates)
+            torch._foreach_lerp_(momenta, grads, 1.0 - beta2)
         return loss
 
 
@@ -144,6 +142,8 @@ class Muon(AmpOptimizer):
     square 1 / max(rows, columns) and an AdamW update is about 0.2 in size, so that factor (Liu et
     al., "Muon is Scalable for LLM Training", 2025) lets both optimizers share one learning rate.
     """
+
+    state_is_mean = True
 
     def __init__(
         self,
@@ -176,35 +176,43 @@ class Muon(AmpOptimizer):
         params, grads, momenta = self.read_group(group)
         if not params:
             return
-        _lerp_(momenta, grads, self.unless_skipped(1.0 - group["momentum"]))
-        lr = group["lr"] * self.unless_skipped(1.0)
+        mu, lr = group["momentum"], group["lr"] * self.unless_skipped(1.0)
+        torch._foreach_lerp_(momenta, grads, 1.0 - mu)
+        looks_ahead = torch._foreach_lerp(grads, momenta, mu)
+        _decay(params, lr, group)
         same_shape: dict[torch.Size, list[int]] = defaultdict(list)
         for index, parameter in enumerate(params):
             same_shape[parameter.shape].append(index)
         # Layers repeat, so a model has few shapes: one batched product serves all of one shape.
         for shape, indices in same_shape.items():
-            u = torch.stack([grads[i] for i in indices])
-            u = u.lerp(torch.stack([momenta[i] for i in indices]), group["momentum"])
-            updates = orthogonalize(u) * (lr * (0.2 * math.sqrt(max(shape))))
-            _decay_and_subtract([params[i] for i in indices], updates.unbind(), lr, group)
+            updates = orthogonalize([looks_ahead[i] for i in indices])
+            scale = lr * (0.2 * math.sqrt(max(shape)))
+            for i, update in zip(indices, updates.unbind(), strict=True):
+                if isinstance(scale, Tensor):
+                    params[i].addcmul_(update, scale, value=-1.0)
+                else:
+                    params[i].add_(update, alpha=-scale)
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring every singular value of each matrix of a (count, rows, columns) batch near 1.
+def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
+    """Matrices of one shape, stacked, with every singular value of each near 1.
 
     Five Newton–Schulz steps X ← aX + (b XXᵀ + c (XXᵀ)²) X on X / ‖X‖. Jordan's coefficients push
-    small singular values up fastest; all of them end between about 0.7 and 1.2.
+    small singular values up fastest; all of them end between about 0.7 and 1.2. On a GPU in
+    bfloat16: fast, and precise enough for an approximation.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrices.size(-2) > matrices.size(-1)
-    x: Tensor = matrices.mT if tall else matrices
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-12)
-    if x.is_cuda:
-        x = x.bfloat16()  # fast, and precise enough for an approximation
+    rows, columns = matrices[0].shape
+    dtype = torch.bfloat16 if matrices[0].is_cuda else matrices[0].dtype
+    stacked = torch.stack([matrix.to(dtype) for matrix in matrices])
+    stacked = stacked / torch.linalg.matrix_norm(stacked, keepdim=True).clamp(min=1e-12)
+    x: Tensor = stacked.mT if rows > columns else stacked
     for _ in range(5):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+        # Each product is added to its first term as it is computed: one pass over memory less.
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if rows > columns else x
 
 
 def _evaluate(closure: Callable[[], float] | None) -> float | None:
