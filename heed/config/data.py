@@ -16,11 +16,16 @@ RESERVED = (
 """Names of the recipe's own sets, and other keys of a line of metrics."""
 
 
+def names_a_file(name: str) -> bool:
+    """Whether a file can be named after this, without leaving its folder."""
+    return bool(name) and "/" not in name and not name.startswith(".")
+
+
 def _check_set_name(name: str) -> str | None:
     """Why a set of `data.sets` cannot have this name; None where it can."""
     if name in RESERVED:
         return f"sets cannot have a set {name!r}: the name is reserved. Choose another."
-    if not name or "/" in name or name.startswith(".") or name.endswith("-clean"):
+    if not names_a_file(name) or name.endswith("-clean"):
         todo = "Choose one without a slash that neither begins with a dot nor ends with -clean."
         return f"sets cannot have a set {name!r}: files and metrics are named after it. {todo}"
     return None

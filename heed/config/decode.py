@@ -20,7 +20,7 @@ class DecodeConfig(Section):
     max_extra: Annotated[int, Field(ge=0, le=MAX_EXTRA)] = 10
     """…plus this many tokens."""
     batch_size: Count | None = None
-    """Sentences decoded at once; unset, 128 (2,048 on a GPU). Fewer where they are long."""
+    """Sentences decoded at once; unset, 256 (2,048 on a GPU). Fewer where they are long."""
     beam: Annotated[int, Field(ge=1, le=MAX_BEAM)] = 1
     """Beam size; 1 is greedy decoding."""
     length_penalty: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0

@@ -40,13 +40,13 @@ def _check_merge(m: Any) -> str | None:
 def _check_heads(m: Any) -> str | None:
     if m.family == "lstm" or m.head_width is not None or m.width % m.heads == 0:
         return None
-    return f"width {m.width} does not divide by heads {m.heads}: change one, or set head_width."
+    return f"width {m.width} is not divisible by heads {m.heads}: change one, or set head_width."
 
 
 def _check_kv_heads(m: Any) -> str | None:
     if m.kv_heads is None or m.heads % m.kv_heads == 0:
         return None
-    return f"heads {m.heads} does not divide by kv_heads {m.kv_heads}: groups must be equal."
+    return f"heads {m.heads} is not divisible by kv_heads {m.kv_heads}: groups must be equal."
 
 
 def _check_kept_heads(m: Any) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,26 @@ class Recipe:
                 *(f"{key} = {toml_value(value)}" for key, value in values.items()),
             ]
         return "\n".join(lines) + "\n"
+
+    def with_absolute_paths(self) -> Recipe:
+        """The recipe with absolute paths, so that a run of it can be resumed from any folder."""
+        return self.map_paths(
+            lambda name: str(Path(name).absolute()) if Path(name).exists() else name
+        )
+
+    def map_paths(self, place: Callable[[str], str]) -> Recipe:
+        """The recipe with every name of a file or folder as `place` gives it."""
+        data, tokenizer, init = self.data, self.tokenizer, self.init
+        files = {key: [*map(place, getattr(data, key))] for key in ("train", "dev", "test")}
+        sets = {name: [*map(place, names)] for name, names in data.sets.items()}
+        return replace(
+            self,
+            data=data.model_copy(update=files | {"sets": sets}),
+            tokenizer=tokenizer.model_copy(update={"text": [*map(place, tokenizer.text)]}),
+            init=init
+            if init.from_model is None
+            else init.model_copy(update={"from_model": place(init.from_model)}),
+        )
 
 
 def _check_preset_task(model: Any, task: str) -> list[str]:

@@ -19,7 +19,7 @@ from heed.data.corpus.corpus import (
 from heed.data.corpus.data_folder import find_in_folder
 from heed.data.corpus.lines import Fault, Place
 from heed.data.corpus.records import Record
-from heed.data.corpus.split_names import file_language, infer_splits
+from heed.data.corpus.split_names import file_language, infer_splits, refuse_missing_sides
 
 __all__ = [
     "NUMBER",
@@ -37,4 +37,5 @@ __all__ = [
     "infer_splits",
     "infer_task",
     "open_corpus",
+    "refuse_missing_sides",
 ]

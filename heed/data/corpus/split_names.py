@@ -57,7 +57,7 @@ def infer_splits(
             )
         sides = [] if task == "generate" else _pair_sides(plain)
         if task is None and not sides:
-            _refuse_missing_sides(plain)
+            refuse_missing_sides(plain)
         groups = [(pair[0], pair) for pair in sides] or [(path, [path]) for path in plain]
     else:
         for path in files:
@@ -92,7 +92,7 @@ def _pair_sides(plain: Sequence[str]) -> list[list[str]]:
     return list(groups.values()) if all_pairs else []
 
 
-def _refuse_missing_sides(plain: Sequence[str]) -> None:
+def refuse_missing_sides(plain: Sequence[str]) -> None:
     """Refuse plain files of two languages or more that do not pair up, where no task is named."""
     by_split: dict[str, dict[str, str]] = {}  # file by language, by split
     for path in plain:

@@ -35,7 +35,6 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from heed.data.tokenizers import treebank
 from heed.data.tokenizers.byte_symbols import BYTE_SYMBOLS, decode_symbols, show_whitespace
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SPECIAL_TOKEN_NAMES
 from heed.data.tokenizers.vocabulary import (
@@ -262,6 +261,8 @@ def _build_pipeline(kind: str, lowercase: bool, split: str) -> tokenizers.Tokeni
         pre: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit(), spaced]
         post: list[decoders.Decoder] = [drop_first_space]
         if split == "treebank":
+            from heed.data.tokenizers import treebank
+
             before += treebank.quote_normalizers()
             pre, post = [treebank.pre_tokenizer(), *pre], [*treebank.decoders_of_text(), *post]
         core.pre_tokenizer = pre_tokenizers.Sequence(pre)
