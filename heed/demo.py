@@ -21,9 +21,11 @@ from heed.checksums import hash_file
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.errors import RunError, StoppedError
+from heed.evaluate.evaluate_run import evaluate_run
+from heed.evaluate.job import Options
 from heed.files import write_atomic
 from heed.metrics.alignment_error import alignment_error_rate
-from heed.metrics.corpus_bleu import bleu, exact_match
+from heed.metrics.corpus_bleu import exact_match
 from heed.probe.attention_maps import AttentionMap, best_layer, map_pairs
 from heed.probe.map_figure import draw_head, draw_overview
 from heed.recipes import find
@@ -41,6 +43,8 @@ RESULT_FILE, WORK_PREFIX = "demo.json", ".unfinished-"
 RESTART = "Start again with: heed demo"
 EXAMPLES = 8
 PLOTTED = 3
+METRICS = ("bleu", "chrf")
+"""TER would take longer than the translations."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Result:
     """The scores of a demo, as `heed demo --json` prints them."""
 
     bleu: float
+    interval: tuple[float, float]
+    """Of BLEU, 95%, over the test sentences."""
     signature: str
     exact_match: float
     alignment_error: float
@@ -77,7 +83,7 @@ def run_demo(
     with _replace_when_finished(folder, force=force) as work_folder:
         _print_introduction(recipe, console)
         run = train_run.start(recipe, work_folder, device="cpu", console=console)
-        scores = _evaluate_and_plot(run, recipe, console)
+        scores = _evaluate_and_plot(run, recipe, str(folder), console)
         seconds = round(time.monotonic() - start, 1)
         result = Result(**scores, seconds=seconds, run=str(folder))
         _write_result(work_folder, result)
@@ -85,7 +91,7 @@ def run_demo(
     return result
 
 
-def _evaluate_and_plot(run: Run, recipe: Recipe, console: Console) -> dict[str, Any]:
+def _evaluate_and_plot(run: Run, recipe: Recipe, run_name: str, console: Console) -> dict[str, Any]:
     """Score a trained run on the test set and plot its attention; returns the scores."""
     translator = Translator.load(run.folder, device="cpu")
     count, world_seed = recipe.data.synthetic_test, recipe.data.world_seed
@@ -101,10 +107,14 @@ def _evaluate_and_plot(run: Run, recipe: Recipe, console: Console) -> dict[str, 
         [m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]]
     )
     _plot_attention(run, test, maps, layer)
-    score = bleu(hypotheses, references)
+    # As `heed evaluate` scores it, and kept in the run: for `heed report`, `heed runs`, the lab.
+    options = Options(split="test", metrics=METRICS, run_name=run_name)
+    scores = evaluate_run(run.folder, options, device="cpu", notify=lambda _: None)
+    interval = scores["interval"]["bleu"]
     return {
-        "bleu": score.score,
-        "signature": score.signature,
+        "bleu": scores["bleu"],
+        "interval": (interval["low"], interval["high"]),
+        "signature": scores["signature"]["bleu"],
         "exact_match": exact_match(hypotheses, references),
         "alignment_error": error,
         "alignment_layer": layer + 1,
@@ -284,7 +294,8 @@ def _plot_attention(
 
 def _print_summary(result: Result, run: Run, console: Console) -> None:
     console.print(
-        f"\n[bold]{result.bleu:.2f} BLEU[/] ({result.signature})\n"
+        f"\n[bold]{result.bleu:.2f} BLEU[/], 95% interval {result.interval[0]:.2f} to "
+        f"{result.interval[1]:.2f} ({result.signature})\n"
         f"[bold]{result.exact_match:.1%}[/] of {result.sentences:,} sentences equal "
         "their reference\n"
         f"[bold]{1 - result.alignment_error:.1%}[/] agreement of cross-attention (layer "
@@ -293,11 +304,13 @@ def _print_summary(result: Result, run: Run, console: Console) -> None:
         markup=True,
     )
     console.print(
-        f"{result.seconds:.0f} s in total · figures in {run.figures}\n"
+        f"{result.seconds:.0f} s in total · figures in {run.figures}: loss.png, attention-1.png\n"
         "\nNext, try:\n"
         f'  heed translate {run.folder} "The old woman sees the cat."\n'
+        f'  heed attend {run.folder} "The old woman sees the cat." --out map.html\n'
+        f"  heed report {run.folder}\n"
         "  heed train demo-translate --set model.position=alibi --run runs/alibi\n"
-        f"  heed runs {run.folder.parent}",
+        f"  heed lab {run.folder.parent}      after pip install '.[lab]'",
         highlight=False,
         markup=False,
     )

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from heed.data import synthetic
 from heed.demo import EXAMPLES, choose_examples, color_words, run_demo
 from heed.errors import RunError, StoppedError
 from heed.recipes import names
+from heed.runs.results_file import read_results
 from heed.train import checkpoint
 
 
@@ -43,6 +45,17 @@ def test_it_prints_one_object(result: dict[str, object]) -> None:
     assert 0.0 <= float(str(result["exact_match"])) <= 1.0
     assert 0.0 <= float(str(result["alignment_error"])) <= 1.0
     assert "version:" in str(result["signature"])
+
+
+def test_its_scores_are_an_evaluation_of_the_run(folder: Path, result: dict[str, Any]) -> None:
+    """So that a report of it is whole, and `heed runs` shows its BLEU."""
+    run = folder / result["run"]
+    stored = read_results(run)["test"]
+    assert stored["bleu"] == result["bleu"]
+    interval = stored["interval"]["bleu"]
+    assert [interval["low"], interval["high"]] == result["interval"]
+    assert (stored["run"], stored["system"]) == (result["run"], result["run"])
+    assert ".unfinished" not in (run / "evaluation.json").read_text(encoding="utf-8")
 
 
 def test_it_leaves_a_whole_run(folder: Path, result: dict[str, object]) -> None:

@@ -22,7 +22,8 @@ from heed.errors import ConfigError, RunError
 from heed.models.build import describe_model
 from heed.plugins import PluginFiles, load_plugins
 from heed.runs.load import load_run
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.api.classify import Classifier

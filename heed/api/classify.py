@@ -12,7 +12,8 @@ from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.pipelines.line_io import require_texts
 from heed.plugins import PluginFiles, load_plugins
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.data.in_memory import Data

@@ -14,7 +14,7 @@ from heed.decode.settings import merge_decode_config
 from heed.errors import RunError
 from heed.pipelines.line_io import require_texts
 from heed.plugins import PluginFiles, load_plugins
-from heed.runs.run import BEST_WEIGHTS
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.data.in_memory import Data

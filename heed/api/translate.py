@@ -18,7 +18,7 @@ from heed.errors import ConfigError, HeedWarning, RunError
 from heed.pipelines.line_io import require_iterable, require_texts
 from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.plugins import PluginFiles, load_plugins
-from heed.runs.run import BEST_WEIGHTS
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.data.in_memory import Data

@@ -34,7 +34,8 @@ from heed.runs.best_weights import describe_weights
 from heed.runs.labels import Classes
 from heed.runs.load import load_run
 from heed.runs.results_file import Result
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 from heed.train.prepare.setup import build_batches
 from heed.train.validate import validate
 
@@ -139,7 +140,7 @@ def _evaluate(
     part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
     whole, clean_part = part_results[0], part_results[-1]
     result = {
-        "run": str(folder),
+        "run": options.run_name or str(folder),
         "task": recipe.task,
         "split": held_out.name,
         "files": list(held_out.corpus.paths),

@@ -28,7 +28,8 @@ from heed.runs.item_counts import (
     in_train_column,
     write_items,
 )
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 from heed.stats.bootstrap import RESAMPLES
 
 Notify = Callable[[str], None]
@@ -64,6 +65,8 @@ class Options:
     """Tokens between two windows over a long text; half a window by default."""
     weights: str = BEST_WEIGHTS
     """Which weights of the run: "best", "last" or a step."""
+    run_name: str | None = None
+    """How the result names the run; by its folder by default."""
     sample: int | None = None
     """Evaluate only so many texts, evenly chosen, to see how long an evaluation takes."""
 

@@ -45,7 +45,7 @@ def evaluate_parts(job: Job) -> list[Result]:
 def _score_rows(job: Job, translations: Sequence[Translation], rows: Sequence[int]) -> SystemScores:
     """The scores of some of the translations."""
     return score_systems(
-        {str(job.run.folder): [translations[i].text for i in rows]},
+        {job.options.run_name or str(job.run.folder): [translations[i].text for i in rows]},
         [[job.records[i].texts[1] for i in rows]],
         [job.records[i].texts[0] for i in rows],
         metrics=job.options.metrics or tuple(METRICS),
