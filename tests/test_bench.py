@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support import VOCAB, fresh
-from test_cli import heed
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from heed.bench.flops import count_operations
-from heed.bench.peers import arguments, peer_of
 from heed.bench.run_bench import run_bench
 from heed.bench.standard_shapes import (
-    SMALL_LM,
     SMALL_MT,
     Setting,
     build_trainee,
@@ -35,12 +29,13 @@ from heed.bench.standard_shapes import (
     with_small_batch,
 )
 from heed.bench.startup import STAGES
-from heed.bench.throughput import full
-from heed.bench.timing import LARGE, matrix_peak, peak_memory, process_age, seconds, side_by_side
+from heed.bench.throughput import fill_padding
+from heed.bench.timing import LARGE, matrix_peak, process_age, seconds, side_by_side
 from heed.config import Recipe, apply_overrides
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.data.batching.length_buckets import BatchShape
-from heed.errors import ConfigError, HeedError
+from heed.device import peak_memory
+from heed.errors import ConfigError
 from heed.models import Model, Translator
 from heed.runs.run import Run
 from heed.train.prepare.setup import prepare
@@ -151,7 +146,7 @@ def test_a_full_batch_keeps_its_tokens_and_has_no_padding() -> None:
     ids = torch.tensor([[5, 6, 0], [7, 0, 0]])
     targets = torch.where(mask, ids + 1, IGNORE_INDEX)
     batch = Batch(ids, targets, mask, torch.arange(3)[None], count=3, rows=(0, 1))
-    whole = full(batch, VOCAB)
+    whole = fill_padding(batch, VOCAB)
     assert whole.mask.all()
     assert whole.count == ids.numel() == int((whole.targets != IGNORE_INDEX).sum())
     assert (whole.ids[mask] == ids[mask]).all()
@@ -186,37 +181,6 @@ def test_a_standard_shape_s_figures_hang_together(monkeypatch: pytest.MonkeyPatc
     assert 2 * found.target_tokens_per_second == pytest.approx(found.tokens_per_second)
     assert found.share_of_peak == pytest.approx(found.tflops / found.peak_tflops)
     assert 0 < found.share_of_peak < 1.5
-    assert found.ratio is None
-
-
-# ------------------------------------------------------------------------------------ peers
-
-
-def matrices(model: nn.Module) -> int:
-    """Weights that vectors are multiplied by, tables of positions apart."""
-    places = ("wpe.weight", "embed_positions.weight")
-    named = model.named_parameters()
-    return sum(p.numel() for name, p in named if p.ndim == 2 and not name.endswith(places))
-
-
-@pytest.mark.parametrize("setting", [SMALL_LM, SMALL_MT])
-def test_a_peer_has_the_same_matrices(setting: Setting) -> None:
-    pytest.importorskip("transformers")
-    setting = replace(setting, layers=1, heads=2, width=16, vocab=40, texts=2, length=6)
-    setting = replace(setting, dropout=0.0, position="rope")
-    model = setting.model(setting.recipe(), CPU)
-    peer = peer_of(model, length=setting.length)
-    assert matrices(peer) == matrices(model)
-    loss = peer(**arguments(setting.batch(CPU))).loss
-    assert float(loss.detach()) == pytest.approx(float(torch.tensor(40.0).log()), rel=0.2)
-
-
-def test_what_has_no_peer_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="Transformers that translate"):
-        peer_of(fresh("classify"), length=8)
-    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
-    with pytest.raises(HeedError, match=r"heed\[hf\]"):
-        measure_here(None, against="transformers")
 
 
 # ------------------------------------------------------------------------------------ the command
@@ -258,23 +222,9 @@ def test_a_recipe_s_figures_hang_together(name: str, monkeypatch: pytest.MonkeyP
     assert "…" not in shown
 
 
-def test_the_command_speaks_to_programs() -> None:
-    pytest.importorskip("transformers")
-    changes = [part for change in TINY for part in ("--set", change)]
-    options = ["--updates", "2", "--device", "cpu", "--threads", "1", "--against", "transformers"]
-    answer = heed("bench", "demo-translate", *changes, *options, "--json")
-    assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)
-    peer = found["against"]
-    assert "Marian" in peer["name"]
-    assert peer["ratio"] == pytest.approx(peer["ours"] / peer["theirs"])
-    assert found["environment"]["packages"]["torch"]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"against": "fairseq"}, "use transformers"),
         ({"updates": 0}, "use 1 or more"),
         ({"threads": 0}, "use 1 to"),
     ],

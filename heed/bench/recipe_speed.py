@@ -17,24 +17,21 @@ from pathlib import Path
 import torch
 
 from heed.api import Translator as Api
-from heed.bench.peers import peer_of, peer_step
 from heed.bench.standard_shapes import describe_execution
 from heed.bench.startup import Startup
 from heed.bench.throughput import (
-    FEWEST,
-    Counts,
     Pace,
     cells,
+    fill_padding,
     fixed_pace,
-    full,
     real_pace,
     warm_up,
 )
-from heed.bench.timing import matrix_peak, peak_memory, seconds, side_by_side, synchronize
+from heed.bench.timing import matrix_peak, seconds, synchronize
 from heed.config import Recipe
 from heed.data.batching.batch import Batch
 from heed.data.tokenizers.special_tokens import EOS
-from heed.device import choose_device
+from heed.device import choose_device, peak_memory
 from heed.models import Translator
 from heed.runs.run import Run
 from heed.train import precompile
@@ -45,22 +42,10 @@ from heed.train.run import build_loop, oom_guard
 
 Say = Callable[[str], None]
 FOREVER = 1 << 30
-COMPARED = 8
-"""Steps on which a peer is measured."""
 DECODED = {"cuda": 256, "cpu": 32}
 """Sentences translated to measure decoding, by device."""
 METHODS = {"greedy": 1, "beam 4": 4}
 """Decoding methods, with their beam."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Another implementation, timed alternating on the same batches; real tokens per second."""
-
-    name: str
-    theirs: float
-    ours: float
-    ratio: float
 
 
 @dataclass(frozen=True)
@@ -91,7 +76,6 @@ class RecipeFigures:
     """Peak bytes: of the GPU, else of the process."""
     decoding: dict[str, float]
     """Sentences per second, by method; an output is at most as long as its source."""
-    against: Peer | None
 
 
 def measure(
@@ -99,7 +83,6 @@ def measure(
     *,
     device: str,
     updates: int | None = None,
-    against: bool = False,
     startup: Startup,
     say: Say,
 ) -> RecipeFigures:
@@ -131,7 +114,7 @@ def measure(
         precompile.stop_compiling()
         loop = build_loop(setup, run, say=record, stage=startup.part)
         speed = describe_execution(messages, recipe)
-        return _measure_all(setup, loop, startup, speed, updates, against=against)
+        return _measure_all(setup, loop, startup, speed, updates)
 
 
 def _measure_all(
@@ -140,8 +123,6 @@ def _measure_all(
     startup: Startup,
     speed: str,
     updates: int | None,
-    *,
-    against: bool,
 ) -> RecipeFigures:
     """Time everything, in an order in which nothing warms up what should be measured cold."""
     device, dtype = setup.device, torch.bfloat16 if setup.bf16 else torch.float32
@@ -154,9 +135,8 @@ def _measure_all(
         real = real_pace(loop, walk, updates)
     memory = peak_memory(device)
     largest = max(fullest, key=lambda shape: cells(shape) * real.shapes[shape])
-    fixed = fixed_pace(loop, full(fullest[largest], setup.tokenizer.vocab_size), updates)
+    fixed = fixed_pace(loop, fill_padding(fullest[largest], setup.tokenizer.vocab_size), updates)
     peak = matrix_peak(device, dtype)
-    peer = _compare_with_peer(setup, loop, min(COMPARED, updates or COMPARED)) if against else None
     ours, best = real.pace(loop), fixed.pace(loop)
     return RecipeFigures(
         task=setup.recipe.task,
@@ -176,7 +156,6 @@ def _measure_all(
         real_over_fixed=ours.padded_tokens_per_second / best.padded_tokens_per_second,
         memory=memory,
         decoding=_decoding_rates(setup),
-        against=peer,
     )
 
 
@@ -212,32 +191,3 @@ def _decoding_rates(setup: TrainingSetup) -> dict[str, float]:
             translate()  # compiles the kernels, which is not timed
         rates[name] = len(texts) / seconds(translate, setup.device)
     return rates
-
-
-def _compare_with_peer(setup: TrainingSetup, loop: Loop, updates: int) -> Peer:
-    """Time heed and its peer in `transformers`, alternating, on the same real batches."""
-    staged, counts = list(loop.loader.iterate(0, updates)), Counts()
-    for batches in staged:
-        counts.take(batches)
-    longest = max(max(b.ids.shape[1], _source_length(b)) for some in staged for b in some)
-    peer = peer_of(setup.model, length=longest)
-    update = peer_step(peer, bf16=setup.bf16)
-
-    def ours() -> None:
-        for batches in staged:
-            loop.update(batches)
-
-    def theirs() -> None:
-        for batches in staged:
-            update(batches)
-
-    medians = side_by_side(
-        {"ours": ours, "theirs": theirs}, device=setup.device, rounds=FEWEST, warmup=1
-    )
-    rates = {name: counts.real / spent for name, spent in medians.items()}
-    name = f"transformers {type(peer).__name__}"
-    return Peer(name, rates["theirs"], rates["ours"], rates["ours"] / rates["theirs"])
-
-
-def _source_length(batch: Batch) -> int:
-    return 0 if batch.source is None else batch.source.shape[1]

@@ -6,13 +6,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from heed.bench.like_for_like import SpeedComparison
 from heed.bench.recipe_speed import RecipeFigures
+from heed.bench.speed_table import comparison_notes, comparison_text
 from heed.bench.standard_shapes import StandardFigures
-from heed.terminal import build_table
+from heed.terminal import build_note, build_table
 
 
 def recipe_report(figures: RecipeFigures) -> RenderableType:
-    """The tables of a recipe: training speed, start-up, memory, decoding and peer."""
+    """The tables of a recipe: training speed, start-up, memory and decoding."""
     began = Text("From the start of the command to the end of its first update:")
     notes = [
         f"Share of peak: of {figures.peak_tflops:.3g} TFLOP/s, one matrix product in "
@@ -61,31 +63,29 @@ def _rest(figures: RecipeFigures) -> Table:
     table.add_row("peak memory", _bytes(figures.memory))
     for method, rate in figures.decoding.items():
         table.add_row(f"{method} decoding", f"{rate:,.1f} sentences/s")
-    peer = figures.against
-    if peer is not None:
-        rates = f"{peer.theirs:,.0f} real tokens/s, heed {peer.ours:,.0f}"
-        table.add_row(peer.name, Text.assemble(f"{rates}: ", (f"{peer.ratio:.2f} times", "bold")))
     return table
 
 
 def standard_report(figures: list[StandardFigures]) -> RenderableType:
     """The table of the standard shapes, and how the steps of each were executed."""
-    beside = any(row.ratio is not None for row in figures)
     on_gpu = any(row.memory is not None for row in figures)
     columns = ["tokens/s", "updates/s", "of peak"] + ["memory"] * on_gpu
-    columns += ["transformers\ntokens/s", "ratio"] * beside
     table = build_table("full training step", *columns, right=columns, compact=True)
     for row in figures:
-        cells: list[str | Text]
         cells = [f"{row.tokens_per_second:,.0f}", f"{row.updates_per_second:.2f}"]
         cells += [f"{row.share_of_peak:.1%}"] + [_bytes(row.memory)] * on_gpu
-        if row.peer_tokens_per_second is not None and row.ratio is not None:
-            cells += [f"{row.peer_tokens_per_second:,.0f}", Text(f"{row.ratio:.2f}", "bold")]
         table.add_row(row.name, *cells)
     peak = max(row.peak_tflops for row in figures)
     notes = [f"Of peak: of a large matrix product, timed in alternation; here {peak:.3g} TFLOP/s."]
     notes += [f"{row.name}: {row.speed}" for row in figures]
     return Group(table, *map(Text, notes))
+
+
+def comparison_report(comparisons: list[SpeedComparison]) -> RenderableType:
+    """The tables of a comparison with a peer, like for like first, and how they were measured."""
+    texts = [f"{comparison_text(comparison)}\n" for comparison in comparisons]
+    notes = (build_note(line) for line in comparison_notes(comparisons))
+    return Group(*(Text(text, no_wrap=True) for text in texts), *notes)
 
 
 def _bytes(number: int | None) -> str:

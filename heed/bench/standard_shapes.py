@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from heed.bench.flops import count_operations
-from heed.bench.peers import peer_of, peer_step
 from heed.bench.timing import Product, Work, side_by_side
 from heed.config import Recipe, apply_overrides
 from heed.data.batching.batch import Batch
@@ -25,8 +24,6 @@ from heed.train.state import State
 Say = Callable[[str], None]
 MANY = 10_000
 """Steps that a run of a standard shape is assumed to have, for the choice of execution."""
-MOST_LOGITS = 2**31
-"""Maximum logits in a peer's batch: in float32, with gradients, they are its largest tensors."""
 TURN = 0.2
 """Seconds per turn where several functions are timed alternating."""
 
@@ -132,12 +129,6 @@ def with_small_batch(setting: Setting) -> Setting:
     return replace(setting, name=f"{setting.name}, 16 texts", texts=16)
 
 
-def with_peer_batch(setting: Setting) -> Setting:
-    """A setting for a peer, which stores all logits: half the batch where these are too many."""
-    logits = setting.texts * setting.length * setting.vocab
-    return replace(setting, texts=setting.texts // 2) if logits > MOST_LOGITS else setting
-
-
 def settings_for(device: torch.device) -> list[Setting]:
     """The settings that `heed bench` measures on a device."""
     if device.type == "cpu":
@@ -159,13 +150,27 @@ def build_trainee(
     setting: Setting, recipe: Recipe, batch: Batch, *, device: torch.device, bf16: bool
 ) -> Trainee:
     """The model and step of a run of this recipe, for one batch shape."""
-    model, train = setting.model(recipe, device), recipe.train
+    model = setting.model(recipe, device)
+    return train_in_run(model, recipe, [setting.shape], batch, device=device, bf16=bf16)
+
+
+def train_in_run(
+    model: Model,
+    recipe: Recipe,
+    shapes: list[BatchShape],
+    example: Batch,
+    *,
+    device: torch.device,
+    bf16: bool,
+) -> Trainee:
+    """A model with the step that a run of this recipe has for batches of these shapes."""
+    train = recipe.train
     rule = OptimizerSettings(name=train.optimizer, lr=train.lr, weight_decay=train.weight_decay)
     captures = device.type == "cuda" and train.optimizer in CAPTURABLE
     optimizer = build_optimizer(model, rule, lr_tensor=captures)
     state = State(model, optimizer, device, ema_decay=train.ema)
     messages: list[str] = []
-    ahead = PlannedWork(train.steps or MANY, [setting.shape], batch)
+    ahead = PlannedWork(train.steps or MANY, shapes, example)
     objective = Objective(model, label_smoothing=train.label_smoothing, rdrop=train.rdrop)
     step = build_step(recipe, objective, state, ahead, bf16=bf16, say=messages.append)
 
@@ -178,7 +183,7 @@ def build_trainee(
 
 @dataclass(frozen=True)
 class StandardFigures:
-    """The figures of one standard shape, alone or with its peer."""
+    """The figures of one standard shape."""
 
     name: str
     speed: str
@@ -192,9 +197,6 @@ class StandardFigures:
     share_of_peak: float
     memory: int | None
     """Peak bytes that this model added; None on a CPU, where it cannot be separated."""
-    peer: str | None = None
-    peer_tokens_per_second: float | None = None
-    ratio: float | None = None
 
 
 def measure(
@@ -203,7 +205,6 @@ def measure(
     *,
     device: torch.device,
     rounds: int | None = None,
-    against: bool = False,
 ) -> StandardFigures:
     """Time complete training steps of a setting; the median over rounds."""
     recipe = setting.recipe(changes)
@@ -215,16 +216,10 @@ def measure(
     memory = None if before is None else torch.cuda.max_memory_allocated(device) - before
     product = Product.on(device, torch.bfloat16 if bf16 else torch.float32)
     contenders: dict[str, Work] = {"heed": lambda: ours.update([batch]), "peak": product.run}
-    peer = peer_of(ours.model, length=setting.length) if against else None
-    beside = with_peer_batch(setting)
-    if peer is not None:
-        update, smaller = peer_step(peer, bf16=bf16), beside.batch(device)
-        contenders["peer"] = lambda: update([smaller])
     turn = TURN if rounds is None else 0.0
     rounds = rounds or (10 if device.type == "cuda" else 5)
     medians = side_by_side(contenders, device=device, rounds=rounds, turn=turn)
     rate = 1 / medians["heed"]
-    theirs = beside.tokens / medians["peer"] if peer is not None else None
     peak = product.operations / medians["peak"]
     flops = count_operations(ours.model, setting.shape).needed * rate
     return StandardFigures(
@@ -237,9 +232,6 @@ def measure(
         peak / 1e12,
         flops / peak,
         memory,
-        type(peer).__name__ if peer is not None else None,
-        theirs,
-        rate * setting.tokens / theirs if theirs else None,
     )
 
 

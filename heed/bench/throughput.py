@@ -150,7 +150,7 @@ def fixed_pace(loop: Loop, batch: Batch, updates: int | None) -> Counts:
     return counts
 
 
-def full(batch: Batch, vocab: int) -> Batch:
+def fill_padding(batch: Batch, vocab: int) -> Batch:
     """A batch with random tokens in place of its padding, all of them counted by the loss."""
     if batch.segments is not None:  # packed: almost no padding
         return batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ import torch
 Work = Callable[[], object]
 LARGE = {"cuda": 8192, "cpu": 2048}
 """Rows and columns of the matrices whose product measures peak FLOP/s."""
+WALL, PROCESSOR = "wall", "processor"
+CLOCKS: dict[str, Callable[[], float]] = {WALL: time.perf_counter, PROCESSOR: time.process_time}
+"""Processor time of one thread does not count what else a busy machine does."""
 
 
 def synchronize(device: torch.device | str) -> None:
@@ -30,6 +32,7 @@ def side_by_side(
     rounds: int,
     warmup: int = 2,
     turn: float = 0.0,
+    clock: str = WALL,
 ) -> dict[str, float]:
     """Median seconds per call of several functions, alternating so that noise affects all alike.
 
@@ -40,23 +43,24 @@ def side_by_side(
     for name, run in contenders.items():
         for _ in range(warmup):
             run()
-        once = seconds(run, device)
+        once = seconds(run, device, clock=clock)
         calls[name] = max(1, round(turn / once))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
-            times[name].append(seconds(run, device, calls=calls[name]))
+            times[name].append(seconds(run, device, calls=calls[name], clock=clock))
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def seconds(run: Work, device: torch.device | str, *, calls: int = 1) -> float:
-    """Mean seconds per call over `calls` calls in a row."""
+def seconds(run: Work, device: torch.device | str, *, calls: int = 1, clock: str = WALL) -> float:
+    """Mean seconds per call over `calls` calls in a row, by one of `CLOCKS`."""
+    now = CLOCKS[clock]
     synchronize(device)
-    began = time.perf_counter()
+    began = now()
     for _ in range(calls):
         run()
     synchronize(device)
-    return (time.perf_counter() - began) / calls
+    return (now() - began) / calls
 
 
 @dataclass(frozen=True)
@@ -83,18 +87,6 @@ def matrix_peak(device: torch.device, dtype: torch.dtype, *, size: int | None = 
         {"product": product.run}, device=device, rounds=rounds, warmup=1, turn=0.02
     )
     return product.operations / medians["product"]
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Peak memory in bytes: of the GPU by torch, else of this process; None if unknown."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def process_age() -> float:

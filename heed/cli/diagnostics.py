@@ -14,6 +14,7 @@ from heed.cli.common import (
     console,
     print_json,
 )
+from heed.errors import ConfigError
 
 
 @app.command(rich_help_panel="This machine")
@@ -35,33 +36,71 @@ def bench(
     precision: Annotated[str | None, typer.Option(help="auto, float32 or bf16.")] = None,
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads.")] = None,
     against: Annotated[
-        str | None, typer.Option(help="Also measure a peer on the same batches: transformers.")
+        str | None,
+        typer.Option(
+            help="Compare with a peer instead, like for like: transformers (Marian or GPT-2), "
+            "nn.Transformer (translators), plain (a GPT like nanoGPT)."
+        ),
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(help="Training steps to time. Default: whole epochs, for seconds.")
+        int | None,
+        typer.Option(
+            help="Training steps to time. Default: whole epochs, for seconds; with --against, the "
+            "first 8 of the recipe."
+        ),
     ] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="With --against: turns of each system. Default: 5.")
+    ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile/--no-compile",
+            help="With --against: whether the peer is also compiled, which takes minutes.",
+        ),
+    ] = True,
     json: AsJson = False,
 ) -> None:
     """Measure training speed: tokens/s, share of the machine's peak FLOP/s, memory, start-up.
 
     heed bench demo-translate
 
-    heed bench --against transformers
+    With --against, heed and a peer train a model of the same shape on the same batches: forward,
+    loss, backward, clipping, AdamW. Each is in a process of its own, and they take turns. The first
+    ratio is to the fastest form of the peer (eager, compiled, captured) in the same precision.
+    All else is labelled. A form that fails is listed with its reason.
+
+    heed bench demo-translate --against transformers
+
+    heed bench demo-generate --against plain --precision float32
     """
     from heed.train import precompile
 
-    if recipe or train:
-        precompile.start_early(device)
-    from heed.bench.run_bench import run_bench
+    named = (recipe, task, train, dev, change, precision)
+    if against is None:
+        if turns is not None or not compiled:
+            flag = "--no-compile" if turns is None else "--turns"
+            raise ConfigError([f"{flag} is for a comparison: add --against."])
+        if recipe or train:
+            precompile.start_early(device)
+        from heed.bench.run_bench import run_bench
 
-    figures, report = run_bench(
-        (recipe, task, train, dev, change, precision),
-        device=device,
-        threads=threads,
-        against=against,
-        updates=updates,
-        console=console(quiet=json),
-    )
+        figures, report = run_bench(
+            named, device=device, threads=threads, updates=updates, console=console(quiet=json)
+        )
+    else:
+        from heed.bench.run_bench import run_comparison
+
+        figures, report = run_comparison(
+            named,
+            against,
+            device=device,
+            threads=threads,
+            updates=updates,
+            turns=turns,
+            compiled=compiled,
+            console=console(quiet=json),
+        )
     if json:
         print_json(figures)
     else:
