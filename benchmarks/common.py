@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "environment",
     "keep",
     "machine",
+    "set_options",
     "side_by_side",
     "synchronize",
     "table",
@@ -54,6 +55,11 @@ def environment(**variables: str) -> dict[str, str]:
     """Variables of a process that finds this checkout first, then all that this process finds."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
+def set_options(changes: Mapping[str, object]) -> list[str]:
+    """The options `--set KEY=VALUE` of a heed command."""
+    return [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
 
 
 def _cpu_name() -> str:

@@ -9,7 +9,6 @@ three seeds each where the power calculation says so. Runs that are complete are
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import keep, table
+from common import environment, keep, table
 
 from heed.runs.item_counts import item_path
 from heed.stats.verdicts import Verdict
@@ -106,8 +105,8 @@ def make_run(folder: Path, arguments: Sequence[str]) -> None:
 def call_heed(*arguments: str) -> str:
     """Run one heed command on one core; its output."""
     command = [sys.executable, "-m", "heed", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    variables = environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return done.stdout

@@ -23,8 +23,8 @@ which stop beam search sooner than `generate` and heed do.
 
 compares heed with CTranslate2 by itself, text to text, greedy, on a CPU, in each precision. Both
 use the run's tokenizer. CTranslate2 is measured with its threads on one batch and with a thread for
-each batch, and in batches of 32 and of 256 sentences; heed as `heed translate` decodes. All take
-turns, so that other work on the machine slows each of them alike.
+each batch, and in batches of 32 and of 256 sentences; heed as `heed translate` decodes. Each has a
+process of its own, and all take turns, so that other work on the machine slows each of them alike.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,6 +48,8 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 from heed.api.translate import Translator as HeedTranslator
+from heed.bench.system_worker import Worker, open_answers, send_answer, worker_process
+from heed.bench.timing import CLOCKS, PROCESSOR, WALL
 from heed.config import DecodeConfig, ModelConfig
 from heed.data.tokenizers.special_tokens import BOS, EOS, PAD
 from heed.data.tokenizers.tokenizer import Tokenizer
@@ -209,11 +213,12 @@ def by_heed(task: Task, beam: int) -> Run:
     how = Beam(beam) if beam > 1 else Greedy()
     search = Search([task.model], how, batch_size=task.batch_size)
 
-    def run() -> Sources:
-        results = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
-        return [hypotheses[0].ids for hypotheses in results]
+    return partial(_best_outputs, search, task)
 
-    return run
+
+def _best_outputs(search: Any, task: Task) -> Sources:
+    results = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
+    return [hypotheses[0].ids for hypotheses in results]
 
 
 def by_generate(task: Task, marian: Any, beam: int) -> Run:
@@ -257,11 +262,7 @@ def by_engine(task: Task, served: Any, beam: int) -> Run:
     """CTranslate2 as heed's engine."""
     search = served.search(DecodeConfig(beam=beam, batch_size=task.batch_size))
 
-    def run() -> Sources:
-        results = search.translate(task.sources, max_ratio=1e-9, max_extra=task.tokens)
-        return [hypotheses[0].ids for hypotheses in results]
-
-    return run
+    return partial(_best_outputs, search, task)
 
 
 def by_ctranslate2(task: Task, served: Any, beam: int) -> Run:
@@ -329,6 +330,8 @@ def measure(
 # ------------------------------------------------------------------------------- text to text
 
 Texts = list[str]
+LONGEST_TURN = 3600.0
+"""Seconds after which a process that does not answer is ended; the first turn loads the model."""
 
 
 def heed_texts(run: Path, precision: str) -> Callable[[Texts], Texts]:
@@ -374,46 +377,84 @@ def ctranslate2_texts(
     return run_texts
 
 
+def read_lines(path: Path) -> Texts:
+    """The lines of a text file, with or without a newline at its end."""
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def answer_turns(options: argparse.Namespace) -> None:
+    """The process of one system: translates the source at every line of standard input."""
+    answers, (library, *numbers) = open_answers(), options.system.split("-")
+    precision, texts = options.precisions[0], read_lines(options.source)
+    if library == "heed":
+        translate = heed_texts(options.run, precision)
+    else:
+        inter, intra, batch = map(int, numbers)
+        translate = ctranslate2_texts(
+            options.run,
+            precision,
+            threads=(inter, intra),
+            batch=batch,
+            tokens=options.tokens or 200,
+        )
+    clock = CLOCKS[PROCESSOR if options.cpu_time else WALL]
+    for _ in sys.stdin:
+        began = clock()
+        outputs = translate(texts)
+        send_answer(answers, "turn", seconds=clock() - began, outputs=outputs)
+
+
+def take_turn(worker: Worker, name: str) -> dict[str, Any]:
+    """Let a system translate the source once; its seconds and outputs."""
+    answer = worker.ask("go", LONGEST_TURN)
+    if answer["event"] == "failed":
+        raise SystemExit(f"{name}: {answer['reason']}")
+    return answer
+
+
 def measure_precisions(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Sentences per second of heed and of CTranslate2, in turns, with BLEU of each output."""
-    texts, references = (
-        path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        for path in (options.source, options.reference)
-    )
-    threads, tokens = torch.get_num_threads(), options.tokens or 200
-    clock = time.process_time if options.cpu_time else time.perf_counter
-    runs: dict[tuple[str, str], Callable[[Texts], Texts]] = {}
-    for precision in options.precisions:
-        runs[precision, "heed"] = heed_texts(options.run, precision)
-        for split in sorted({(1, threads), (threads, 1)}):
-            for batch in (32, 256):
-                name = f"ctranslate2, {split[0]} × {split[1]} threads, batch {batch}"
-                runs[precision, name] = ctranslate2_texts(
-                    options.run, precision, threads=split, batch=batch, tokens=tokens
-                )
-    outputs = {key: run(texts) for key, run in runs.items()}
-    taken: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
-    for _ in range(options.rounds):
-        for key, run in runs.items():
-            began = clock()
-            run(texts)
-            taken[key].append(clock() - began)
+    """Sentences per second of heed and of CTranslate2, in turns, with BLEU of each output.
+
+    In one process, OpenMP threads of CTranslate2 would go on spinning while it is heed's turn.
+    """
+    references, threads = read_lines(options.reference), torch.get_num_threads()
+    names = {"heed": "heed"}
+    for inter, intra in sorted({(1, threads), (threads, 1)}):
+        for batch in (32, 256):
+            name = f"ctranslate2, {inter} × {intra} threads, batch {batch}"
+            names[f"ctranslate2-{inter}-{intra}-{batch}"] = name
+    keys = [(precision, system) for precision in options.precisions for system in names]
+    command = [sys.executable, *sys.argv]
+    with ExitStack() as stack:
+        workers = {
+            (precision, system): stack.enter_context(
+                worker_process([*command, "--system", system, "--precisions", precision])
+            )
+            for precision, system in keys
+        }
+        outputs: dict[tuple[str, str], Texts] = {
+            key: take_turn(worker, ", ".join(key))["outputs"] for key, worker in workers.items()
+        }
+        taken: dict[tuple[str, str], list[float]] = {key: [] for key in keys}
+        for _ in range(options.rounds):
+            for key, worker in workers.items():
+                taken[key].append(take_turn(worker, ", ".join(key))["seconds"])
     plain = outputs[options.precisions[0], "heed"]
     return [
         {
             "precision": precision,
-            "name": name,
-            "sentences_per_second": [len(texts) / seconds for seconds in taken[precision, name]],
+            "name": names[system],
+            "sentences_per_second": [len(plain) / seconds for seconds in taken[precision, system]],
             "heed_times_as_fast": [
                 theirs / ours
                 for ours, theirs in zip(
-                    taken[precision, "heed"], taken[precision, name], strict=True
+                    taken[precision, "heed"], taken[precision, system], strict=True
                 )
             ],
             "bleu": corpus_bleu(output, [references]).score,
             "same_as_first": sum(a == b for a, b in zip(output, plain, strict=True)) / len(plain),
         }
-        for (precision, name), output in outputs.items()
+        for (precision, system), output in outputs.items()
     ]
 
 
@@ -467,6 +508,7 @@ def main() -> None:
         choices=["float32", "bf16", "int8"],
         help="heed and CTranslate2 in these, text to text; needs --run, --source and --reference",
     )
+    parser.add_argument("--system", help=argparse.SUPPRESS)  # the process of one system
     parser.add_argument("--reference", type=Path, help="the translations of --source")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads")
     parser.add_argument(
@@ -481,6 +523,9 @@ def main() -> None:
     if options.precisions:
         if not (options.run and options.source and options.reference):
             parser.error("--precisions needs --run, --source and --reference.")
+        if options.system:
+            answer_turns(options)
+            return
         compared = measure_precisions(options)
         title = "Sentences per second" + (" of processor time" if options.cpu_time else "")
         columns = ["", "median", "range", "heed is", "BLEU", "same output"]
@@ -512,7 +557,7 @@ def main() -> None:
             )
             for shape in options.shapes
         ]
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    clock = CLOCKS[PROCESSOR if options.cpu_time else WALL]
     results = [
         measure(task, beam, options.rounds, options.device, engines=options.engines, clock=clock)
         for task in tasks

@@ -22,7 +22,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from common import RESULTS, ROOT, environment
+
 PACKAGES = ("torch", "triton", "numpy", "pytest", "pytest-xdist")
 SLOWEST = 15
 """How many of the slowest tests the result names."""
@@ -30,11 +31,9 @@ SLOWEST = 15
 
 def run_pytest(paths: list[str], workers: int, report: Path) -> int:
     """Run the tests marked `gpu`; writes a JUnit report and returns pytest's exit code."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark"]
     command += ["-n", str(workers), f"--junitxml={report}", "-o", "junit_family=xunit1", *paths]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
 
 
 def read_report(report: Path) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def main() -> None:
     """Run the tests, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("paths", nargs="*", default=["tests"], help="test files or folders")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--workers", type=int, default=6)
     options = parser.parse_args()
     began = time.monotonic()

@@ -10,14 +10,11 @@ the word aligner.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 from common import keep, table
+from process_monitor import run_command
 
 from heed.data import synthetic
 
@@ -30,27 +27,14 @@ SENTENCES = (1_000, 5_000, 10_000)
 
 def measure(arguments: list[str], folder: Path) -> dict[str, float]:
     """Seconds, processor seconds and peak resident bytes of a command."""
-    root = Path(__file__).resolve().parents[1]
-    settings = {"PYTHONPATH": str(root), "HEED_CACHE": str(folder / "cache")}
     # A fixed threshold: glibc's own adapts to the batches, and free memory in pieces would count.
-    settings |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-    start = time.monotonic()
-    with (folder / "out").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "heed", *arguments],
-            cwd=folder,
-            env=os.environ | settings,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    usage = run_command(arguments, folder, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
+    if usage.code:
         raise SystemExit((folder / "out").read_text(encoding="utf-8"))
     return {
-        "seconds": round(time.monotonic() - start, 1),
-        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "peak_bytes": usage.ru_maxrss * 1024,
+        "seconds": round(usage.seconds, 1),
+        "processor_seconds": round(usage.processor, 1),
+        "peak_bytes": usage.memory,
     }
 
 

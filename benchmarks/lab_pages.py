@@ -28,7 +28,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from common import RESULTS, environment, keep, table
+from common import RESULTS, environment, keep, set_options, table
 
 from heed.checksums import BLANK, KEY, seal_text
 from heed.config import Recipe
@@ -249,10 +249,12 @@ def make_model(folder: Path, size: int, width: int) -> None:
         "train.steps": 2,
         "train.batch_size": 1,
     }
-    flags = [flag for key, value in changes.items() for flag in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "heed", "train", "demo-generate", "--run", str(folder)]
     subprocess.run(
-        [*command, "--device", "cpu", *flags], env=environment(), check=True, capture_output=True
+        [*command, "--device", "cpu", *set_options(changes)],
+        env=environment(),
+        check=True,
+        capture_output=True,
     )
 
 

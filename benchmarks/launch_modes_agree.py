@@ -3,10 +3,10 @@
     python benchmarks/launch_modes_agree.py               kernel by kernel, and compiled, on the CPU
     python benchmarks/launch_modes_agree.py --device cuda as captured graphs as well
 
-A translator and a language model learn the synthetic corpus for 200 updates from one seed, by the
-real engine in folders that are thrown away. The loss of every update is held against that of the
-run that launches kernel by kernel. Compiled blocks draw other random numbers for dropout, so there
-two curves are compared: without dropout, update by update; with it, by their means over stretches.
+A translator and a language model learn the synthetic corpus for 200 updates from one seed, as
+`heed train` trains, in temporary folders. The loss of every update is compared with that of the run
+that launches kernel by kernel. Compiled blocks draw other random numbers for dropout, so there two
+curves are compared: without dropout, update by update; with it, by their means over stretches.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ def outcome(recipe: Recipe, device: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         quiet = Console(file=io.StringIO())
         run = train_run.start(recipe, Path(folder) / "run", device=device, console=quiet)
-        return _left(run)
+        return _read_outcome(run)
 
 
-def _left(run: Run) -> Outcome:
+def _read_outcome(run: Run) -> Outcome:
     lines = [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
     losses = [line["loss"] for line in lines if line["event"] == "train"]
     if None in losses:
-        raise SystemExit("All updates of a line were skipped: there is no curve to hold beside.")
+        raise SystemExit("All updates of a line were skipped: there is no curve to compare.")
     return Outcome(losses, run.weights_path.read_bytes(), lines)
 
 

@@ -9,15 +9,12 @@ the kernel. The runs are trained first by the real command.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 from common import keep, table
+from process_monitor import run_command
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MODEL = (
@@ -37,23 +34,6 @@ def random_lines(count: int, seed: int) -> str:
     return "".join(" ".join(word() for _ in range(draw.randint(1, 8))) + "\n" for _ in range(count))
 
 
-def peak_memory(arguments: list[str], folder: Path) -> tuple[int, float, int]:
-    """Peak resident bytes of a command, its seconds and its exit code."""
-    root = Path(__file__).resolve().parents[1]
-    began = time.monotonic()
-    with (folder / "out").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "heed", *arguments],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(root), "HEED_CACHE": str(folder / "cache")},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_maxrss * 1024, time.monotonic() - began, process.returncode
-
-
 def main() -> None:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -66,30 +46,35 @@ def main() -> None:
         files = ["--train", "train.en", "--train", "train.fr"]
         for task, data in (("translate", files), ("generate", files[:2])):
             command = ["train", "--task", task, *data, *MODEL, "--device", "cpu", "--run", task]
-            if peak_memory(command, folder)[2]:
+            if run_command(command, folder).code:
                 raise SystemExit((folder / "out").read_text())
-        rows = []
+        rows = {}
         for lines in (200, 400) if tiny else (2_000, 20_000):
             (folder / "x").write_text(random_lines(lines, 3))
             (folder / "y").write_text(random_lines(lines, 4))
             translate = ["translate", "translate", "--file", "x", "--device", "cpu"]
             translate += ["--max-ratio", "0.3", "--max-extra", "2"]
-            rows.append((f"translate, {lines:,} lines", *peak_memory(translate, folder)))
+            rows[f"translate, {lines:,} lines"] = run_command(translate, folder)
             score = ["score", "x", "--ref", "y", "--metric", "bleu,chrf", "--json"]
-            rows.append((f"score, {lines:,} lines", *peak_memory(score, folder)))
+            rows[f"score, {lines:,} lines"] = run_command(score, folder)
         for words in (1_000,) if tiny else (1_000, 4_000, 40_000):
             (folder / "prompt").write_text("word " * words + "\n")
             generate = ["generate", "generate", "--file", "prompt", "--length", "5"]
-            rows.append((f"generate, {words:,} words", *peak_memory(generate, folder)))
+            rows[f"generate, {words:,} words"] = run_command(generate, folder)
             cut = [*generate, "--cut-prompt"]
-            rows.append((f"generate --cut-prompt, {words:,} words", *peak_memory(cut, folder)))
-    cells = [[n, f"{b / 2**20:,.0f}", f"{s:.0f}", str(c)] for n, b, s, c in rows]
+            rows[f"generate --cut-prompt, {words:,} words"] = run_command(cut, folder)
+    cells = [
+        [name, f"{one.memory / 2**20:,.0f}", f"{one.seconds:.0f}", str(one.code)]
+        for name, one in rows.items()
+    ]
     text = table("Peak memory of commands", ["command", "MiB", "seconds", "exit code"], cells)
     if tiny:
         print(text)
     else:
-        keys = ("command", "bytes", "seconds", "code")
-        figures = [dict(zip(keys, row, strict=True)) for row in rows]
+        figures = [
+            {"command": name, "bytes": one.memory, "seconds": one.seconds, "code": one.code}
+            for name, one in rows.items()
+        ]
         keep("memory-of-commands", text, figures, device="cpu")
 
 

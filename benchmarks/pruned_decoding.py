@@ -15,9 +15,6 @@ that other work on the machine counts little.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -25,6 +22,7 @@ from typing import cast
 import torch
 from common import keep, side_by_side, table
 
+from heed.bench.timing import PROCESSOR, WALL
 from heed.config import ModelConfig
 from heed.data import synthetic
 from heed.decode.beam import Beam
@@ -41,7 +39,6 @@ VOCAB, TEXTS, LENGTH = 2000, 16, 12
 TRAINED_TEXTS = 128
 STRATEGIES: dict[str, Strategy] = {"greedy": Greedy(), "beam 4": Beam(4)}
 Sources = list[list[int]]
-Work = Mapping[str, Callable[[], object]]
 
 
 def random_task(layers: int, width: int, heads: int) -> tuple[Translator, Sources]:
@@ -76,23 +73,6 @@ def count_tokens(search: Search, sources: Sources) -> int:
     return sum(len(one.ids) + (not one.cut) for one in best)
 
 
-def cpu_seconds(work: Work, rounds: int) -> dict[str, float]:
-    """Median seconds of processor time a call, the models alternating."""
-    torch.set_num_threads(1)
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(rounds):
-        for name, run in work.items():
-            began = time.process_time()
-            run()
-            times[name].append(time.process_time() - began)
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
-def gpu_seconds(work: Work, rounds: int) -> dict[str, float]:
-    """Median seconds a call, the models alternating."""
-    return side_by_side(work, device="cuda", rounds=rounds)
-
-
 def main() -> None:
     """Measure and save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -101,6 +81,10 @@ def main() -> None:
     parser.add_argument("--pruned", type=Path, help="a pruned run of --run")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
+    clock = WALL
+    if options.device == "cpu":
+        clock = PROCESSOR
+        torch.set_num_threads(1)
     tasks = {name: random_task(*shape) for name, shape in SHAPES.items()}
     if options.run is not None:
         tasks[f"trained run {options.run.name}"] = trained_task(options.run)
@@ -118,8 +102,7 @@ def main() -> None:
             }
             tokens = {name: count_tokens(search, sources) for name, search in searches.items()}
             work = {name: partial(translate, search, sources) for name, search in searches.items()}
-            measure = cpu_seconds if options.device == "cpu" else gpu_seconds
-            seconds = measure(work, options.rounds)
+            seconds = side_by_side(work, device=options.device, rounds=options.rounds, clock=clock)
             speed = {name: tokens[name] / seconds[name] for name in versions}
             for name, model in versions.items():
                 parameters = sum(p.numel() for p in model.parameters())

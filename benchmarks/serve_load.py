@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from common import ROOT, environment, keep, table
+from common import ROOT, environment, keep, set_options, table
+from process_monitor import read_memory
 
 from heed.data.synthetic import generate_sentences
 
@@ -182,9 +183,7 @@ class Server:
 
     def memory(self) -> int:
         """Anonymous memory in bytes, as Linux reports it."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        match = re.search(r"RssAnon:\s+(\d+) kB", status)
-        return int(match[1]) * 1024 if match else 0
+        return read_memory(Path(f"/proc/{self.process.pid}/status")).get("RssAnon", 0)
 
 
 def measure(
@@ -281,8 +280,7 @@ def describe(result: dict[str, Any]) -> str:
 def train_large(folder: Path) -> Path:
     """A run of 30 million parameters, trained for a few steps, unless it is there."""
     if not (folder / "model.safetensors").exists():
-        changes = [part for key, value in LARGE.items() for part in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "heed", "train", "demo-translate", *changes]
+        command = [sys.executable, "-m", "heed", "train", "demo-translate", *set_options(LARGE)]
         subprocess.run([*command, "--run", str(folder)], env=environment(), check=True, cwd=ROOT)
     return folder
 

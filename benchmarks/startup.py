@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from common import keep, table
+from common import keep, set_options, table
 from process_monitor import watch
 
 BARS = {"fresh": 15.0, "warm": 4.0}
@@ -33,7 +33,7 @@ def arguments(data: Path, threads: int | None, device: str) -> list[str]:
     for split in ("train", "dev"):
         for side in ("en", "fr"):
             options += [f"--{split}", str((data / f"{split}.{side}").resolve())]
-    options += [part for key, value in SHORT.items() for part in ("--set", f"{key}={value}")]
+    options += set_options(SHORT)
     return options + ([] if threads is None else ["--threads", str(threads)])
 
 

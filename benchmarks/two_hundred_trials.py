@@ -11,16 +11,14 @@ the machine lengthens.
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import keep, table
+from process_monitor import run_command
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from study_folders import write_finished, write_study
@@ -81,19 +79,12 @@ def measure(folder: Path) -> dict[str, float]:
     """Seconds of every command, and the bytes of the report."""
     figures: dict[str, float] = {}
     for name, words in COMMANDS.items():
-        command = [sys.executable, "-m", "heed", *(word.format(folder) for word in words)]
-        start, cpu = time.perf_counter(), _cpu_seconds()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        figures[name] = time.perf_counter() - start
-        figures[f"{name}_cpu"] = _cpu_seconds() - cpu
+        usage = run_command([word.format(folder) for word in words], folder.parent)
+        if usage.code:
+            raise SystemExit((folder.parent / "out").read_text(encoding="utf-8"))
+        figures[name], figures[f"{name}_cpu"] = usage.seconds, usage.processor
     figures["bytes"] = (folder / "report.html").stat().st_size
     return figures
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of the processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -37,3 +38,15 @@ def test_a_kept_study_has_no_weights_and_no_place(folder: Path) -> None:
     assert not (folder / RUNS).exists()
     for path in folder.rglob("*.json"):
         assert "/home/" not in path.read_text(encoding="utf-8")
+
+
+def test_the_page_of_optimizers_counts_the_looks_at_test() -> None:
+    """Test scores are kept of fresh seeds at each optimizer's own rate, and of no other run."""
+    kept = json.loads((RESULTS / "optimizers.json").read_text(encoding="utf-8"))
+    page = (DOCS / "optimizers.md").read_text(encoding="utf-8")
+    for task in kept["tasks"].values():
+        assert task["seeds"]["choice"] not in task["seeds"]["fresh"]
+        rules = task["rules"].values()
+        looks = sum(len(rule["own"]["test"]["each"]) for rule in rules)
+        assert f"evaluated {looks} times for {looks} models" in page
+        assert not any("test" in rule["shared"] for rule in rules)

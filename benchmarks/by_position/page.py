@@ -29,7 +29,8 @@ def write_page(results: Results) -> str:
         _methods(results),
         "## The classifier (encoder)",
         f"![Maps of the classifier, a row for each position]({NAME}-encoder.png)",
-        "*Seed 0. A row asks, a column answers; the color is the square root of the weight. Words "
+        "*Seed 0. A row is a query (the token that asks), a column a key (the token that answers); "
+        "the color is the square root of the weight. Words "
         f"with an asterisk are unknown to the model. “{SENTENCES['short']}” at the left; "
         f"“{SENTENCES['long']}” as the mean of all heads, and as the head that looks nearest.*",
         "**What to see.** Columns, not diagonals: all rows look at the same few words, whatever "
@@ -79,7 +80,7 @@ def _methods(results: Results) -> str:
         f"Seven positions, {seeds} seeds each, in three models of a course report's size (4 "
         "layers, 2 heads, width 64), trained on its speeches by `heed train`. Weights are exact, "
         f"from the plain path. They were measured on {texts} test texts of {SHORTEST} to {LENGTH} "
-        "tokens that are not in train, and averaged over layers, heads and the tokens that ask. "
+        "tokens that are not in train, and averaged over layers, heads and queries. "
         "“Even” is a head that looks at all it may see alike: a share means something only beside "
         "it. Brackets are the difference "
         "from even attention: 95% intervals over seeds and texts, simultaneous for each column. "

@@ -74,7 +74,8 @@ widen = 1
 """
 STUDIES = {"grid": GRID, "TPE": SEARCH}
 CLOCK = (
-    *("started", "ended", "minutes", "seconds", "time", "time/unix", "time/tokens_per_second"),
+    *("started", "process_started", "ended", "minutes", "seconds"),
+    *("time", "time/unix", "time/tokens_per_second"),
     *("peak_memory", "environment", "checksum"),
 )
 """Keys of files whose values depend on the clock or on memory."""
