@@ -74,15 +74,18 @@ def attend(
     lens: Annotated[
         bool,
         typer.Option(
-            "--lens", help="What each layer would predict, and the rank of the true token."
+            "--lens",
+            help="What each layer would predict, and the rank of the target's token (without "
+            "--target, of the model's own output).",
         ),
     ] = False,
     patch: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="KIND.LAYER.HEAD=EDIT",
             help="Edit a head and show the output before and after: cross.2.3=uniform. Layer and "
             "head count from 1, * is all. Patterns: uniform, first, last, diagonal, previous, "
-            "next; zero silences."
+            "next; zero silences.",
         ),
     ] = None,
     patch_from: Annotated[
@@ -110,9 +113,9 @@ def attend(
     device: Device = "auto",
     plugin: PluginFiles = None,
 ) -> None:
-    """Show what a model attends to: which tokens each token asks, with exact weights.
+    """Show what a model attends to: which tokens each token attends to.
 
-    A row asks and the columns answer. The weights are computed by the plain formula on what
+    Rows are queries and columns are keys. The weights are exact: the plain formula on what
     translate, classify or generate would read of the text, special tokens included.
 
     heed attend runs/demo "The old woman sees the cat."
@@ -187,7 +190,7 @@ def attend(
         return
     for maps, path in attend_texts(model, lines, view, target=target, out=out):
         if path is not None:
-            print_text(f"{path}: {maps.text}", err=json)
+            print_text(f"wrote {path}: {maps.text}", err=json)
         if json:
             print_json(maps.select(view.kind, view.layer, view.head).to_dict())
         elif path is None:
@@ -244,8 +247,9 @@ def heads(
     prune: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="KIND.LAYER.HEAD|N",
             help="Write a smaller run without these heads: cross.2.3, encoder.1.*; with --ablate "
-            "also a number of heads, those that cost least."
+            "also a number of heads, those that cost least.",
         ),
     ] = None,
     pruned_run: Annotated[
@@ -421,7 +425,7 @@ def _patch(
     if out is not None:
         with edit_attention(model.model, edits):
             for maps, path in attend_texts(model, lines, view, target=target, out=out):
-                print_text(f"{path}: {maps.text}", err=json)
+                print_text(f"wrote {path}: {maps.text}", err=json)
 
 
 def _compare(
@@ -448,7 +452,7 @@ def _compare(
     texts = list(read_texts(model, lines, target))
     comparisons = compare_maps(model, other, texts, view, names=names)
     for path in save_comparison(comparisons, out) if out is not None else ():
-        print_text(f"{path}: {names[0]} and {names[1]}", err=json)
+        print_text(f"wrote {path}: {names[0]} and {names[1]}", err=json)
     if json:
         print_json([one.to_dict() for one in comparisons])
     elif out is None:
@@ -493,7 +497,7 @@ def _follow(
         lambda step: load(run, device=device, weights=str(step)), steps, texts, view, run=run.name
     )
     for path in save_history(histories, out) if out is not None else ():
-        print_text(f"{path}: {run.name}, {len(steps)} snapshots", err=json)
+        print_text(f"wrote {path}: {run.name}, {len(steps)} snapshots", err=json)
     if json:
         print_json([one.to_dict() for one in histories])
     elif out is None:

@@ -1,6 +1,6 @@
 """Cross-attention heads that align words: chosen on one set, scored on another.
 
-The mean of the chosen heads gives links in one of two ways. One link a target word: to the source
+The mean of the chosen heads gives links in one of two ways. One link per target word: to the source
 word with the most weight. Both ways: also from every source word to the target word that attends to
 it most, so that two source words may share a target word, as "of the" and "du" do.
 
@@ -31,7 +31,7 @@ from heed.stats.intervals import Interval, ratio_interval
 Bools = NDArray[np.bool_]
 MAX_PAIRS = 2000
 """Sentence pairs of a set whose maps are kept to choose heads, or to score them."""
-TARGET, BOTH = "one link a word", "links both ways"
+TARGET, BOTH = "one link per word", "links both ways"
 RULES = (TARGET, BOTH)
 """How attention becomes links."""
 MIN_GAIN = 1e-4
@@ -113,7 +113,7 @@ def choose_alignment_heads(
     single = min(everything, key=lambda head: _error(maps[0], [head], TARGET).value)
     systems: dict[str, tuple[list[int], str]] = {
         f"mean of all heads, {TARGET}": (everything, TARGET),
-        f"head {heads[single].label}, {TARGET}": ([single], TARGET),
+        f"best: {heads[single].label}, {TARGET}": ([single], TARGET),
         **{f"chosen heads, {rule}": (subsets[rule], rule) for rule in RULES},
     }
     errors = {
@@ -123,7 +123,7 @@ def choose_alignment_heads(
     has_gold = [probe.gold is not None for probe in (dev, test)]
     if all(has_gold):
         errors["word aligner"] = _aligner_error(dev, aligner), _aligner_error(test, aligner)
-        errors[f"least for {TARGET}"] = _least_error(maps[0]), _least_error(maps[1])
+        errors[f"lowest possible, {TARGET}"] = _least_error(maps[0]), _least_error(maps[1])
     counts = [sum(len(batch.words_bnm) for batch in batches) for batches in maps]
     reference = ["gold" if gold else "word aligner" for gold in has_gold]
     return AlignmentResult(

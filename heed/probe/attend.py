@@ -12,12 +12,12 @@ from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import ConfigError, DataError, nearest
 from heed.probe.attention_maps import KINDS, AttentionMaps
-from heed.probe.lens import Lens, read_lens
+from heed.probe.lens import OWN_OUTPUT, TARGET, Lens, read_lens
 from heed.probe.map_figure import MEAN
 from heed.probe.map_output import check_format, render_links
 from heed.probe.mask_checks import Check, check_attention
 from heed.probe.text_trace import InputTokens, count_traceable
-from heed.runs.run import BEST_WEIGHTS
+from heed.runs.weight_files import BEST_WEIGHTS
 
 MOST_CHECKED = 64
 """Texts that are checked: they are one batch, of fewer where texts are long."""
@@ -168,8 +168,10 @@ def lens_texts(
 ) -> Iterator[Lens]:
     """What each layer would predict over each text."""
     classes = model.pipeline.classes.names if model.recipe.task == "classify" else ()
+    reference = OWN_OUTPUT if model.recipe.task == "translate" and target is None else TARGET
     for of_text in read_texts(model, groups, target):
-        yield read_lens(model.model, model.tokenizer, *model.inputs(*of_text), classes=classes)
+        inputs = model.inputs(*of_text)
+        yield read_lens(model.model, model.tokenizer, *inputs, classes=classes, reference=reference)
 
 
 def render_view(maps: AttentionMaps, view: View) -> Any:

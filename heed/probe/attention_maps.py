@@ -1,8 +1,8 @@
 """Attention maps of a text: the exact weights of every layer and head, by token or by word.
 
-Queries ask and keys answer: row i of a map says what token i attends to. A row of cross-attention
-has the name of the token that is written from it. Layers and heads are counted from 0 here, and
-from 1 in whatever a person reads.
+Rows are queries and columns are keys: row i of a map says what token i attends to. A row of
+cross-attention has the name of the token that is written from it. Layers and heads are counted
+from 0 here, and from 1 in whatever a person reads.
 
 Shapes: b texts, l layers, h heads, n queries, m keys; N query words, M key words.
 """
@@ -68,22 +68,22 @@ class AttentionMap:
 
     @property
     def query_tokens(self) -> list[str]:
-        """The tokens that ask, in readable form."""
+        """The queries, in readable form."""
         return self.queries.tokens
 
     @property
     def key_tokens(self) -> list[str]:
-        """The tokens that answer, in readable form."""
+        """The keys, in readable form."""
         return self.keys.tokens
 
     @property
     def query_words(self) -> list[int | None]:
-        """The word of each token that asks; None for special tokens."""
+        """The word of each query; None for special tokens."""
         return self.queries.words
 
     @property
     def key_words(self) -> list[int | None]:
-        """The word of each token that answers; None for special tokens."""
+        """The word of each key; None for special tokens."""
         return self.keys.words
 
     @property

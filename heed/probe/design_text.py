@@ -10,7 +10,7 @@ import numpy as np
 
 from heed.arrays import Floats
 from heed.probe.design import Design, largest_weight, least_squares_weights
-from heed.probe.design_problem import Solution, join_items
+from heed.probe.design_problem import Problem, Solution, join_items
 from heed.probe.separation import Dependence
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ def describe_solution(solution: Solution) -> str:
     return "\n".join(lines)
 
 
+def describe_items(problem: Problem) -> str:
+    """The keys and values of a problem, a row for each."""
+    lines = list[str]()
+    for name, rows in (("key", problem.keys_md), ("value", problem.values_mv)):
+        for number, row in enumerate([] if rows is None else rows, 1):
+            lines += _row(f"{name} {number}", format_vector(row))
+    return "\n".join(lines)
+
+
 def format_vector(vector: Floats) -> str:
     """Numbers in columns, with three decimals, or three digits where these would hide them."""
     top = float(np.abs(vector).max(initial=0.0))
@@ -63,8 +72,8 @@ def describe_dependence(design: Design) -> str:
     if bound is not None:
         return (
             f"{proof} The key lies in the hull of the others: under every query its score is that "
-            f"average of theirs, so its weight is at most {bound:.3f}. Shown: the most that any "
-            "query gives it."
+            f"average of theirs, so {bound:.3f} is an upper bound on its weight. The query shown "
+            f"gives it {design.weights_m[wanted[0]]:.3f}, the maximum over all queries."
         )
     if _contradicts_zeros(design, dependence):
         return (

@@ -33,7 +33,8 @@ from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.probe.text_trace import count_traceable
 from heed.runs.labels import Classes
 from heed.runs.load import load_run
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 
 Links = frozenset[tuple[int, int]]
 """(source word, target word), counted from 0."""

@@ -35,8 +35,8 @@ COLUMNS = {
     "end": "end",
     "punctuation": "punct",
     INDUCTION: "induc",
-    GOLD_ERROR: "AER gold",
-    ALIGNER_ERROR: "AER HMM",
+    GOLD_ERROR: "AER vs\ngold",
+    ALIGNER_ERROR: "AER vs\nHMM",
 }
 """Metrics that the tables show, and their headers; JSON has all."""
 TITLES = {
@@ -125,8 +125,9 @@ def _notes(report: HeadReport) -> Iterator[str]:
     if "cross" in report.kinds:
         yield (
             "In cross-attention, distance is that from the diagonal. AER is the alignment error "
-            "rate with one link a target word, against gold links and a word aligner (HMM)."
+            "rate with one link per target word, against gold links and a word aligner (HMM)."
         )
+        yield from _best_aligning_head(report)
     if report.aligner is not None and GOLD_ERROR in report.aligner:
         pairs, error = report.aligner["pairs"], report.aligner[GOLD_ERROR]
         yield f"The aligner, fitted to {pairs:,} pairs, has an AER of {error:.3f} against gold."
@@ -141,6 +142,19 @@ def _notes(report: HeadReport) -> Iterator[str]:
         for limit, group in groupby(rules.values(), key=Rule.limit)
     ]
     yield f"Names, the first that holds for the whole interval: {'; '.join(names)}; else {MIXED}."
+
+
+def _best_aligning_head(report: HeadReport) -> Iterator[str]:
+    """The cross-attention head with the lowest alignment error rate, by each reference."""
+    references = {GOLD_ERROR: "gold links", ALIGNER_ERROR: "the word aligner"}
+    cards = [card for card in report.cards if card.head.kind == "cross"]
+    for name, reference in references.items():
+        errors = {card.head: card.metrics[name].value for card in cards if name in card.metrics}
+        if errors:
+            best = min(errors, key=lambda head: errors[head])
+            label = f"{best.layer + 1}.{best.head + 1}"
+            yield f"Head {label} aligns best: AER {errors[best]:.3f} against {reference}."
+            return
 
 
 # ------------------------------------------------------------------------ alignment and ablation
@@ -168,13 +182,19 @@ def render_alignment(result: AlignmentResult) -> RenderableType:
     notes = [
         f"Chosen on {result.chosen_on}: {heads}; {result.rule}. Heads are kind.layer.head, "
         "counted from 1.",
-        "One link a word: each target word with the source word it attends to most. Links both "
+        "One link per word: each target word with the source word it attends to most. Links both "
         "ways: also each source word with the target word that attends to it most.",
     ]
     references = dict(zip((result.chosen_on, result.scored_on), result.reference, strict=True))
+    sets_by_reference: dict[str, list[str]] = {}
     for name, reference in references.items():
-        source = "gold links" if reference == "gold" else "the links of the word aligner"
-        notes.append(f"On {name}, links are compared with {source}.")
+        sets_by_reference.setdefault(reference, []).append(name)
+    parts = [
+        f"with {'gold links' if reference == 'gold' else 'the links of the word aligner'} on "
+        f"{' and '.join(names)}"
+        for reference, names in sets_by_reference.items()
+    ]
+    notes.append(f"Links are compared {', '.join(parts)}.")
     return Group(table, "", build_note("\n".join(textwrap.fill(note, WIDTH) for note in notes)))
 
 

@@ -18,7 +18,7 @@ from heed.probe.head_figures import draw_costs, draw_heads, draw_removals
 from heed.probe.head_tables import render_ablation, render_alignment, render_heads
 from heed.probe.patch import ZERO, Head
 from heed.runs.metric_plot import check_format
-from heed.runs.run import BEST_WEIGHTS
+from heed.runs.weight_files import BEST_WEIGHTS
 
 Result = HeadReport | AlignmentResult | Ablation
 

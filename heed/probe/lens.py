@@ -1,7 +1,8 @@
 """The logit lens: what each layer would predict if it were the last one.
 
 The vectors after a layer go through the final norm and the output head of the model, as those of
-the last layer do (nostalgebraist 2020). The true token's rank by layer shows where a model decides.
+the last layer do (nostalgebraist 2020). The rank of the target's token
+by layer shows where a model decides.
 
 Shapes: l layers, n tokens, w model width, v vocabulary.
 """
@@ -33,6 +34,8 @@ BATCH_SIZE = 32
 """Copies of a text, each with another token masked, in a forward pass."""
 LINE_WIDTH, LEAST_WIDTH, MOST_WIDTH, GAP = 80, 6, 12, 2
 """Columns of the terminal: of a line, at least and at most of a token, and between tokens."""
+TARGET, OWN_OUTPUT = "target", "own output"
+"""What the tokens to predict may be of."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class Lens:
     text: str
     target: str | None
     rows: list[LensRow]
+    reference: str = TARGET
+    """What the tokens to predict are of: the target (a given translation or the text), or the
+    model's own output."""
 
     @property
     def loss(self) -> float | None:
@@ -82,6 +88,7 @@ class Lens:
         return {
             "text": self.text,
             "target": self.target,
+            "reference": self.reference,
             "loss": self.loss,
             "tokens": [
                 {
@@ -102,8 +109,12 @@ def read_lens(
     source: InputTokens | None = None,
     *,
     classes: Sequence[str] = (),
+    reference: str = TARGET,
 ) -> Lens:
-    """What each layer of a model would predict over a text; `classes` names a classifier's."""
+    """What each layer of a model would predict over a text; `classes` names a classifier's.
+
+    `reference` says what the text is where the model did not get it: the target or its own output.
+    """
     stack = _require_transformer(model)
     with evaluating(model):
         if isinstance(model, Classifier):
@@ -115,8 +126,8 @@ def read_lens(
             hidden = [layer[0] for layer in trace.hidden["decoder"]]
             rows = _token_rows(model, stack, tokenizer, hidden, text.labels.tokens, text.written)
     if source is None:
-        return Lens(text.text, None, rows)
-    return Lens(source.text, text.text, rows)
+        return Lens(text.text, None, rows, reference)
+    return Lens(source.text, text.text, rows, reference)
 
 
 def _require_transformer(model: Model) -> Stack:
@@ -200,21 +211,22 @@ def _classifier_row(
 
 
 def render_lens(lens: Lens) -> Group:
-    """A table for the terminal: each layer's guess, and below it the rank of the true token."""
+    """A table for the terminal: each layer's guess, and below it the rank of the reference's."""
     count = len(lens.rows[0].layers) if lens.rows else 0
     has_truth = any(row.truth is not None for row in lens.rows)
     names = max((cell_len(row.token) for row in lens.rows), default=0)
     first = max(LEAST_WIDTH, min(MOST_WIDTH, names))
-    room = LINE_WIDTH - (2 * (first + GAP) + 5 + GAP if has_truth else first + GAP)
+    second = max(first, len(lens.reference))
+    room = LINE_WIDTH - (first + second + 2 * GAP + 5 + GAP if has_truth else first + GAP)
     shown = _spread(count, max(2, room // (LEAST_WIDTH + GAP)))
     width = max(LEAST_WIDTH, min(MOST_WIDTH, room // max(1, len(shown)) - GAP))
-    headers = ["reads", *(["truth", "loss"] if has_truth else [])]
+    headers = ["reads", *([lens.reference, "loss"] if has_truth else [])]
     word = "layer " if width >= len("layer 10") else "L"
     layers = ["embed" if layer == 0 else f"{word}{layer}" for layer in shown]
     table = build_table(*headers, *layers, right=("loss",), compact=True)
     for row in lens.rows:
         known = row.truth is not None and row.loss is not None
-        truth = [_fit(row.truth or "", first), f"{row.loss:.2f}" if known else ""]
+        truth = [_fit(row.truth or "", second), f"{row.loss:.2f}" if known else ""]
         cells = [_cell(row.layers[layer], width) for layer in shown]
         table.add_row(_fit(row.token, first), *(truth if has_truth else []), *cells)
     lines: list[RenderableType] = [Text(lens.text)]
@@ -242,7 +254,8 @@ def _spread(count: int, most: int) -> list[int]:
 def _explain(lens: Lens, has_truth: bool, count: int, shown: Sequence[int]) -> str:
     words = "each layer's guess; below it its probability"
     if has_truth and lens.loss is not None:
-        words = "each layer's guess; below it the rank of the true token (#1: predicted)"
+        token = "the model's own token" if lens.reference == OWN_OUTPUT else "the target's token"
+        words = f"each layer's guess; below it the rank of {token} (#1: predicted)"
         perplexity = math.exp(min(lens.loss, 700.0))
         words += f"; loss {lens.loss:.4f} a token, perplexity {perplexity:.2f}"
     return words if len(shown) == count else f"{words}; --json has all {count - 1} layers"

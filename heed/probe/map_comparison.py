@@ -291,7 +291,7 @@ def _draw_pair(
             label_rows(axes, rows if i == 0 else [""] * n, size, start=first.queries.start)
             label_columns(axes, columns, size, start=first.keys.start, upright=True)
             axes.set_title(f"{_fit(names[i], int(width / 0.09))}\n{head.label}", fontsize=9, pad=8)
-        note = f"similarity {match.similarity:.2f}; rows ask, columns answer"
+        note = f"similarity {match.similarity:.2f}; rows are queries, columns keys"
         figure.text(0.5, 0.02, note, ha="center", va="bottom", fontsize=plot.NOTE_SIZE)
         add_scale(figure, image, left + 2 * width + 0.4, 0.3, plot.clamp(height, 1.3, 2.4))
     return figure

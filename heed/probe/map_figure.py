@@ -38,7 +38,7 @@ MAX_CELL = 0.34
 PANEL_PIXELS, GAP_PIXELS, STRIPE = 120, 12, 3
 """Pixels of one panel of an overview, between panels, and of half a stripe of the hatching."""
 NAMES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention"}
-AXES = {"cross": ("asks: target", "answers: source")}
+AXES = {"cross": ("query: target", "key: source")}
 TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -78,9 +78,9 @@ def draw_head(attention: AttentionMap, layer: int, head: int | str = MEAN) -> Fi
         _outline_gold(axes, attention.gold or [])
         label_rows(axes, rows, row_size, start=attention.queries.start)
         label_columns(axes, columns, column_size, start=attention.keys.start, upright=upright)
-        asks, answers = AXES.get(attention.kind, ("asks", "answers"))
-        axes.set_ylabel(asks, labelpad=6)
-        axes.set_xlabel(answers, labelpad=6)
+        query, key = AXES.get(attention.kind, ("query", "key"))
+        axes.set_ylabel(query, labelpad=6)
+        axes.set_xlabel(key, labelpad=6)
         axes.set_title(subject, pad=10)
         bar = plot.clamp(height, 1.3, 2.4)
         add_scale(figure, image, left + width + 0.15, 0.4 + height - bar, bar)
@@ -182,14 +182,14 @@ def _numbered(labels: list[str], start: int) -> tuple[list[float], list[str]]:
 
 
 def label_rows(axes: Axes, labels: list[str], size: float, *, start: int = 1) -> None:
-    """Name the tokens that ask; `start` is the number of the first one."""
+    """Name the queries; `start` is the number of the first one."""
     axes.set_yticks(*_numbered(labels, start), fontsize=size)
 
 
 def label_columns(
     axes: Axes, labels: list[str], size: float, *, start: int = 1, upright: bool
 ) -> None:
-    """Name the tokens that answer; `start` is the number of the first one."""
+    """Name the keys; `start` is the number of the first one."""
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     if upright:
@@ -354,7 +354,7 @@ def add_scale(figure: Figure, image: Any, left: float, bottom: float, height: fl
     bar.set_ticks(list(TICKS), labels=[f"{value:g}" for value in TICKS])
     bar.minorticks_off()
     bar.ax.tick_params(length=0, labelsize=plot.NOTE_SIZE)
-    bar.set_label("attention weight", fontsize=plot.NOTE_SIZE)
+    bar.set_label("attention weight (√ scale)", fontsize=plot.NOTE_SIZE)
 
 
 def _add_legend(
@@ -389,6 +389,6 @@ def _add_legend(
 
 
 def _reading(attention: AttentionMap) -> str:
-    asks, answers = (" (target)", " (source)") if attention.kind == "cross" else ("", "")
+    rows, columns = (" (target)", " (source)") if attention.kind == "cross" else ("", "")
     n, m = attention.visible.shape
-    return f"in each map {n} rows{asks} ask and {m} columns{answers} answer"
+    return f"in each map {n} rows{rows} are queries and {m} columns{columns} are keys"

@@ -136,7 +136,7 @@ class _Sums:
 
 def require_snapshots(folder: Path) -> list[int]:
     """The steps of a run's snapshots; an error if there are fewer than two."""
-    steps = Run.open(folder).snapshot_steps()
+    steps = Run.open(folder).weight_files.snapshot_steps()
     if len(steps) < 2:
         count = "one snapshot" if steps else "no snapshots"
         raise RunError(

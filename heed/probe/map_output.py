@@ -147,7 +147,7 @@ def render_links(
     weights_nm, title = select_head(attention, layer, MEAN if head is None else head)
     width = min(TOKEN_WIDTH, max(map(cell_len, attention.query_tokens + attention.key_tokens)))
     count = max(1, min(STRONGEST, (LINE_WIDTH - width) // (width + LINK_WIDTH)))
-    table = build_table("asks", *_headers(count), title=title, compact=True)
+    table = build_table("query", *_headers(count), title=title, compact=True)
     for query, row in zip(attention.query_tokens, weights_nm, strict=True):
         keys = [key for key in np.argsort(-row, kind="stable")[:count] if row[key] >= LEAST_SHOWN]
         links = [_link(attention.key_tokens[key], float(row[key]), width) for key in keys]
@@ -156,7 +156,7 @@ def render_links(
 
 
 def _headers(count: int) -> list[str]:
-    return ["answers, by weight", *[""] * (count - 1)][:count]
+    return ["keys, by weight", *[""] * (count - 1)][:count]
 
 
 def _heading(maps: AttentionMaps) -> Iterator[Text]:

@@ -90,7 +90,8 @@ def render_checks(checks: Sequence[Check]) -> Group:
         table.add_row(check.name, result, f"{check.deviation:.2g}", f"{check.limit:.2g}")
     failed = sum(not check.passed for check in checks)
     verdict = f"{failed} of {len(checks)} checks failed" if failed else "all checks passed"
-    return Group(table, build_note(f"{verdict}; a moved output is a share of the largest output"))
+    note = "changes of the output are relative to the largest logit"
+    return Group(table, build_note(f"{verdict}; {note}"))
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _check_padding_and_neighbors(
             together = together[: len(one.ids)]
         moved = max(moved, _largest(together - alone))
         scale = max(scale, _largest(alone))
-    name = "padding and other texts move no output"
+    name = "output unchanged by padding and batch"
     return Check(name, moved / max(scale, 1e-30), OUTPUT_LIMIT)
 
 
@@ -181,7 +182,7 @@ def _check_kernels(
     if real_bn is not None and not isinstance(model, Classifier):
         difference = difference[real_bn]
     scale = max(_largest(trace.logits), 1e-30)
-    return Check("fast kernels give these outputs", _largest(difference) / scale, OUTPUT_LIMIT)
+    return Check("fast kernels give the same output", _largest(difference) / scale, OUTPUT_LIMIT)
 
 
 def _check_future(
@@ -200,7 +201,7 @@ def _check_future(
             changed = [*one.ids[:place], *((token + 1) % vocab for token in one.ids[place:])]
             after = _outputs(model, changed, sources[i : i + 1])
             moved = max(moved, _largest(after[:place] - before[:place]))
-    return Check("changing the future moves no output", moved / max(scale, 1e-30), OUTPUT_LIMIT)
+    return Check("output unchanged by later tokens", moved / max(scale, 1e-30), OUTPUT_LIMIT)
 
 
 def _outputs(

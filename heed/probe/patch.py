@@ -183,7 +183,7 @@ def _split_name(text: str, model: Model) -> tuple[str, str, str]:
 
 def _unnamed_head(text: str, model: Model) -> ConfigError:
     kind = (_kinds(model) or ATTENTION_KINDS)[-1]
-    what = f"{text!r} names no head: write kind.layer.head, counted from 1, as {kind}.1.2."
+    what = f"{text!r} names no head: write kind.layer.head, counted from 1, such as {kind}.1.1."
     return ConfigError([what])
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from heed.arrays import Floats
 from heed.errors import ConfigError
 from heed.probe.attend import LoadedModel, read_texts
-from heed.probe.patch import ZERO, Edit, Head, edit_attention, find_pattern, parse_heads
+from heed.probe.patch import ZERO, Edit, Head, edit_attention, find_pattern, list_heads, parse_heads
 from heed.probe.text_trace import InputTokens, trace_batch
 from heed.terminal import build_grid, build_note, build_table
 
@@ -72,6 +72,11 @@ def parse_patches(
     edits: dict[Head, Edit] = {}
     bare = [patch for patch in patches if "=" not in patch]
     if bare and source is None:
+        if "." not in bare[0]:
+            example = list_heads(model.model)[-1].label
+            what = f"--patch {bare[0]} names no head: write kind.layer.head=pattern"
+            raise ConfigError([f"{what}, such as {example}=uniform."])
+        parse_heads(bare[0], model.model)  # where there is no such head, its error says so
         what = f"--patch {bare[0]} has no pattern: write {bare[0]}=uniform"
         raise ConfigError([f"{what}, or name a sentence whose weights it takes with --patch-from."])
     if source is not None and not bare:

@@ -25,7 +25,8 @@ from heed.nn.attention import MultiHeadAttention
 from heed.probe.patch import ZERO, Head, attention_sites, check_head, edit_attention, parse_heads
 from heed.runs.labels import Classes
 from heed.runs.load import load_run
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 from heed.train import checkpoint
 
 CHECKED_TOKENS, TOLERANCE = 12, 1e-4

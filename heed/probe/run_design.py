@@ -63,7 +63,7 @@ def run_design(options: DesignOptions) -> Report:
         solutions = solve_course(problem, options.sharpness)
     else:
         solutions = solve_task(problem, task, options.sharpness)
-    report = [_describe_problem(problem), *_describe_all(solutions)]
+    report = [_describe_problem(problem, has_items=options.course), *_describe_all(solutions)]
     if options.out is not None:
         report.append(_draw(solutions, options.out))
     result = {
@@ -89,10 +89,13 @@ def _open_problem(options: DesignOptions) -> Problem:
     return COURSE if options.scale is None else replace(COURSE, scale=options.scale)
 
 
-def _describe_problem(problem: Problem) -> str:
+def _describe_problem(problem: Problem, *, has_items: bool) -> str:
+    from heed.probe.design_text import describe_items
+
     items, width = problem.keys_md.shape
     scale = "1/√width" if problem.scale is None else f"{problem.scale:.4g}"
-    return f"{problem.name}: {items} keys of {width} numbers, scale {scale}"
+    line = f"{problem.name}: {items} keys of {width} numbers, scale {scale}"
+    return f"{line}\n{describe_items(problem)}" if has_items else line
 
 
 def _describe_all(solutions: list[Solution]) -> list[str]:

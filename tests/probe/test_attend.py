@@ -117,6 +117,9 @@ def test_every_task_shows_files_and_passes_checks(
         assert json.loads((tmp_path / "head.json").read_text("utf-8")) == chosen
     code, out, _ = attend(TEXT, "--check")
     assert (code, "FAIL" in out) == (0, False)
+    if task == "translate":
+        assert "own output" in attend(TEXT, "--lens")[1]
+        assert "own output" not in attend(TEXT, "--lens", "--target", TEXT)[1]
     code, out, _ = attend(TEXT, "--lens", "--json")
     shown = json.loads(out)["tokens"]
     assert (code, {len(row["layers"]) for row in shown}) == (0, {3})
@@ -128,7 +131,7 @@ def test_a_leak_is_a_failed_check(
     code, out, _ = heed(monkeypatch, capsys, runs / "leaky", TEXT, "--check", "--json")
     failed = [one["check"] for one in json.loads(out) if not one["passed"]]
     assert code == 1
-    assert "changing the future moves no output" in failed
+    assert "output unchanged by later tokens" in failed
 
 
 def test_texts_that_are_too_long_are_cut_with_a_word(

@@ -64,10 +64,10 @@ def svg_texts(figure: Figure, folder: Path) -> list[str]:
     return [html.unescape(re.sub(r"<[^>]+>", "", text)) for text in found]
 
 
-def test_one_head_names_every_token_and_who_asks(tmp_path: Path) -> None:
+def test_one_head_names_every_token_and_both_axes(tmp_path: Path) -> None:
     figure = draw_head(a_map(gold=GOLD), 1, 0)
     found = svg_texts(figure, tmp_path)
-    assert {*ROWS, *COLUMNS, "asks: target", "answers: source", "0", "1"} <= set(found)
+    assert {*ROWS, *COLUMNS, "query: target", "key: source", "0", "1"} <= set(found)
     assert {"Cross-attention, layer 2, head 1 of 2", "gold alignment"} <= set(found)
     boxes = [box for box in figure.axes[0].patches if isinstance(box, Rectangle)]
     assert [(int(box.get_y()), int(box.get_x())) for box in boxes] == GOLD

@@ -20,8 +20,8 @@ from heed.models import Model
 from heed.probe.mask_checks import Check, check_attention, check_weights
 
 LEAKS = {
-    "sequence": "changing the future moves no output",
-    "batch": "padding and other texts move no output",
+    "sequence": "output unchanged by later tokens",
+    "batch": "output unchanged by padding and batch",
 }
 
 

@@ -96,7 +96,8 @@ def test_attend_patch_prints_before_and_after(runs: dict[str, Path], tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--patch", "cross.1.1"], "has no pattern"),
+        (["--patch", "cross.1.1"], "write cross.1.1=uniform"),
+        (["--patch", "foo"], "=uniform"),
         (["--patch", "cross.1.1=zero", "--patch-from", "x"], "--patch-from is not used"),
         (["--patch", "cross.1.3=zero"], "heads 1 to 2"),
         (["--patch", "cross.1.1=diagnal"], "Did you mean 'diagonal'"),

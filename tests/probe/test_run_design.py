@@ -30,6 +30,8 @@ def test_the_course_is_solved_by_one_command() -> None:
     code, text = run("--course")
     assert code == 0
     assert text.count("target weights") == 8
+    assert "  key 4           0.430  -0.830   0.350\n" in text
+    assert "  value 1        -0.070  -0.880   0.470\n" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "Impossible" not in text
 
@@ -42,6 +44,8 @@ def test_the_impossible_is_refused_with_the_combination(tmp_path: Path) -> None:
     assert code == 1
     assert words.count("Impossible") == 1
     assert "key 4 = 0.5 · key 1 + 0.25 · key 2 + 0.25 · key 3" in words
+    assert "0.333 is an upper bound on its weight" in words
+    assert "gives it 0.261, the maximum over all queries" in words
     code, text = run(str(file), "--select", "4", "--json")
     (solution,) = json.loads(text)["solutions"]
     assert code == 1
