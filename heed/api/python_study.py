@@ -7,7 +7,7 @@ the caller's is shared with them, and the same call goes on with a study that wa
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +58,25 @@ class Study(StudyResults):
         return write_report(self.folder, out, **words, examples=examples)
 
     def __str__(self) -> str:
-        return "\n".join([self._headline(), *self.sentences])
+        return "\n".join([self._headline(), *self._exploratory_notes, *self.sentences])
 
     def __repr__(self) -> str:
         first, rest = self.sentences[:SENTENCES_SHOWN], self.sentences[SENTENCES_SHOWN:]
         more = [f"… and {len(rest)} more: print(study)"] if rest else []
-        return "Study({})".format("\n  ".join([self._headline(), *first, *more]))
+        lines = [self._headline(), *self._exploratory_notes, *first, *more]
+        return "Study({})".format("\n  ".join(lines))
 
     def _repr_html_(self) -> str:
         """A row for each system and the verdicts, for notebooks."""
         hidden = {*HIDDEN_COLUMNS, "added", "set", "metric", "dev_sd", "tokens", "peak_memory"}
         hidden |= set() if self.failures else {"failed"}
         rows = [{k: v for k, v in row.items() if k not in hidden} for row in self.table]
-        return render_table(rows, caption=self._headline(), notes=self.sentences)
+        notes = [*self._exploratory_notes, *self.sentences]
+        return render_table(rows, caption=self._headline(), notes=notes)
+
+    @property
+    def _exploratory_notes(self) -> list[str]:
+        return [] if self.comparison is None else self.comparison.exploratory_notes
 
     def _headline(self) -> str:
         finished = sum(state.status == "finished" for state in self.trials)
@@ -95,7 +101,7 @@ def run_study(
     jobs: int | None = None,
     threads: int | None = None,
     minutes: float | None = None,
-    reuse: Sequence[str | Path] = (),
+    reuse: str | Path | Sequence[str | Path] = (),
     device: str = "auto",
     on: str = "local",
     address: str | None = None,
@@ -131,8 +137,9 @@ def run_study(
     console = PlainConsole(file=sys.stderr, force_jupyter=False)
     with StatusView(console, folder, config, jobs) as view:
         plugins = [plugin] if isinstance(plugin, str | Path) else plugin or ()
+        folders = [reuse] if isinstance(reuse, str | Path) else reuse
         options = RunOptions(
-            jobs, device, minutes, [*map(Path, reuse)], [*map(Path, plugins)], view
+            jobs, device, minutes, [*map(Path, folders)], [*map(Path, plugins)], view
         )
         at = study_runs.Place(on, address)
         study_runs.run_study(folder, config, options, place=at, texts=contents)
@@ -152,15 +159,21 @@ def _full_key(key: str) -> str:
 
 
 def _join(values: Sequence[Any]) -> str:
-    values = [values] if isinstance(values, str) else values
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        values = [values]
     return ",".join(map(toml_value, values))
 
 
 def _write_seeds(seeds: int | Sequence[int] | None) -> str | None:
-    """Seeds as the command line takes them: a number of them, or a list with commas."""
-    if seeds is None or isinstance(seeds, int):
-        return None if seeds is None else str(seeds)
-    return "".join(f"{int(seed)}," for seed in seeds)
+    """Seeds as the command line takes them: a number of them, or a list with commas.
+
+    What is no number is written as it is: the study says what is wrong with it.
+    """
+    if seeds is None:
+        return None
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        return str(seeds)
+    return "".join(f"{seed}," for seed in seeds)
 
 
 def write_report(

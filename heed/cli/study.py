@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from heed.cli.common import AsJson, Device, PluginFiles, app, console, print_json, print_text
+from heed.errors import ConfigError
 
 
 @app.command(rich_help_panel="Study")
@@ -34,7 +35,10 @@ def study(
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipes' data files.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The study's folder. Default: runs/NAME.")
+        Path | None,
+        typer.Option(
+            help="The study's folder. Default: runs/NAME; of a recipe, runs/RECIPE-study."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="The study's quick form, minutes on two cores.")
@@ -107,6 +111,9 @@ def study(
 
     heed study mine.toml --dry-run
     """
+    if study is None and (stop or status or dry_run):
+        flag = "--stop" if stop else "--status" if status else "--dry-run"
+        raise ConfigError([f"{flag} is about one study: name its file or its folder."])
     if list_studies or study is None:
         from heed.study.studies import table
 
@@ -115,6 +122,7 @@ def study(
     from heed.study.run_study import (
         Place,
         check_jobs,
+        check_minutes,
         default_jobs,
         locate_study,
         refuse_no_result,
@@ -128,6 +136,7 @@ def study(
     from heed.study.trials import read_trials, trial_rows
 
     check_jobs(jobs)
+    check_minutes(minutes)
     flags = StudyFlags(vary or (), seeds, change or (), data, quick, threads)
     folder, config = locate_study(study, flags, out)
     screen = console(quiet=json)
@@ -156,7 +165,7 @@ def study(
             options = RunOptions(jobs, device, minutes, reuse or (), plugin or (), view)
             states = run_study(folder, config, options, place=place)
         if not json:
-            screen.print(describe_end(folder, config, states))
+            print_text(describe_end(folder, config, states))
     if csv is not None:
         write_csv(csv, states)
     if json:

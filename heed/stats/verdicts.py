@@ -49,14 +49,17 @@ def judge_pair(
     margin: float | None = None,
     minutes_per_run: float | None = None,
     alpha: float = ALPHA,
+    comparisons: int = 1,
 ) -> Judgement:
     """The verdict on a pair, with the margin that matters if one was given.
 
-    `alpha` is the level that the pair was compared at, for the words about its intervals.
+    `alpha` is the level that the pair was compared at, for the words about its intervals. Of
+    several `comparisons`, the words say that the interval of equivalence is of this pair alone.
     """
     verdict = _verdict(pair, metric, margin)
     within = margin is not None and pair.compares_recipes and _is_within(pair, margin)
-    sentence = _sentence(pair, metric, verdict, within, margin, minutes_per_run, alpha)
+    alone = ", of this pair alone" if comparisons > 1 else ""
+    sentence = _sentence(pair, metric, verdict, within, margin, minutes_per_run, alpha, alone)
     return Judgement(verdict, within, sentence)
 
 
@@ -128,6 +131,7 @@ def _sentence(
     margin: float | None,
     minutes: float | None,
     alpha: float,
+    alone: str,
 ) -> str:
     [shown] = format_differences([pair.difference], metric)
     difference = f"{shown} {metric.difference_unit}"
@@ -146,14 +150,16 @@ def _sentence(
             ends = _format_interval(pair.equivalence_interval, metric)
             return (
                 f"{pair.a} is as good as {pair.b}, within {delta}: {difference} "
-                f"({equivalence} {ends}, inside ±{margin:g}: two one-sided tests at "
+                f"({equivalence} {ends}{alone}, inside ±{margin:g}: two one-sided tests at "
                 f"{100 * alpha:.3g}%). "
                 f"That either is better is not shown ({interval})."
             )
         case Verdict.UNDECIDED:
             ends = _format_interval(pair.equivalence_interval, metric)
-            equal = f"Equivalence within {delta} is not shown either ({equivalence} {ends}). "
-            words = f"Can't tell yet: {pair.a} and {pair.b} differ by {support}. "
+            equal = (
+                f"Equivalence within {delta} is not shown either ({equivalence} {ends}{alone}). "
+            )
+            words = f"Can't tell yet: {pair.a} − {pair.b} is {support}. "
             words += equal if delta else ""
             return words + _advice(pair, metric, minutes)
         case Verdict.TWO_MODELS:
@@ -186,7 +192,7 @@ def _two_models(pair: Pair, metric: SumMetric, minutes: float | None, interval: 
     models = "the two models" if max(pair.seeds) == 1 else "these models"
     more = sum(max(MIN_SEEDS - seeds, 0) for seeds in pair.seeds)
     return (
-        f"Two models only: {pair.a} and {pair.b} differ by {difference} "
+        f"Two models only: {pair.a} − {pair.b} is {difference} "
         f"{metric.difference_unit} as {models} score these test items ({interval}, "
         f"p {format_p(p, below_resolution=bound)}). Another "
         f"seed can change that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds "

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from heed.arrays import Ints
+from heed.config.task_metrics import TASK_METRICS
 from heed.errors import ConfigError, RunError, nearest
 from heed.metrics.item_metrics import ItemMetric
 from heed.runs.groups import RunGroup
@@ -83,6 +84,14 @@ def choose_metric(
     available = list(metrics.values())
     common = [one for one in available[0] if all(one in other for other in available)]
     name = common[0] if name is None else name.lower().replace("-", "_").replace(" ", "_")
+    task = next(iter(items.values())).task
+    if name not in common and name in TASK_METRICS.get(task, ()):
+        lacking = next(run for run, one in metrics.items() if name not in one)
+        raise RunError(
+            f"the runs were not all scored with {name}: {lacking} has {', '.join(common)}.",
+            todo=f"Score every run with it: heed evaluate RUN --metric {name}. A study does so "
+            f'where it declares metric = "{name}".',
+        )
     if name not in common:
         raise ConfigError(
             [f"There is no metric {name!r}: choose {', '.join(common)}.{nearest(name, common)}"]

@@ -17,7 +17,7 @@ from heed.study.trials import RECORDS, RUNS
 
 
 def compare_named(
-    runs: Sequence[str | Path] | Sequence[ScoredRun],
+    runs: str | Path | Sequence[str | Path] | Sequence[ScoredRun],
     *,
     baseline: str | Path | None = None,
     metric: str | None = None,
@@ -25,12 +25,17 @@ def compare_named(
     set_name: str | None = None,
     paired_seeds: bool = False,
 ) -> RecipeComparison:
-    """Compare runs grouped by recipe without seed, or the systems of one study, as it declared."""
+    """Compare runs grouped by recipe without seed, or the systems of one study, as it declared.
+
+    `runs` are paths or patterns, or a single one: a study, or a folder of runs.
+    """
+    if isinstance(runs, str | Path):
+        runs = [runs]
     named = [run for run in runs if not isinstance(run, ScoredRun)]
     study = find_study(named)
     if study is not None:
         return study.compare(
-            baseline=None if baseline is None else str(baseline),
+            baseline=None if baseline is None else _name_system(study, str(baseline)),
             metric=metric,
             margin=margin,
             set_name=set_name,
@@ -51,6 +56,18 @@ def find_study(names: Sequence[str | Path]) -> StudyResults | None:
     """The study that is named alone, by its folder or by its records; else None."""
     folder = _study_folder(names[0]) if len(names) == 1 else None
     return None if folder is None else StudyResults.read(folder)
+
+
+def _name_system(study: StudyResults, name: str) -> str:
+    """The system of a study that a name stands for: its own, or that of a run or a record."""
+    path = Path(name)
+    places = ((study.folder / part).resolve() for part in (RUNS, RECORDS))
+    if path.name != name and path.resolve().parent not in places:
+        return name
+    trial = path.name.removesuffix(SUFFIX)
+    systems = {state.trial.name: state.trial.system for state in study.trials}
+    known = {system.name for system in study.systems}
+    return name if name in known else systems.get(trial, name)
 
 
 def expand_studies(names: Sequence[str | Path]) -> list[str]:

@@ -155,9 +155,12 @@ def all_notes(comparison: RecipeComparison) -> list[str]:
     """Every note, those about this comparison's figures first."""
     notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
     if comparison.whole.pairs:
+        a, b = "the first recipe of the row (A)", "the second (B)"
+        if _has_baseline(comparison):
+            a, b = "the row's recipe (A)", f"{comparison.whole.pairs[0].b} (B)"
         notes.append(
-            "P(A>B): the share of pairs of runs in which the row's recipe scores better than the "
-            "other; a tie counts half."
+            f"P(A>B): the share of pairs of runs in which {a} scores better than {b}; a tie counts "
+            "half."
         )
     looks = list(comparison.looks.values())
     if looks and comparison.set_name != "dev":

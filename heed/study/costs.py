@@ -15,7 +15,8 @@ from heed.stats.variance import System
 from heed.stats.verdicts import format_p
 from heed.study.finding import Finding, quote_name
 from heed.study.scored_systems import judge_systems
-from heed.study.study_results import StudyResults, SystemResults
+from heed.study.study_results import StudyResults
+from heed.study.system_results import SystemResults
 
 FIGURE = "costs"
 SPEED = "time/tokens_per_second"
@@ -55,7 +56,10 @@ def measure_costs(results: StudyResults) -> list[SystemCosts]:
 
 
 def find_cost_differences(results: StudyResults, reference: str) -> list[Finding]:
-    """How much longer or shorter each system trains than the reference, as a ratio."""
+    """How much longer each system trains than the reference, as a ratio of geometric means.
+
+    The logarithm of a time is less skewed than the time, which matters for so few seeds.
+    """
     minutes = {
         system.name: [log(s.minutes) for s in system.finished if s.minutes and s.minutes > 0]
         for system in results.systems
@@ -74,7 +78,8 @@ def find_cost_differences(results: StudyResults, reference: str) -> list[Finding
         text = (
             f"A run of {quote_name(one.a)} takes {ratio:.2f} times as long as one of "
             f"{quote_name(one.b)}{where} "
-            f"(95% interval {low:.2f} to {high:.2f}, p {format_p(one.p)})."
+            f"(geometric means over seeds; 95% interval {low:.2f} to {high:.2f}, "
+            f"p {format_p(one.p)})."
         )
         numbers = {"a": one.a, "b": one.b, "ratio": ratio}
         findings.append(Finding("cost", text, FIGURE, numbers, Interval(low, high), one.p))

@@ -45,6 +45,8 @@ from heed.study.run_records import (
 
 HIDDEN_COLUMNS = ("win_share", "smallest_visible", "seeds_needed")
 """Columns of `rows` that notebooks leave out; the sentences tell what matters of them."""
+EXPLORATORY = "Exploratory: "
+"""The start of a note on what was not declared before training."""
 SENTENCES_SHOWN = 5
 """Verdicts in the `repr` of a comparison; `print` shows all."""
 
@@ -125,6 +127,11 @@ class RecipeComparison:
         ]
 
     @property
+    def exploratory_notes(self) -> list[str]:
+        """Why the comparison is exploratory; empty where it is as declared before training."""
+        return [note for note in self.notes if note.startswith(EXPLORATORY)]
+
+    @property
     def pairs(self) -> list[tuple[Pair, Judgement]]:
         """Every pair with its verdict."""
         return list(zip(self.whole.pairs, self.judgements, strict=True))
@@ -168,25 +175,27 @@ class RecipeComparison:
         }
 
     def __str__(self) -> str:
-        return "\n".join(self.sentences)
+        return "\n".join([*self.exploratory_notes, *self.sentences])
 
     def _repr_html_(self) -> str:
         caption = f"{self.metric.name} on {self.set_name}"
         rows = [{k: v for k, v in row.items() if k not in HIDDEN_COLUMNS} for row in self.rows()]
-        return render_table(rows, caption=caption, notes=self.sentences)
+        notes = [*self.exploratory_notes, *self.sentences]
+        return render_table(rows, caption=caption, notes=notes)
 
     def __repr__(self) -> str:
         runs = sum(len(group.runs) for group in self.groups)
         systems = f"{len(self.groups)} recipe{'s' * (len(self.groups) != 1)}, {runs} runs"
         first, rest = self.sentences[:SENTENCES_SHOWN], self.sentences[SENTENCES_SHOWN:]
         more = [f"… and {len(rest)} more: print(comparison)"] if rest else []
-        lines = [f"{systems}, {self.metric.name} on {self.set_name}", *first, *more]
+        headline = f"{systems}, {self.metric.name} on {self.set_name}"
+        lines = [headline, *self.exploratory_notes, *first, *more]
         text = "\n  ".join(lines)
         return f"RecipeComparison({text})"
 
 
 def compare_runs(
-    runs: Sequence[str | Path] | Sequence[ScoredRun],
+    runs: str | Path | Sequence[str | Path] | Sequence[ScoredRun],
     *,
     baseline: str | Path | None = None,
     metric: str | None = None,
@@ -200,6 +209,8 @@ def compare_runs(
     `paired_seeds` takes runs of the same seed as pairs, if that was declared before training.
     `declaration` is what a study declared: its names of the systems, and its looks.
     """
+    if isinstance(runs, str | Path):
+        runs = [runs]
     scored = [run for run in runs if isinstance(run, ScoredRun)]
     if not scored:
         scored = open_scored_runs([run for run in runs if not isinstance(run, ScoredRun)])
@@ -241,7 +252,12 @@ def compare_runs(
         whole=whole,
         judgements=[
             judge_pair(
-                pair, whole.metric, margin=margin, minutes_per_run=minutes_per_run, alpha=alpha
+                pair,
+                whole.metric,
+                margin=margin,
+                minutes_per_run=minutes_per_run,
+                alpha=alpha,
+                comparisons=len(whole.pairs),
             )
             for pair in whole.pairs
         ],
@@ -249,7 +265,7 @@ def compare_runs(
         margin=margin,
         minutes_per_run=minutes_per_run,
         looks={run.name: run.looks[set_name] for run in scored if set_name in run.looks},
-        notes=_notes(groups, items, whole, clusters, declaration),
+        notes=_notes(groups, items, whole, clusters, declaration, margin),
         is_declared=declaration is not None and not declaration.deviations,
     )
 
@@ -314,6 +330,7 @@ def _notes(
     whole: Comparison,
     clusters: Ints | None,
     declaration: Declaration | None,
+    margin: float | None,
 ) -> list[str]:
     """What a reader must know beside the figures."""
     notes = []
@@ -342,6 +359,11 @@ def _notes(
         notes.append(
             f"Intervals and p-values hold for all {len(whole.pairs)} comparisons together (max-t)."
         )
+        if margin is not None and any(pair.compares_recipes for pair in whole.pairs):
+            notes.append(
+                f"As good is judged by the {format_level(2 * whole.alpha)} "
+                "interval of each pair alone, which is not corrected for the other comparisons."
+            )
     if len(groups) > 1:
         notes += _declaration_notes(declaration)
     settings = {str(sorted(one.settings.items())) for one in items.values()}
@@ -354,12 +376,12 @@ def _declaration_notes(declaration: Declaration | None) -> list[str]:
     """Whether the question was fixed before training, and what was not."""
     if declaration is None:
         return [
-            "Exploratory: nothing shows that the question, the margin and the number of seeds were "
-            "fixed before training."
+            f"{EXPLORATORY}nothing shows that the question, the margin and the number of seeds "
+            "were fixed before training."
         ]
     notes = [] if declaration.look is None else [str(declaration.look)]
     if declaration.deviations:
-        notes += [f"Exploratory: {deviation}" for deviation in declaration.deviations]
+        notes += [f"{EXPLORATORY}{deviation}" for deviation in declaration.deviations]
     else:
         notes.append("Declared before training: the question, the metric, the set and the seeds.")
     return [*notes, *declaration.notes]
@@ -399,6 +421,7 @@ def _pair_json(pair: Pair, judgement: Judgement | None) -> dict[str, Any]:
         values |= {
             "verdict": judgement.verdict.value,
             "within_margin": judgement.within_margin,
+            "equivalence_interval_is_corrected": False,
             "sentence": judgement.sentence,
         }
     return values

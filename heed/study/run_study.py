@@ -46,7 +46,8 @@ class Place:
 def locate_study(name: str | Path, flags: StudyFlags, out: Path | None) -> tuple[Path, StudyConfig]:
     """The folder of a study and the study, as flags change it. Nothing is written.
 
-    The folder is `out`, else that of a study that has begun, else runs/NAME.
+    The folder is `out`, else that of a study that has begun, else runs/NAME: for a recipe,
+    runs/RECIPE-study.
     """
     config = declare_study(name, flags)
     if out is None:
@@ -83,6 +84,7 @@ def run_study(
     check_place(place)
     check_reuse(options.reuse)
     check_jobs(options.jobs)
+    check_minutes(options.minutes)
     if not is_study_folder(folder):
         with try_texts(folder, texts or {}) as draft:
             check_recipes(draft, config)
@@ -101,6 +103,12 @@ def check_jobs(jobs: int | None) -> None:
     """Refuse fewer than one trial at a time; None stands for the default."""
     if jobs is not None and jobs < 1:
         raise ConfigError([f"--jobs cannot be {jobs}: it is at least 1, or left out."])
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time in which nothing can be trained; None stands for no limit."""
+    if minutes is not None and not minutes > 0:  # nan, too
+        raise ConfigError([f"--minutes cannot be {minutes:g}: it is more than 0, or left out."])
 
 
 def check_reuse(folders: Sequence[Path]) -> None:

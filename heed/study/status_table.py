@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from types import TracebackType
@@ -45,6 +46,7 @@ class StatusView:
         self._shown = 0.0
 
     def __enter__(self) -> StatusView:
+        self.console.print(Text(f"The study's folder is {self.folder}"), soft_wrap=True)
         if self.live is not None:
             self.live.start()
         return self
@@ -166,6 +168,18 @@ def find_spent_budget(
         if limit is not None and used >= limit:
             return f"the budget of {limit:,.10g} {name} is spent"
     return None
+
+
+def mark_interrupted(states: Sequence[TrialState], *, is_running: bool) -> list[TrialState]:
+    """The states, where none runs those that say they do as stopped: they were interrupted."""
+    if is_running:
+        return list(states)
+    return [
+        replace(state, status="stopped", reason=state.reason or "its process was killed.")
+        if state.status == "running"
+        else state
+        for state in states
+    ]
 
 
 def count_statuses(states: Sequence[TrialState], running: Sequence[str]) -> Counter[str]:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from heed.config import Section
 from heed.config.base import Check, Count, CountOrZero, Positive, Seed, shorten
+from heed.config.data import names_a_file
 from heed.config.recipe import toml_value
 from heed.errors import ConfigError
 
@@ -183,6 +184,13 @@ def _check_looks(s: Any) -> str | None:
     return None
 
 
+def _check_sets(s: Any) -> str | None:
+    for name in s.sets:
+        if not names_a_file(name):
+            return f"sets names {name!r}, which is no name of a set: files are named after it."
+    return None
+
+
 class StudyConfig(Section):
     """A study. Make one with `read_study` or `build_study`."""
 
@@ -235,7 +243,7 @@ class StudyConfig(Section):
     texts: TextsConfig | None = None
     """Files in place of the text of the recipes."""
 
-    checks: ClassVar[tuple[Check, ...]] = (_check_seeds, _check_looks)
+    checks: ClassVar[tuple[Check, ...]] = (_check_seeds, _check_looks, _check_sets)
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], *, where: str | None = None) -> StudyConfig:

@@ -200,12 +200,20 @@ def render_estimate(estimate: StudyEstimate, jobs: int) -> str:
     done = estimate.runs - estimate.left
     runs = f"{estimate.runs}" + (f", {estimate.left} of them left" if done else "")
     at_once = f", {jobs} at a time" if jobs > 1 else ""
+    # With a decimal where rounding would hide how the parts add up.
+    total = estimate.minutes
+    time = f"{max(total, 0.1):.1f} min" if total < 10 else format_minutes(total)
+    per_run = estimate.minutes_per_run
+    each = f"{estimate.left} run{'s' * (estimate.left != 1)} of "
+    each += f"{per_run:.2f} min" if per_run < 10 else format_minutes(per_run)
+    pretraining = total - per_run * -(-estimate.left // jobs)
+    if pretraining > 0.05:
+        at_once += f", after {pretraining:.1f} min of pretraining"
     if not estimate.left:
         return f"runs     {runs}\nminutes  none: every trial has ended"
     return (
         f"runs     {runs}\n"
-        f"minutes  about {format_minutes(estimate.minutes)}{at_once}: "
-        f"{estimate.minutes_per_run:.1f} a run, from {estimate.source}\n"
+        f"minutes  about {time}: {each}{at_once}, from {estimate.source}\n"
         f"disk     about {_format_bytes(estimate.disk)} at the peak"
     )
 

@@ -84,7 +84,9 @@ def declare_study(name: str | Path, flags: StudyFlags) -> StudyConfig:
     where = str(name)
     tables = _apply_flags({"name": file.stem} | tables, flags)
     config = StudyConfig.of(_with_recipe_paths(tables, file.parent), where=where)
-    return check_study(config, lambda one: read_tables(recipes.find(one)), where=where)
+    config = check_study(config, lambda one: read_tables(recipes.find(one)), where=where)
+    _refuse_one_system(tables, flags)
+    return config
 
 
 def find_task(name: str | Path, *, quick: bool = False) -> str:
@@ -198,6 +200,21 @@ def _apply_flags(
         seeds = [parse_value(one) for one in split_values(flags.seeds)]
         result["seeds"] = seeds if "," in flags.seeds or len(seeds) != 1 else seeds[0]
     return result
+
+
+def _refuse_one_system(tables: Mapping[str, Any], flags: StudyFlags) -> None:
+    """Refuse keys to vary that have one value each: there would be nothing to compare."""
+    systems, grid = tables.get("systems"), tables.get("grid", {})
+    has_several = isinstance(systems, list) and len(systems) > 1
+    if not flags.vary or has_several or any(len(values) != 1 for values in grid.values()):
+        return
+    key, [value] = next(iter(grid.items()))
+    raise ConfigError(
+        [
+            f"--vary {key} has one value, {value!r}, so there is one system and nothing to compare "
+            "it with. Give two values or more; a key that is fixed is for --set."
+        ]
+    )
 
 
 def parse_assignment(text: str, option: str) -> tuple[str, str]:

@@ -1,28 +1,28 @@
 """The results of a study, read from its folder: study.toml, trials/ and records/, no run folder.
 
-`StudyResults.comparison` answers the declared question. Its notes say what was declared before
-training and what came later, which trials failed, and which look at the results it is.
+`StudyResults.comparison` answers the declared question (`heed.study.declared_comparison`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Self
 
-from heed import checksums
 from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.errors import ConfigError, RunError, nearest
 from heed.runs.groups import RunGroup
 from heed.runs.history import AXES
 from heed.runs.metric_plot import GroupCurve, PlotOptions, RunHistory, build_curve
-from heed.stats.looks import LEVELS, Look, find_look
+from heed.runs.run import Run
+from heed.stats.looks import Look
 from heed.stats.selection import WinnerFall, expected_best, winner_fall
+from heed.study.declared_comparison import DeclaredComparison
 from heed.study.recipe_comparison import Declaration, RecipeComparison, compare_runs
-from heed.study.run_records import ScoredRun, parse_record
+from heed.study.run_records import ScoredRun
 from heed.study.study_config import StudyConfig
 from heed.study.study_folder import (
     Additions,
@@ -31,60 +31,13 @@ from heed.study.study_folder import (
     read_declared_study,
     read_study_folder,
 )
-from heed.study.study_systems import expand_systems
-from heed.study.trial_records import record_path
-from heed.study.trials import TrialState, read_trials, state_path, trial_rows
+from heed.study.system_results import SystemResults, group_by_system
+from heed.study.trial_records import TrialRecord, read_trial_record
+from heed.study.trials import FAILED, FINISHED, RUNS, TrialState, read_trials, trial_rows
 
 DEV = "dev"
-FINISHED, FAILED = "finished", "failed"
-RESTORE_RECORD = "Restore it from a copy; or delete it and {}, and `heed study` makes both again."
 MIN_RUNS = 2
 """Fewer finished runs have nothing to compare."""
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """What the record of a finished trial holds."""
-
-    run: ScoredRun
-    """The run under the trial's name."""
-    history: list[dict[str, Any]]
-    """The rows of the run's history: every evaluation, and some of the training rows."""
-    environment: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class SystemResults:
-    """One system of a study and its trials."""
-
-    name: str
-    scientific: dict[str, Any]
-    """The keys that the study asks about, with this system's values."""
-    changes: dict[str, Any]
-    """All keys of its final trials, those that a search chose included; else as declared."""
-    finals: list[TrialState]
-    """Its final trials, in the order of their numbers, whatever became of them."""
-    searched: list[TrialState]
-    """Its trials of the search, in order."""
-    finalists: list[TrialState]
-    """The trials that chose among the best of the search."""
-    is_added: bool
-    """Whether it was added after the study was declared."""
-
-    @property
-    def finished(self) -> list[TrialState]:
-        """The final trials that finished."""
-        return [state for state in self.finals if state.status == FINISHED]
-
-    @property
-    def failed(self) -> list[TrialState]:
-        """The final trials that failed."""
-        return [state for state in self.finals if state.status == FAILED]
-
-    @property
-    def dev_scores(self) -> list[float]:
-        """The dev scores of the finished final trials."""
-        return [state.dev for state in self.finished if state.dev is not None]
 
 
 class StudyResults:
@@ -132,24 +85,7 @@ class StudyResults:
     @cached_property
     def systems(self) -> list[SystemResults]:
         """Every system with its trials, in the study's order."""
-        by_stage: dict[tuple[str, str], list[TrialState]] = {}
-        for state in self.trials:
-            by_stage.setdefault((state.trial.system, state.trial.stage), []).append(state)
-        systems = []
-        for system in expand_systems(self.config):
-            finals = by_stage.get((system.name, "final"), [])
-            systems.append(
-                SystemResults(
-                    system.name,
-                    system.scientific,
-                    finals[0].trial.changes if finals else system.changes,
-                    finals,
-                    by_stage.get((system.name, "search"), []),
-                    by_stage.get((system.name, "finalist"), []),
-                    system.name in self.additions.systems,
-                )
-            )
-        return systems
+        return group_by_system(self.config, self.trials, added=self.additions.systems)
 
     def system(self, name: str) -> SystemResults:
         """The system of this name."""
@@ -162,16 +98,7 @@ class StudyResults:
     def record(self, name: str) -> TrialRecord:
         """The record of a finished trial, read once."""
         if name not in self._records:
-            path = record_path(self.folder, name)
-            todo = RESTORE_RECORD.format(state_path(self.folder, name))
-            if not path.exists():
-                what = "the record of this finished trial is missing."
-                raise RunError(what, where=str(path), todo=todo)
-            document = checksums.read_json(path, todo=todo)
-            run = replace(parse_record(document, str(path)), name=name)
-            self._records[name] = TrialRecord(
-                run, document.get("history") or [], document.get("environment") or {}
-            )
+            self._records[name] = read_trial_record(self.folder, name)
         return self._records[name]
 
     @property
@@ -192,12 +119,22 @@ class StudyResults:
     # -------------------------------------------------------------------------- the answer
 
     @cached_property
+    def declared_comparison(self) -> DeclaredComparison:
+        """The comparison as it was declared: its trials, its look, and what deviates from it."""
+        return DeclaredComparison(self.config, self.declared, self.additions, self.systems)
+
+    @property
+    def look(self) -> Look | None:
+        """Which declared look the results are at: the last that all systems have the seeds for."""
+        return self.declared_comparison.look
+
+    @cached_property
     def comparison(self) -> RecipeComparison | None:
         """The answer to the declared question; None before two final trials have finished.
 
         It is None too where evaluations keep no item counts, as those of masked language models.
         """
-        chosen = [state.trial.name for state in self._compared_trials()]
+        chosen = [state.trial.name for state in self.declared_comparison.trials]
         if len(chosen) < MIN_RUNS or not self._has_items(chosen):
             return None
         return self.compare()
@@ -219,8 +156,8 @@ class StudyResults:
 
         What differs from the declared question makes the comparison exploratory.
         """
-        config = self.config
-        chosen = self._compared_trials()
+        config, question = self.config, self.declared_comparison
+        chosen = question.trials
         if len(chosen) < MIN_RUNS:
             number = "no final trial has" if not chosen else "only one final trial has"
             raise RunError(
@@ -229,8 +166,9 @@ class StudyResults:
                 todo=f"See what became of them: heed study {self.folder} --status",
             )
         runs = [self._scored_run(state) for state in chosen]
-        present = {state.trial.system for state in chosen}
-        deviations = self._deviations()
+        if set_name is not None:
+            self._check_scored(runs, set_name)
+        deviations = question.deviations()
         for what, asked, fixed in (
             ("metric", metric, config.metric),
             ("set", set_name, self.set_name),
@@ -246,7 +184,7 @@ class StudyResults:
             deviations.append("that seeds are pairs was not declared before training.")
         if baseline is None and config.baseline is not None:
             baseline = config.baseline
-            if baseline not in present:
+            if all(state.trial.system != baseline for state in chosen):
                 deviations.append(
                     f"the baseline {baseline} has no finished trial, so all pairs are compared."
                 )
@@ -260,108 +198,39 @@ class StudyResults:
             paired_seeds=paired_seeds or config.paired_seeds,
             declaration=Declaration(
                 {state.trial.name: state.trial.system for state in chosen},
-                self.look,
+                question.look,
                 tuple(deviations),
-                tuple(self._trial_notes(chosen)),
+                tuple(question.notes()),
             ),
+        )
+
+    def _check_scored(self, runs: Sequence[ScoredRun], set_name: str) -> None:
+        """Refuse a set that the study's runs were not scored on, with what can still be done."""
+        known = list(dict.fromkeys(name for run in runs for name in run.evaluations))
+        if all(set_name in run.evaluations for run in runs) or set_name in known:
+            return
+        folders = [self.folder / RUNS / run.name for run in runs]
+        lost = sum(not Run(folder).weights_path.exists() for folder in folders)
+        todo = (
+            f"Score every run on it, as heed evaluate {folders[0]} --split {set_name}, then: "
+            f"heed compare '{self.folder / RUNS}/*' --set {set_name}"
+        )
+        if lost:
+            todo = (
+                f"The weights of {lost} of {len(runs)} runs were not kept, so they cannot be "
+                f'scored now. Another study can declare it: sets = ["{set_name}"].'
+            )
+        raise RunError(
+            f"this study was scored on {', '.join(known)}, not on {set_name!r}."
+            f"{nearest(set_name, known)}",
+            where=str(self.folder),
+            todo=todo,
         )
 
     def _scored_run(self, state: TrialState) -> ScoredRun:
         """The run of a finished trial, with the minutes of the whole trial where they are known."""
         run = self.record(state.trial.name).run
         return run if state.minutes is None else replace(run, minutes=state.minutes)
-
-    @cached_property
-    def look(self) -> Look | None:
-        """Which declared look the results are at: the last that all systems have the seeds for."""
-        reached = [look for look in self.config.looks if look <= self._seeds_ended]
-        if not self.config.looks or not reached or len(self.config.looks) > len(LEVELS):
-            return None
-        return find_look(self.config.looks, reached[-1])
-
-    @property
-    def _seeds_ended(self) -> int:
-        """The seeds that every declared system has ended, finished or failed."""
-        counts = [
-            sum(state.has_ended for state in system.finals)
-            for system in self.systems
-            if not system.is_added
-        ]
-        return min(counts, default=0)
-
-    def _compared_trials(self) -> list[TrialState]:
-        """The finished final trials that a comparison takes, by system.
-
-        At a declared look they are those of its seeds: a seed more would be another look. Where
-        seeds are pairs, they are those of the seeds that every system has.
-        """
-        chosen = []
-        for system in self.systems:
-            finals = system.finals if self.look is None else system.finals[: self.look.seeds]
-            chosen += [state for state in finals if state.status == FINISHED]
-        if self.config.paired_seeds:
-            seeds: dict[str, set[int]] = {}
-            for state in chosen:
-                seeds.setdefault(state.trial.system, set()).add(state.trial.seed)
-            common = set.intersection(*seeds.values()) if seeds else set()
-            chosen = [state for state in chosen if state.trial.seed in common]
-        return chosen
-
-    def _deviations(self) -> list[str]:
-        """What was not as declared before training, in words."""
-        deviations = []
-        added = [system.name for system in self.systems if system.is_added and system.finished]
-        if added:
-            names, verb = ", ".join(added), "was" if len(added) == 1 else "were"
-            deviations.append(f"{names} {verb} added after training began.")
-        if self.config.looks:
-            if self.look is None:
-                places = ", ".join(map(str, self.config.looks))
-                deviations.append(
-                    f"{self._seeds_ended} seeds each are none of the declared looks ({places})."
-                )
-            return deviations
-        seeds = sorted(
-            {s.trial.seed for s in self._compared_trials() if s.trial.seed in self.additions.seeds}
-        )
-        if seeds:
-            listed = f"seed {seeds[0]} was" if len(seeds) == 1 else f"{len(seeds)} seeds were"
-            deviations.append(
-                f"{listed} added after training began, and no looks were declared (looks = …)."
-            )
-        finals = [
-            state for system in self.systems for state in system.finals if not system.is_added
-        ]
-        ended = sum(state.has_ended for state in finals)
-        planned = len(self.declared.seeds) * sum(not system.is_added for system in self.systems)
-        planned = max(planned, len(finals))
-        if ended < planned:
-            deviations.append(
-                f"{ended} of {planned} final trials have ended, so the seeds are not all there."
-            )
-        return deviations
-
-    def _trial_notes(self, chosen: Sequence[TrialState]) -> list[str]:
-        """Systems whose seeds are not all in the comparison."""
-        notes = []
-        for system in self.systems:
-            total = len(system.finals)
-            used = sum(state.trial.system == system.name for state in chosen)
-            if system.failed:
-                failed = system.failed[0]
-                left = "The others are compared." if used else "It is not compared."
-                notes.append(
-                    f"{len(system.failed)} of {total} seeds of {system.name} failed "
-                    f"({failed.trial.name}: {failed.reason or 'no reason is known'}). {left}"
-                )
-            elif not used:
-                notes.append(f"{system.name} has no finished final trial: it is not compared.")
-        left_out = sum(len(system.finished) for system in self.systems) - len(chosen)
-        if left_out:
-            why = "beyond this look" if self.look is not None else "of seeds that not all have"
-            trials = "trial" if left_out == 1 else "trials"
-            notes.append(f"Left out: {left_out} finished {trials} {why}.")
-        return notes
 
     # --------------------------------------------------------------------- tables and curves
 

@@ -114,10 +114,11 @@ def check_study(config: StudyConfig, read: ReadTables, *, where: str | None = No
     try:
         systems = expand_systems(config)
     except ConfigError as error:
-        complaints += error.complaints
+        raise ConfigError([*complaints, *error.complaints], where=where) from None
+    names = [*_check_names(config, systems)]
     if complaints:
-        raise ConfigError(complaints, where=where)
-    complaints += _check_names(config, systems)
+        raise ConfigError([*complaints, *names], where=where)
+    complaints += names
     recipes, wrong = _read_recipes(systems, read_with_texts)
     complaints += wrong
     if not wrong:

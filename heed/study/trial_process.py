@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from heed.errors import HeedError, StoppedError
 from heed.files import DISK_FULL, describe_os_error, lock_file, make_folder
+from heed.runs.history import is_number
 from heed.study.pretrained_run import resolve_changes, train_pretrained_run
 from heed.study.study_config import PRETRAINED
 from heed.study.study_file import StudyConfig
@@ -98,7 +99,7 @@ def run_trial(folder: Path, name: str, options: TrialOptions) -> int:
         state, config = read_state(folder, name), read_study_folder(folder)
         if state.has_ended:
             return 0
-        clock = _Clock(state)
+        clock = TrialClock(folder, state)
         try:
             state = replace(clock.begin(state), machine=_describe_machine(), run=f"{RUNS}/{name}")
             write_state(folder, state)
@@ -115,15 +116,24 @@ def run_trial(folder: Path, name: str, options: TrialOptions) -> int:
         return 0
 
 
-class _Clock:
+class TrialClock:
     """The time of a trial, over all processes that carried it out."""
 
-    def __init__(self, state: TrialState) -> None:
-        self.before, self.began = state.minutes or 0.0, time.monotonic()
+    def __init__(self, folder: Path, state: TrialState) -> None:
+        self.before = (state.minutes or 0.0) + _lost_minutes(folder, state)
+        self.began = time.monotonic()
 
     def begin(self, state: TrialState) -> TrialState:
-        started = state.started or round(time.time(), 3)
-        return replace(state, status="running", reason=None, can_retry=False, started=started)
+        now = round(time.time(), 3)
+        return replace(
+            state,
+            status="running",
+            reason=None,
+            can_retry=False,
+            started=state.started or now,
+            minutes=round(self.before, 4) or None,
+            process_started=now,
+        )
 
     def end(self, state: TrialState, status: Any, reason: str | None) -> TrialState:
         ended = round(time.time(), 3)
@@ -131,7 +141,24 @@ class _Clock:
         return replace(state, status=status, reason=reason, ended=ended, minutes=minutes)
 
 
-def _record_failure(folder: Path, clock: _Clock, state: TrialState, error: Exception) -> int:
+def _lost_minutes(folder: Path, state: TrialState) -> float:
+    """Minutes of a process that was killed: from its start to its run's last measurement."""
+    began = state.process_started
+    if began is None or (state.ended is not None and state.ended >= began):
+        return 0.0  # The last process wrote its own time.
+    from heed.runs.run import Run
+
+    try:
+        lines = Run(folder / RUNS / state.trial.name).metrics()
+    except HeedError:  # Training says what is wrong with it.
+        return 0.0
+    times = [line.get("time") for line in lines]
+    moments = [one.get("unix") for one in times if isinstance(one, dict)]
+    last = max((one for one in moments if is_number(one)), default=0.0)
+    return max(0.0, last - began) / 60
+
+
+def _record_failure(folder: Path, clock: TrialClock, state: TrialState, error: Exception) -> int:
     """Write why a trial failed; on a full disk not even that may be possible."""
     is_full = getattr(error, "errno", None) in DISK_FULL or "the disk is full" in str(error)
     message: Exception | None = error
@@ -284,30 +311,22 @@ def _score(
 
 def _measure(state: TrialState, folder: Path) -> TrialState:
     """The state with what was measured of the run: tokens, steps, parameters, memory."""
+    import torch
+
+    from heed.device import peak_memory
     from heed.runs.index import count_parameters
     from heed.runs.run import Run
 
     run = Run(folder)
     rows = run.history
+    device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     return replace(
         state,
         tokens=rows[-1]["tokens"] if rows else None,
         steps=rows[-1]["step"] if rows else None,
         parameters=count_parameters(run),
-        peak_memory=max(_peak_memory(), state.peak_memory or 0),
+        peak_memory=max(peak_memory(device) or 0, state.peak_memory or 0),
     )
-
-
-def _peak_memory() -> int:
-    """Bytes at the peak: of the GPU where one was used, else of this process."""
-    import resource
-
-    import torch
-
-    if torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
 
 
 def _describe_machine() -> str:

@@ -5,20 +5,33 @@ A trial whose state was lost is taken up from its record.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from heed import checksums
 from heed.checksums import DamagedError
+from heed.errors import RunError
 from heed.runs.run import Run
-from heed.study.run_records import SUFFIX, read_run, write_record
-from heed.study.trials import RECORDS, RESTORE, RUNS, Trial, TrialState, parse_state
+from heed.study.run_records import SUFFIX, ScoredRun, parse_record, read_run, write_record
+from heed.study.trials import RECORDS, RESTORE, RUNS, Trial, TrialState, parse_state, state_path
 
 PATH_KEYS = {"data": ("train", "dev", "test", "sets"), "tokenizer": ("text",), "init": ("from",)}
 """Keys of a recipe whose values are paths."""
 TRAINING_ROWS = 300
 """Rows of training metrics in a record; evaluations are all in it."""
+RESTORE_RECORD = "Restore it from a copy; or delete it and {}, and `heed study` makes both again."
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """What the record of a finished trial holds."""
+
+    run: ScoredRun
+    """The run under the trial's name."""
+    history: list[dict[str, Any]]
+    """The rows of the run's history: every evaluation, and some of the training rows."""
+    environment: dict[str, Any]
 
 
 def record_path(folder: Path, name: str) -> Path:
@@ -47,6 +60,18 @@ def write_trial_record(folder: Path, state: TrialState) -> None:
         "state": asdict(state),
     }
     write_record(scored, folder / RECORDS, details=details)
+
+
+def read_trial_record(folder: Path, name: str) -> TrialRecord:
+    """Read the record of a finished trial; an error where it is missing."""
+    path = record_path(folder, name)
+    todo = RESTORE_RECORD.format(state_path(folder, name))
+    if not path.exists():
+        what = "the record of this finished trial is missing."
+        raise RunError(what, where=str(path), todo=todo)
+    document = checksums.read_json(path, todo=todo)
+    run = replace(parse_record(document, str(path)), name=name)
+    return TrialRecord(run, document.get("history") or [], document.get("environment") or {})
 
 
 def restore_state(folder: Path, trial: Trial) -> TrialState | None:

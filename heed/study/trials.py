@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -24,7 +24,8 @@ TRIALS, RECORDS, RUNS, LOGS = "trials", "records", "runs", "logs"
 """Subfolders of a study."""
 Stage = Literal["search", "finalist", "final"]
 Status = Literal["waiting", "running", "finished", "failed", "pruned", "stopped"]
-ENDED = ("finished", "failed", "pruned")
+FINISHED, FAILED = "finished", "failed"
+ENDED = (FINISHED, FAILED, "pruned")
 """Statuses in which nothing is left to do."""
 RESTORE = (
     "Restore it from a copy, or delete it: the trial is then taken up from its record, or else "
@@ -67,7 +68,10 @@ class TrialState:
     ended: float | None = None
     """Unix time at which it ended."""
     minutes: float | None = None
-    """Minutes of its processes, evaluation included, without pauses."""
+    """Minutes of its processes, evaluation included, without pauses. A process that was killed
+    counts up to the last measurement that its run recorded."""
+    process_started: float | None = None
+    """Unix time at which its last process began."""
     tokens: int | None = None
     """Training tokens, without padding."""
     steps: int | None = None
@@ -134,6 +138,9 @@ def parse_state(content: Any, where: str) -> TrialState:
         state = _state_parser().validate_python(
             _known_fields(TrialState, content) | {"trial": trial}
         )
+        place = PurePath(state.run or RUNS)
+        if place.is_absolute() or ".." in place.parts:
+            raise ValueError("the run is not in the study's folder")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = "this is no state of a trial."
         raise DamagedError(what, where=where, todo=RESTORE) from error

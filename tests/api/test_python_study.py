@@ -101,6 +101,25 @@ def test_the_results_are_a_table_and_short_in_words(study: Study) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": "x"}, "seeds"),
+        ({"seeds": ["x"]}, "seeds"),
+        ({"seeds": 1.5}, "seeds"),
+        ({"vary": {"norm": "layer"}}, "has one value, 'layer'"),
+        ({"vary": {"layers": 2}}, "has one value, 2"),
+    ],
+)
+def test_arguments_that_make_no_study_are_refused_in_a_sentence(
+    arguments: dict[str, Any], message: str, folder: Path
+) -> None:
+    given: dict[str, Any] = {"vary": {"norm": ["layer", "rms"]}} | arguments
+    with pytest.raises(ConfigError, match=message):
+        heed.run_study(write_recipe(folder), **given, out=folder / "refused")
+    assert not (folder / "refused").exists()
+
+
 def test_the_same_call_trains_nothing_again(study: Study) -> None:
     again = heed.run_study(study.folder, jobs=1, device="cpu")
     assert outcome(again.folder) == outcome(study.folder)
@@ -117,7 +136,7 @@ def test_lists_of_texts_are_studied_as_files_of_the_same_text_are(tmp_path: Path
     recipe = write_recipe(tmp_path)
     options: dict[str, Any] = {"seeds": 1, "set": {"steps": 2}, "device": "cpu"}
     study = heed.run_study(
-        recipe, train=train, dev=dev, test=test, out=tmp_path / "lists", minutes=0, **options
+        recipe, train=train, dev=dev, test=test, out=tmp_path / "lists", minutes=1e-9, **options
     )
     assert [state.status for state in study.trials] == ["waiting"]
     moved = (tmp_path / "lists").rename(tmp_path / "moved")

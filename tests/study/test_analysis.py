@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 import heed
 from heed.cli.main import app
 from heed.metrics.item_metrics import item_metrics
+from heed.report.document import Table
+from heed.report.study_report import build_study_report
 from heed.runs.item_counts import GROUP
 from heed.stats.variance import System
 from heed.study.analysis import analyze_study
@@ -32,7 +35,7 @@ from heed.study.overfitting import EVALUATED, WHILE_TRAINING, _rises, measure_ga
 from heed.study.scored_systems import ScoredSystems, estimate_value, open_scored_systems
 from heed.study.study_folder import read_study_folder
 from heed.study.study_results import StudyResults
-from heed.study.trials import Trial
+from heed.study.trials import Trial, read_trials, write_state
 
 TWO = {"none": 0.6, "rope": 0.62}
 
@@ -317,6 +320,27 @@ def test_costs_stand_beside_scores(tmp_path: Path) -> None:
     [cost] = of_kind(analyze_study(results), "cost")
     assert cost.interval is not None
     assert cost.interval.low < 1.0 < cost.interval.high
+
+
+def test_a_ratio_of_times_is_said_to_be_of_geometric_means(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", TWO)
+    for minutes, state in zip([0.2, 1.0, 0.9, 1.1, 0.9, 0.9], read_trials(folder), strict=True):
+        write_state(folder, replace(state, minutes=minutes))
+    results = read(folder)
+    [cost] = of_kind(analyze_study(results), "cost")
+    logs = {
+        system.name: np.mean([np.log(state.minutes or 0) for state in system.finished])
+        for system in results.systems
+    }
+    ratio = np.exp(logs[cost.numbers["a"]] - logs[cost.numbers["b"]])
+    assert cost.numbers["ratio"] == pytest.approx(ratio)
+    assert "(geometric means over seeds; 95% interval" in cost.text
+    [table] = [
+        block
+        for block in build_study_report(folder).blocks()
+        if isinstance(block, Table) and block.id == "costs"
+    ]
+    assert "Ratios of times are of geometric means" in table.caption
 
 
 def test_nothing_is_found_before_there_are_results(tmp_path: Path) -> None:

@@ -34,14 +34,17 @@ with open(sys.argv[1], "w") as lock:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True) or 143))
-    end, parent = time.monotonic() + float(sys.argv[3]), os.getppid()
-    while time.monotonic() < end:
+    parent = os.getppid()
+    while not os.path.exists(sys.argv[3]):
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
     print("end", flush=True)
 """
-"""Behaves as the process of a trial does: holds a lock, and ends with the process above it."""
+"""Behaves as the process of a trial does: holds a lock, and ends with the process above it.
+
+Else it ends when there is a file.
+"""
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 180.0) -> None:
@@ -149,12 +152,14 @@ def test_machines_that_cannot_be_used(
 def test_commands(machines: RayMachines, tmp_path: Path) -> None:
     """Exit codes come back; a stop saves; a process that lives on keeps the next one waiting."""
     (tmp_path / TRIALS).mkdir()
+    end = tmp_path / TRIALS / "end"
 
-    def command(name: str, kind: str, seconds: float) -> list[str]:
-        return [
-            *(sys.executable, "-c", TRIAL),
-            *(str(lock_path(tmp_path, name)), kind, str(seconds)),
-        ]
+    def command(name: str, kind: str) -> list[str]:
+        return [sys.executable, "-c", TRIAL, str(lock_path(tmp_path, name)), kind, str(end)]
+
+    def is_running(command: list[str]) -> bool:
+        running = machines.processes(str(end)).values()
+        return any(words[1] == "-c" and words[2:6] == command[2:] for words in running)
 
     def log(name: str) -> list[str]:
         path = tmp_path / LOGS / f"{name}.log"
@@ -166,9 +171,9 @@ def test_commands(machines: RayMachines, tmp_path: Path) -> None:
         ends = [cluster.submit([sys.executable, "-c", one], "code") for one in programs]
         assert [code_of(end) for end in ends] == [3, -signal.SIGKILL, 0]
 
-        stopped = cluster.submit(command("stopped", "willing", 600), "stopped")
-        stubborn = cluster.submit(command("stubborn", "stubborn", 4), "stubborn")
-        queued = cluster.submit(command("queued", "willing", 600), "queued")
+        stopped = cluster.submit(command("stopped", "willing"), "stopped")
+        stubborn = cluster.submit(command("stubborn", "stubborn"), "stubborn")
+        queued = cluster.submit(command("queued", "willing"), "queued")
         wait_until(lambda: log("stopped") and log("stubborn"))
         for trial in (queued, stopped):
             trial.stop()
@@ -176,15 +181,20 @@ def test_commands(machines: RayMachines, tmp_path: Path) -> None:
         assert log("stopped") == ["begin", "saved"]
         assert not log("queued")
 
-        # The worker and the supervisor are killed; the process of the trial lives on.
+        # The worker and the supervisor are killed; the process of the trial lives on. A supervisor
+        # that ended first would be an exit code to the worker, and one that goes on would act.
         supervisors = machines.processes("heed.study.trial_supervisor")
         for number in [number for number, words in supervisors.items() if "stubborn" in words]:
             parent = int(Path(f"/proc/{number}/stat").read_text().split()[3])
-            for victim in (number, parent):
+            os.kill(number, signal.SIGSTOP)
+            for victim in (parent, number):
                 os.kill(victim, signal.SIGKILL)
         assert code_of(stubborn) == -signal.SIGKILL
         assert stubborn.reason is not None
-        again = cluster.submit(command("stubborn", "willing", 0), "stubborn")
+        again = cluster.submit(command("stubborn", "willing"), "stubborn")
+        wait_until(lambda: is_running(command("stubborn", "willing")))
+        assert log("stubborn") == ["begin"]
+        end.touch()
         assert code_of(again) == 0
         assert log("stubborn") == ["begin", "end", "begin", "end"]  # never two at once
     assert not machines.processes("heed.study")

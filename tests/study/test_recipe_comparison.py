@@ -131,6 +131,15 @@ def test_records_give_the_same_answer_as_runs(tmp_path: Path) -> None:
     assert compare_runs(reread).to_dict() == compare_runs(runs).to_dict()
 
 
+def test_one_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    for run in make_runs({"rope": 0.6, "learned": 0.5}, 3):
+        write_record(run, tmp_path)
+    listed = package.compare([tmp_path]).to_dict()
+    assert package.compare(str(tmp_path)).to_dict() == listed
+    assert package.compare(tmp_path).to_dict() == listed
+    assert compare_runs(str(tmp_path)).to_dict() == listed
+
+
 def test_the_order_of_systems_turns_the_sign_and_nothing_else() -> None:
     runs = make_runs({"none": 0.5, "rope": 0.52}, 3)
     [pair] = compare_runs(runs).whole.pairs

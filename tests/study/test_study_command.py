@@ -25,6 +25,7 @@ from heed.study.compare_named import compare_named
 from heed.study.plan import plan_trials
 from heed.study.run_study import write_csv
 from heed.study.status_table import StatusView, describe_end, render_status
+from heed.study.study_estimate import StudyEstimate, render_estimate
 from heed.study.study_file import read_study
 from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
@@ -72,7 +73,11 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "quick": ((*VARY, "--quick"), "--quick is for study files"),
     "no job at a time": ((*VARY, "--jobs", "0"), "--jobs cannot be 0: it is at least 1"),
     "jobs below 0": ((*VARY, "--dry-run", "--jobs", "-2"), "--jobs cannot be -2"),
+    "no minutes": ((*VARY, "--minutes", "0"), "--minutes cannot be 0: it is more than 0"),
+    "minutes below 0": ((*VARY, "--minutes", "-1"), "--minutes cannot be -1"),
+    "minutes that are no number": ((*VARY, "--minutes", "nan"), "--minutes cannot be nan"),
     "nothing to reuse": ((*VARY, "--reuse", "nosuch"), "--reuse nosuch: there is no such folder"),
+    "one value": (("--vary", "model.norm=rms"), "there is one system and nothing to compare"),
     "nothing varies": ((), "is a recipe. A study of it says what varies"),
 }
 
@@ -126,6 +131,12 @@ def test_without_arguments_the_shipped_studies_are_listed() -> None:
     assert "positions" in output
 
 
+@pytest.mark.parametrize("flag", ["--stop", "--status", "--dry-run"])
+def test_what_is_about_one_study_needs_its_name(flag: str) -> None:
+    code, output = invoke_command("study", flag)
+    assert (code, f"{flag} is about one study" in output) == (2, True)
+
+
 def test_status_estimate_and_csv_of_a_study_that_has_ended(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     create_study_folder(folder, tiny_study(tmp_path))
@@ -169,8 +180,29 @@ def test_an_estimate_has_every_evaluation_and_leaves_nothing(recipe: str) -> Non
     for system in ("layer: ", "rms: "):
         (line,) = [one for one in output.splitlines() if one.startswith(system)]
         assert all(part in line for part in ("ms a step", "s an evaluation", "s to score the run"))
-    assert "a run, from some steps and evaluations" in output
+    assert ", from some steps and evaluations" in output
+    assert "6 runs of 0." in output
     assert not Path("runs").exists()
+
+
+def test_the_minutes_of_an_estimate_add_up() -> None:
+    estimate = StudyEstimate(6, 6, 0.45, 1.35, 10, "some steps and evaluations")
+    line = render_estimate(estimate, 2).splitlines()[1]
+    assert line == (
+        "minutes  about 1.4 min: 6 runs of 0.45 min, 2 at a time, from some steps and evaluations"
+    )
+    pretrained = replace(estimate, minutes=3.35)
+    assert ", after 2.0 min of pretraining," in render_estimate(pretrained, 2)
+
+
+def test_the_folder_is_told_first_and_no_path_is_wrapped(recipe: str) -> None:
+    out = f"runs/{'long-' * 20}study"
+    code, output = invoke_command(
+        "study", recipe, *VARY, "--seeds", "1", "--set", "train.steps=2", "--out", out
+    )
+    assert code == 0, output
+    assert output.splitlines()[0].endswith(f"folder is {out}")
+    assert output.splitlines()[-1].endswith(f"Next: heed report {out}")
 
 
 def test_two_hundred_trials_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:

@@ -197,11 +197,19 @@ def test_every_error_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_study(write(tmp_path, text))
     assert len(error.value.complaints) == 3
+    text = 'recipe = "demo-translate"\nbaseline = "t5"\n[grid]\n"model.position" = ["rope"]\n'
+    with pytest.raises(ConfigError) as error:
+        read_study(write(tmp_path, f'{text}"model.foo" = [1]'))
+    unknown, baseline = error.value.complaints
+    assert "'model.foo'" in unknown
+    assert "t5" in baseline
 
 
 def test_a_name_that_is_nothing_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no study 'demo-translat'"):
+    with pytest.raises(ConfigError, match="There is no study or recipe 'demo-translat'") as error:
         read_study("demo-translat")
+    assert "Did you mean 'demo-translate'?" in str(error.value)
+    assert "Studies: " in str(error.value)
     with pytest.raises(RunError, match=r"study\.toml is missing"):
         read_study(tmp_path)
 

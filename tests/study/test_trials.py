@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from heed.config.task_metrics import LOWER_IS_BETTER, TASK_METRICS
 from heed.errors import RunError
 from heed.metrics.item_metrics import COUNTS, item_metrics
 from heed.runs.item_counts import ItemCounts
+from heed.study.trial_process import TrialClock
 from heed.study.trials import Trial, TrialState, read_state, read_trials, trial_rows, write_state
 
 STATE = TrialState(
@@ -68,6 +70,38 @@ def test_a_state_that_was_changed_is_noticed(tmp_path: Path) -> None:
         read_trials(tmp_path)
     with pytest.raises(RunError, match="no trial 'x'"):
         read_state(tmp_path, "x")
+
+
+@pytest.mark.parametrize(
+    ("state", "minutes"),
+    [
+        # Killed: its time is up to the last measurement.
+        (replace(STATE, status="running", process_started=1000.0), 1.5),
+        # Stopped in good order first, then killed.
+        (replace(STATE, status="stopped", minutes=2.0, ended=900.0, process_started=1000.0), 3.5),
+        # The last process wrote its own time.
+        (replace(STATE, status="stopped", minutes=2.0, ended=1100.0, process_started=1000.0), 2.0),
+        # Written before the start of a process was.
+        (replace(STATE, status="running", minutes=2.0), 2.0),
+    ],
+)
+def test_minutes_are_those_of_every_process(
+    state: TrialState, minutes: float, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs/rope-seed0"
+    run.mkdir(parents=True)
+    rows = [{"step": n, "time": {"unix": 1000.0 + 45 * n}} for n in range(3)]
+    rows.append({"step": 3, "time": {"unix": None}})
+    (run / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
+    )
+    clock = TrialClock(tmp_path, state)
+    begun = clock.begin(state)
+    assert (begun.minutes, begun.status) == (minutes, "running")
+    assert begun.process_started is not None
+    ended = clock.end(begun, "finished", None)
+    assert minutes <= (ended.minutes or 0) < minutes + 1
+    assert TrialClock(tmp_path, ended).before == ended.minutes
 
 
 def test_rows_have_a_column_for_every_key_and_score() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heed.metrics.item_metrics import item_metrics
 from heed.stats.comparison import SumMetric
+from heed.stats.selection import WinnerFall
 from heed.stats.verdicts import format_differences, format_score
 from heed.study.finding import Finding, quote_name
 from heed.study.study_results import StudyResults
@@ -29,16 +30,27 @@ def find_search_gains(results: StudyResults) -> list[Finding]:
         numbers = {"system": system, "trials": len(curve), "expected": curve}
         fall = falls.get(system)
         if fall is not None:
-            [shown] = format_differences([fall.fall], metric)
-            text += f" Its winner falls by {shown.lstrip('+')} from the search to fresh seeds"
-            if fall.interval is not None:
-                low, high = format_differences([fall.interval.low, fall.interval.high], metric)
-                text += f" (95% interval {low} to {high})"
-            text += "."
+            text += f" {tell_fall(fall, metric)}"
             numbers |= {"fall": fall.fall, "chosen": fall.chosen, "fresh": fall.fresh}
         interval = None if fall is None else fall.interval
         findings.append(Finding("search", text, FIGURE, numbers, interval))
     return findings
+
+
+def tell_fall(fall: WinnerFall, metric: SumMetric) -> str:
+    """How the winner's dev score changes from the search to fresh seeds, with its direction."""
+    change, interval = fall.fresh - fall.chosen, fall.interval
+    [size] = format_differences([abs(change)], metric)
+    verb = "rises" if change > 0 else "falls"
+    size = size.lstrip("+")
+    text = f"The dev score of its winner {verb} by {size} from the search to fresh seeds"
+    if interval is not None:
+        ends = [interval.low, interval.high]
+        if metric.higher_is_better:  # A fall is then a change below 0.
+            ends = [-interval.high, -interval.low]
+        low, high = format_differences(ends, metric)
+        text += f" (95% interval of the change {low} to {high})"
+    return f"{text}."
 
 
 def _dev_metric(results: StudyResults) -> SumMetric | None:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from heed.errors import ConfigError, nearest
 from heed.recipes import first_sentence, shipped_names, shipped_table
+from heed.recipes import names as recipe_names
 
 FOLDER = Path(__file__).parent
 
@@ -35,11 +36,12 @@ def find(name: str) -> Path:
             raise ConfigError([f"There is no study file {name!r}."])
         return path
     if name not in names():
-        shipped = f" Shipped: {', '.join(names())}." if names() else ""
+        recipes = recipe_names()
         raise ConfigError(
             [
-                f"There is no study {name!r}, neither a file nor a folder nor a shipped one."
-                f"{shipped}{nearest(name, names())}"
+                f"There is no study or recipe {name!r}, neither a file nor a folder nor a shipped "
+                f"one. Studies: {', '.join(names())}. Recipes: {', '.join(recipes)}."
+                f"{nearest(name, [*names(), *recipes])}"
             ]
         )
     return FOLDER / f"{name}.toml"
