@@ -22,7 +22,8 @@ NO_CLAIM = re.compile(
     r"|comparison with the best"
     r"|> the row is better, < worse(, = as good within the margin)?|minus the best of the others"
     r"|As good is judged by (the \d+% interval|a narrower interval)"
-    r"|winner falls by [^.]*\.\d+|each winner when it was chosen|are some groups of texts harder"
+    r"|winner (falls|rises) by [^.]*\.\d+|each winner when it was chosen"
+    r"|are some groups of texts harder"
 )
 """Phrases that name a direction, a bound, a method or a quantity, and claim nothing.
 

@@ -162,9 +162,13 @@ def _tell_models(question: Question, models: Sequence[tuple[Pair, Judgement]]) -
         for name, seeds in zip((pair.a, pair.b), pair.seeds, strict=True)
         if seeds < MIN_SEEDS
     )
+    differ = f"these models differ{against} by {shown}"
+    if len(models) == 1:
+        [(pair, _)] = models
+        differ = f"of these models, {quote_name(pair.a)} − {quote_name(pair.b)} is {shown}"
     return (
-        f"anything about the recipes of {join_names(few)}; these models differ{against} by {shown} "
-        f"{metric.difference_unit} on these test items ({level} {intervals})"
+        f"anything about the recipes of {join_names(few)}; {differ} {metric.difference_unit} on "
+        f"these test items ({level} {intervals})"
     )
 
 
@@ -214,12 +218,12 @@ def _advise_seeds(question: Question, undecided: Sequence[Pair]) -> str:
             "for differences as seen"
         )
     seeds, pair = min(needed, key=lambda one: one[0])
-    more = sum(max(seeds - count, 0) for count in pair.seeds)
+    runs = 2 * seeds  # Seeds that were looked at do not count in a study declared now.
     rest = "" if len(undecided) == 1 else "; the other open pairs need more"
     return (
         f"declare a study of {join_names([pair.a, pair.b])} with {seeds} seeds each, which would "
         "decide in 8 of 10 cases if the true difference is as seen "
-        f"({count_of(more, 'more run')}{_tell_duration(more, question)}{rest})"
+        f"({count_of(runs, 'run')}{_tell_duration(runs, question)}{rest})"
     )
 
 

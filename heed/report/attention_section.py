@@ -111,8 +111,8 @@ def map_text(content: RunContent, model: Model, tokenizer: Tokenizer, text: Text
 
 def _describe_reading(attention: AttentionMap) -> str:
     return (
-        "A row asks, a column answers; each row's weights sum to 1. What a weight shows is where "
-        f"the model looks ({KINDS[attention.kind]}), not why it answers as it does."
+        "A row is a query, a column a key; each row's weights sum to 1. What a weight shows is "
+        f"where the model looks ({KINDS[attention.kind]}), not why its output is what it is."
     )
 
 
@@ -136,11 +136,11 @@ def draw_mean_map(attention: AttentionMap, layer: int, anchor: str) -> Figure:
         for row, seen in zip(weights, attention.visible, strict=True)
     ]
     rows, columns = short_labels(attention.query_tokens), short_labels(attention.key_tokens)
-    svg = heat_map(values, rows, columns, row_title="asks", column_title="answers", shade=math.sqrt)
+    svg = heat_map(values, rows, columns, row_title="query", column_title="key", shade=math.sqrt)
     strongest = []
     for row, name in zip(weights, rows, strict=True):
         at = int(row.argmax())
-        strongest.append(f"{name} asks, {columns[at]} answers most ({float(row[at]):.2f})")
+        strongest.append(f"query {name}: most weight on key {columns[at]} ({float(row[at]):.2f})")
     kind = KINDS[attention.kind]
     alt = f"Heat map of {kind}, layer {layer + 1}, mean of heads: {'; '.join(strongest)}."
     return Figure(anchor, f"{kind}, layer {layer + 1}, mean of heads", alt, svg)

@@ -15,6 +15,8 @@ from heed.runs.discovery import find_runs
 STUDY_FILE = "study.toml"
 """The file that makes a folder a study."""
 DEFAULT_NAME = "report.html"
+NOTES = (".txt", ".md")
+"""How the name of a file with notes ends."""
 
 
 def build_report(names: Sequence[str | Path], options: ReportOptions | None = None) -> Document:
@@ -49,16 +51,23 @@ def default_path(names: Sequence[str | Path]) -> Path:
 
 
 def read_notes(notes: str | None) -> str:
-    """The author's notes: the text of a file of this name, else the text itself."""
+    """The author's notes: the text of a file of this name, else the text itself.
+
+    A name that ends as a text file does is an error where there is none: it is no note.
+    """
     if not notes:
         return ""
+    path = Path(notes)
     try:
-        is_file = Path(notes).is_file()
-    except OSError:  # too long for the name of a file
-        is_file = False
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, ValueError):  # too long for the name of a file, or no name at all
+        return notes
+    if is_folder or (not is_file and path.suffix in NOTES and not any(map(str.isspace, notes))):
+        what = "is a folder" if is_folder else "does not exist"
+        raise ConfigError([f"--notes: {notes} {what}. Name a text file, or give the words."])
     if not is_file:
         return notes
     try:
-        return Path(notes).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError([f"--notes: {notes} is not UTF-8 text."]) from None

@@ -200,6 +200,7 @@ def _equivalence_phrases(question: Question) -> list[str]:
     span = format_interval(hull(pair.equivalence_interval for pair in pairs), question.metric)
     delta = f"within {question.margin:g} {question.metric.difference_unit}"
     level = format_level(2 * question.comparison.alpha)
+    span += ", of each pair alone" if len(question.pairs) > 1 else ""
     if len(pairs) == 1:
         [pair] = pairs
         a, b = quote_name(pair.a), quote_name(pair.b)

@@ -22,8 +22,8 @@ from heed.stats.verdicts import Verdict
 from heed.study.comparison_tables import all_notes, describe_scores, difference_rows, score_rows
 from heed.study.recipe_comparison import RecipeComparison, compare_runs
 
-SHOWN = (Verdict.BETTER, Verdict.WORSE, Verdict.BETTER_BY_MARGIN, Verdict.WORSE_BY_MARGIN)
-"""Verdicts that say which of two recipes is better."""
+OPEN = (Verdict.UNDECIDED, Verdict.TWO_MODELS)
+"""Verdicts that leave open whether two recipes differ."""
 
 
 def build_comparison_report(
@@ -70,7 +70,7 @@ def _build_comparison_section(contents: Sequence[RunContent]) -> Section:
 
 
 def _draw_differences(comparison: RecipeComparison) -> Figure:
-    """Dots and intervals of the differences; a filled dot is a difference that was shown."""
+    """Dots and intervals of the differences; a filled dot has a verdict on the recipes."""
     columns, cells = difference_rows(comparison)
     rows = [
         Row(
@@ -79,7 +79,7 @@ def _draw_differences(comparison: RecipeComparison) -> Figure:
             pair.interval.low,
             pair.interval.high,
             f"{difference} ({interval})",
-            is_strong=judgement.verdict in SHOWN,
+            is_strong=judgement.verdict not in OPEN,
         )
         for (label, difference, interval, *_), (pair, judgement) in zip(
             cells, comparison.pairs, strict=True
@@ -89,7 +89,8 @@ def _draw_differences(comparison: RecipeComparison) -> Figure:
     svg = interval_plot(rows, x=f"difference in {unit}", reference=0.0, margin=comparison.margin)
     alt = "; ".join(f"{row.label}: {row.text}" for row in rows)
     caption = (
-        f"Differences in {unit}, {columns[0]}. Filled: a difference is shown; hollow: none is."
+        f"Differences in {unit}, {columns[0]}. Filled: there is a verdict on the recipes "
+        "(exploratory); hollow: there is none."
     )
     return Figure("differences", caption, f"Differences: {alt}.", svg)
 

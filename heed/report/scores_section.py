@@ -45,6 +45,14 @@ INTERVAL_NOTES = {
     "classify": f"{INTERVALS[0].upper()}{INTERVALS[1:]}.",
     "generate": "Intervals: 95%, Student's t over texts, on the logarithm of perplexity.",
 }
+WITHOUT_BOOTSTRAP = {
+    "translate": "Intervals: 95%, Wilson's for shares.",
+    "classify": "Intervals: 95%; Wilson for shares, Student's t for log loss and Brier score.",
+    "generate": INTERVAL_NOTES["generate"],
+}
+"""Notes on the intervals of an evaluation that did not resample."""
+RESAMPLED = ("bleu", "chrf", "ter", "macro_f1")
+"""Metrics whose intervals are from resampling."""
 OTHER_SEEDS = (
     "The intervals are over texts of this set alone: another seed of the same recipe can score "
     "otherwise, which several runs and heed compare show."
@@ -128,11 +136,12 @@ def _render_set(content: RunContent, name: str, result: Result) -> Iterator[Bloc
         for key, (label, form) in _rows(result).items()
         if any(key in one for one in columns.values())
     ]
-    note = INTERVAL_NOTES[_task(result)] if result.get("interval") else ""
-    caption = f"Scores on {name}. {note}".strip()
+    caption = f"Scores on {name}. {_tell_intervals(columns)}".strip()
     yield Table(f"scores-{anchor}", caption, ["metric", *columns], rows, right=list(columns))
     yield Paragraph(" ".join(map(_sentence, _provenance(result))))
-    if result.get("interval"):
+    if missing := [key for key in RESAMPLED if key in result and not _has_interval(result, key)]:
+        yield Paragraph(_tell_missing_intervals(content, result, missing), "note")
+    if any(_has_interval(result, key) for key in HEADLINES[_task(result)]):
         yield Paragraph(OTHER_SEEDS, "note")
     if signatures := result.get("signature"):
         named_rows = [[_metric_name(key), text] for key, text in signatures.items()]
@@ -148,6 +157,34 @@ def _render_set(content: RunContent, name: str, result: Result) -> Iterator[Bloc
         sets = [result, *result.get("sets", {}).values()]
         yield from (Paragraph(_sentence(str(note)), "note") for note in render_caveat(*sets))
         yield from _render_losses(content, anchor, name)
+
+
+def _has_interval(result: Result, key: str) -> bool:
+    return bool(result.get("interval", {}).get(key))
+
+
+def _tell_intervals(columns: Mapping[str, Result]) -> str:
+    """How the intervals in a table of scores were computed; empty where it has none."""
+    keys = {key for one in columns.values() for key in one.get("interval", {}) if key in one}
+    if not any(_has_interval(one, key) for one in columns.values() for key in keys):
+        return ""
+    task = _task(next(iter(columns.values())))
+    resampled = task == "generate" or any(key in RESAMPLED for key in keys)
+    return (INTERVAL_NOTES if resampled else WITHOUT_BOOTSTRAP)[task]
+
+
+def _tell_missing_intervals(content: RunContent, result: Result, keys: list[str]) -> str:
+    """That scores have no intervals, and what adds them."""
+    rows = _rows(result)
+    names = " and ".join(rows[key][0] for key in keys)
+    verb = "has no interval" if len(keys) == 1 else "have no intervals"
+    if content.parameters is None:
+        return f"{names} {verb}: they need the weights, which are not in the run folder."
+    option = "" if result["split"] == "test" else f" --split {result['split']}"
+    return (
+        f"{names} {verb}: the evaluation did not resample texts. heed evaluate "
+        f"{content.run.folder}{option} adds them, and counts as one more evaluation."
+    )
 
 
 def set_anchor(content: RunContent, name: str) -> str:
@@ -179,21 +216,24 @@ def _provenance(result: Result) -> Iterator[str]:
 
 def _render_lengths(anchor: str, name: str, result: Result) -> Iterator[Block]:
     rows, bars = [], []
+    has_intervals = any(part.get("interval") for part in result["by_source_length"])
     for part in result["by_source_length"]:
         low, high = part["words"]
         words = str(low) if low == high else f"{low} to {high}"
         interval = part.get("interval")
         bounds = format_interval(interval) if interval else "–"
-        rows.append([words, f"{part['texts']:,}", f"{part['bleu']:.2f}", bounds])
+        cells = [words, f"{part['texts']:,}", f"{part['bleu']:.2f}"]
+        rows.append([*cells, bounds] if has_intervals else cells)
         low, high = (interval[end] for end in ("low", "high")) if interval else (None, None)
         text = f"{part['bleu']:.2f} {bounds}" if interval else f"{part['bleu']:.2f}"
         high = None if high is None else min(100.0, high)
         bars.append(Row(f"{words} words", part["bleu"], low, high, text))
     svg = interval_plot(bars, x="BLEU")
     alt = "; ".join(f"{row[0]} words: BLEU {row[2]}" for row in rows)
-    caption = f"BLEU on {name} by words of the source, with 95% intervals."
+    caption = f"BLEU on {name} by words of the source"
+    caption += ", with 95% intervals." if has_intervals else "."
     yield Figure(f"lengths-{anchor}", caption, f"BLEU by length. {alt}.", svg)
-    numbers = ["texts", "BLEU", "95% interval"]
+    numbers = ["texts", "BLEU", *(["95% interval"] if has_intervals else [])]
     columns = ["words of the source", *numbers]
     yield Table(f"lengths-{anchor}-table", f"BLEU on {name} by length.", columns, rows, numbers)
 
@@ -211,7 +251,8 @@ def _render_classes(anchor: str, name: str, result: Result) -> Iterator[Block]:
         ]
         for label, metrics in result["classes"].items()
     ]
-    caption = f"Classes on {name}, with 95% intervals."
+    has_intervals = any(metrics.get("interval") for metrics in result["classes"].values())
+    caption = f"Classes on {name}{', with 95% intervals' * has_intervals}."
     yield Table(f"classes-{anchor}", caption, ["class", *numbers], rows, right=numbers)
     names, counts = result["confusion"]["classes"], result["confusion"]["counts"]
     if len(names) > MOST_CLASSES:

@@ -323,7 +323,9 @@ def _cost_table(results: StudyResults) -> Table | None:
         for one in costs
     ]
     caption = (
-        "The mean time and speed of a run. Minutes include evaluations, tokens per second do not."
+        "The mean time and speed of a run over its seeds. Minutes include evaluations, tokens per "
+        "second do not. Ratios of times are of geometric means, which one slow run changes less: "
+        "they may differ from the ratio of these means."
     )
     return Table("costs", caption, columns, rows, columns[1:])
 
@@ -382,7 +384,7 @@ def _tell_estimate(finding: Finding) -> tuple[str, float]:
         case "importance":
             return f"{' × '.join(n['keys'])}, share of the spread", n["share"]
         case "cost":
-            return f"{n['a']} / {n['b']}, time of a run (ratio)", n["ratio"]
+            return f"{n['a']} / {n['b']}, time of a run (ratio of geometric means)", n["ratio"]
         case kind:
             raise ValueError(f"a finding of kind {kind!r} has no short form")
 

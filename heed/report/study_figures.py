@@ -116,20 +116,21 @@ def _numbers(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in ("system", "verdict", "pair", "may be best")]
 
 
-def _tell_interval(question: Question, pair: Pair, judgement: Judgement) -> str:
-    """The interval that the verdict rests on: of equivalence, that of the one-sided tests."""
-    if judgement.verdict is not Verdict.AS_GOOD:
-        return format_interval(pair.interval, question.metric)
-    level = format_level(2 * question.comparison.alpha)
-    return f"{level}: {format_interval(pair.equivalence_interval, question.metric)}"
+def _has_equivalence(question: Question) -> bool:
+    """Whether a verdict of the table rests on the interval of equivalence."""
+    return any(
+        judgement.verdict is Verdict.AS_GOOD or judgement.within_margin
+        for _, judgement in question.pairs
+    )
 
 
 def _tell_equivalence(question: Question) -> str:
     """What the table's intervals of equivalence are, where there is one."""
-    if all(judgement.verdict is not Verdict.AS_GOOD for _, judgement in question.pairs):
+    if not _has_equivalence(question):
         return ""
     level = format_level(2 * question.comparison.alpha)
-    return f" As good is judged by the {level} interval of each alone, which stands there."
+    alone = " of each pair alone, not corrected" if len(question.pairs) > 1 else ""
+    return f" As good is judged by the {level} interval{alone} (two one-sided tests)."
 
 
 def _describe_systems(question: Question, costs: Mapping[str, Cost]) -> str:
@@ -167,6 +168,7 @@ def _tell_few_seeds(question: Question) -> str:
 def pairs_table(question: Question) -> Table:
     """Every difference with its interval, p and verdict, the largest first."""
     metric, is_family = question.metric, len(question.pairs) > 1
+    has_equivalence = _has_equivalence(question)
     rows = []
     largest = sorted(question.pairs, key=lambda one: -abs(one[0].difference))
     for pair, judgement in largest[:MAX_PAIR_ROWS]:
@@ -180,7 +182,8 @@ def pairs_table(question: Question) -> Table:
                 difference,
                 "–" if pair.percent is None else f"{pair.percent:+.1f}%",
                 "–" if pair.seed_deviations is None else f"{pair.seed_deviations:+.1f}",
-                _tell_interval(question, pair, judgement),
+                format_interval(pair.interval, metric),
+                *([_format_equivalence(question, pair)] if has_equivalence else []),
                 *([format_p(pair.p).removeprefix("= ")] if is_family else []),
                 p,
                 f"{pair.win_share:.2f}",
@@ -191,13 +194,16 @@ def pairs_table(question: Question) -> Table:
         )
     level = name_level(question.comparison)
     columns = ["pair", "difference", "percent", "in sd", f"{level} interval"]
+    if has_equivalence:
+        columns.append(f"{format_level(2 * question.comparison.alpha)} interval")
     columns += ["p alone", "corrected p"] if is_family else ["p"]
     columns += ["P(A>B)", "visible", "seeds needed", "verdict"]
     caption = (
         f"Every difference in {metric.difference_unit}, in percent of the second system's score, "
-        "and in standard deviations over seeds. P(A>B): the share of pairs of runs that the first "
-        "leads, ties counting half. Visible: the smallest difference that such runs show in 8 of "
-        "10 cases. Seeds needed: of each system, to show a difference as seen in 8 of 10."
+        "and in standard deviations over seeds. P(A>B): of a pair A − B, the share of pairs of "
+        "runs that A leads, ties counting half. Visible: the smallest difference that such runs "
+        "show in 8 of 10 cases. Seeds needed: of each system, to show a difference as seen in 8 of "
+        "10."
     )
     caption += _tell_equivalence(question) + _tell_few_seeds(question)
     if len(largest) > MAX_PAIR_ROWS:
@@ -205,6 +211,12 @@ def pairs_table(question: Question) -> Table:
         caption = caption.replace("Every difference", f"The {MAX_PAIR_ROWS} largest differences")
         caption += f" {left:,} smaller ones are left out; `heed compare FOLDER --json` has them."
     return Table("pairs", caption, columns, rows, _numbers(columns))
+
+
+def _format_equivalence(question: Question, pair: Pair) -> str:
+    if not pair.compares_recipes:
+        return "–"
+    return format_interval(pair.equivalence_interval, question.metric)
 
 
 def _tell_seeds_needed(pair: Pair) -> str:
@@ -255,7 +267,7 @@ def difference_plot(question: Question) -> Figure:
         [text] = format_differences([difference], metric)
         if judgement.verdict is Verdict.AS_GOOD:
             text += EQUIVALENT
-        shown = judgement.verdict in (*GAINS, *LOSSES)
+        shown = judgement.verdict in (*GAINS, *LOSSES, Verdict.AS_GOOD)
         rows.append(Row(label, difference, interval.low, interval.high, text, shown))
     minus = f" from {quote_name(against)}" if against is not None else ""
     svg = interval_plot(
@@ -266,7 +278,8 @@ def difference_plot(question: Question) -> Figure:
     )
     level = name_level(question.comparison)
     hollow = "hollow: not" + ", or too few seeds to say" * bool(_tell_few_seeds(question))
-    caption = f"Differences{minus} with their {level} intervals. Filled: shown; {hollow}."
+    filled = "shown" if question.is_declared else "seen, exploratory"
+    caption = f"Differences{minus} with their {level} intervals. Filled: {filled}; {hollow}."
     if question.margin is not None:
         caption += f" Shaded: differences within {question.margin:g}, which do not matter."
     same = [pair for pair, judgement in pairs if judgement.verdict is Verdict.AS_GOOD]

@@ -19,6 +19,7 @@ from heed.report.wording import (
     name_level,
 )
 from heed.stats.verdicts import format_level, format_minutes
+from heed.study.recipe_comparison import EXPLORATORY
 from heed.study.study_file import StudyConfig
 from heed.study.study_folder import TEXTS, Additions
 from heed.study.study_results import StudyResults
@@ -148,21 +149,24 @@ def describe_declarations(results: StudyResults, question: Question | None) -> S
         Table("declared", "What was declared before training.", ["declared", "value"], rows)
     ]
     blocks += [Paragraph(text, "note") for text in _tell_additions(additions)]
-    if results.comparison is not None:
-        prefix = "Exploratory: "
-        blocks += [
-            Paragraph(f"The comparison is exploratory: {note.removeprefix(prefix)}", "note")
-            for note in results.comparison.notes
-            if note.startswith(prefix)
-        ]
+    notes = [] if results.comparison is None else results.comparison.exploratory_notes
+    blocks += [
+        Paragraph(f"The comparison is exploratory: {note.removeprefix(EXPLORATORY)}", "note")
+        for note in notes
+    ]
     blocks += [Paragraph(text) for text in _tell_looks(results)]
-    blocks.append(
-        Paragraph(
+    if notes:
+        text = (
+            "So no part of this report is a test of a declared question. What the comparison and "
+            "the analysis find is worth a study of its own."
+        )
+    else:
+        text = (
             "The comparisons of the declared metric, set and systems are the declared question. "
             "The analysis asks further questions of the same runs; they are exploratory, and what "
             "they find is worth a study of its own."
         )
-    )
+    blocks.append(Paragraph(text))
     return Section("declared-section", "Declared and exploratory", blocks)
 
 
@@ -187,15 +191,15 @@ def _tell_additions(additions: Additions) -> list[str]:
     for entry in additions.entries:
         when = datetime.fromtimestamp(entry["time"], UTC).strftime("%Y-%m-%d %H:%M UTC")
         parts = [
-            f"{key} {', '.join(map(_name_addition, values))}"
-            for key in ("seeds", "systems")
-            if (values := entry.get(key))
+            f"{key if len(values) == 1 else f'{key}s'} {', '.join(map(_name_addition, values))}"
+            for key in ("seed", "system")
+            if (values := entry.get(f"{key}s"))
         ]
         if grid := entry.get("grid"):
             parts += [f"{key} {', '.join(map(str, values))}" for key, values in grid.items()]
         if parts:
             what = "; ".join(parts)
-            texts.append(f"Added after the study was declared, on {when}: {what}. Exploratory.")
+            texts.append(f"Added after the study was declared, on {when}: {what}.")
         if changed := [key for key in TEXTS if key in entry]:
             verb = "was" if changed in (["title"], ["question"], ["author"]) else "were"
             texts.append(

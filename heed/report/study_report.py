@@ -36,7 +36,10 @@ from heed.report.study_search import describe_search
 from heed.report.study_sets import CLEAN, describe_further_scores, tell_overlap
 from heed.report.wording import count_of, join_names
 from heed.study.analysis import analyze_study
-from heed.study.study_results import FINISHED, StudyResults
+from heed.study.status_table import mark_interrupted
+from heed.study.study_lock import is_running
+from heed.study.study_results import StudyResults
+from heed.study.trials import FINISHED
 
 TRAIN_LOSS = "train/loss"
 """The loss while training, where dev was evaluated too seldom for a curve."""
@@ -86,7 +89,8 @@ def build_study_report(
     sections += [section for section in further if section is not None]
     if examples and (section := describe_examples(results)) is not None:
         sections.append(section)
-    sections.append(describe_trials(results.trials))
+    running = is_running(results.folder)
+    sections.append(describe_trials(mark_interrupted(results.trials, is_running=running)))
     sections.append(describe_declarations(results, question))
     if question is not None and results.comparison is not None:
         sections.append(
@@ -136,6 +140,11 @@ def _describe_answer(results: StudyResults, question: Question | None, title: st
         blocks.append(Paragraph(text, "note"))
     if (missing := _tell_missing(results)) is not None:
         blocks.append(Paragraph(missing, "note", "trials"))
+    if results.comparison is not None and question is not None and question.pairs:
+        blocks += [
+            Paragraph(f"{note} So nothing below is called shown.", "note", "declared")
+            for note in results.comparison.exploratory_notes
+        ]
     if question is None:
         names = [system.name for system in results.systems]
         sentences = answer_without_runs(names)

@@ -65,9 +65,10 @@ def expected_best_figure(results: StudyResults) -> Figure | None:
     ]
     if not series:
         return None
+    best, worst = ("highest", "lowest") if results.higher_is_better else ("lowest", "highest")
     caption = (
-        "Expected best by budget (Dodge et al. 2019): the highest dev score that so many "
-        "search trials would have; those that failed or were pruned count as the lowest."
+        f"Expected best by budget (Dodge et al. 2019): the {best} dev score that so many "
+        f"search trials would have; those that failed or were pruned count as the {worst}."
     )
     if len(curves) > MAX_CURVES:
         caption += f" {len(curves) - MAX_CURVES} more systems are not drawn."
@@ -93,6 +94,8 @@ def _describe_falls(results: StudyResults) -> list[Block]:
         f"Dev {results.metric} of each winner when it was chosen, and of its fresh seeds. A fall "
         "above 0 is the optimism of choosing."
     )
+    if not results.higher_is_better:
+        caption += " Lower is better here, so a fall is how much higher the fresh seeds are."
     return [Table("winner-falls", caption, columns, rows, columns[1:])]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from heed.errors import ConfigError
 from heed.files import write_atomic
-from heed.report.document import Document, Table
+from heed.report.document import Document, Figure, Table
 from heed.report.html import render_html
 from heed.report.markdown import render_markdown
 
@@ -43,7 +43,8 @@ def describe_report(document: Document, path: Path) -> str:
     blocks = list(document.numbered_blocks())
     tables = sum(isinstance(block, Table) for block in blocks)
     figures = len(blocks) - tables
-    beside = f", figures in {figures_folder(path)}" if path.suffix.lower() == ".md" else ""
+    is_apart = any(isinstance(one, Figure) for one in blocks) and path.suffix.lower() == ".md"
+    beside = f", figures in {figures_folder(path)}" if is_apart else ""
     size = f"{path.stat().st_size / 2**20:.1f} MB"
     return (
         f"{path}: {len(document.sections)} sections, {figures} figures, {tables} tables "

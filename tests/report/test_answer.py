@@ -14,6 +14,7 @@ from report_claims import check_sentence, shown_pairs
 
 from heed.report.answer import answer_question, answer_without_runs
 from heed.report.claims import Question
+from heed.report.study_figures import difference_plot, pairs_table
 from heed.report.wording import format_interval, join_names, name_level
 from heed.stats.comparison import SumMetric, compare_systems
 from heed.stats.variance import System
@@ -170,6 +171,58 @@ def test_an_open_question_is_told_with_the_seeds_that_would_decide_it() -> None:
         assert f"with {pair.seeds_needed} seeds each" in answer_question(question)[2]
     look = answer_question(replace(question, next_look=5))[2]
     assert "declared look at 5 seeds" in look or judgement.verdict is not Verdict.UNDECIDED
+
+
+def test_two_models_are_told_with_a_direction() -> None:
+    [_, left_open, _] = answer_question(ask(1, [0.0, 9.0]))
+    assert "of these models, t5 − rope is +" in left_open
+    for seeds, words in ((1, "Two models only"), (3, "Can't tell yet")):
+        [judgement] = ask(seeds, [0.0, 0.0]).judgements
+        assert judgement.sentence.startswith(f"{words}: t5 − rope is ")
+        assert "differ by" not in judgement.sentence
+
+
+def test_a_study_to_declare_counts_all_its_runs() -> None:
+    drawn = (ask(3, [0.0, 0.2], seed=seed) for seed in range(20))
+    question = next(
+        one
+        for one in drawn
+        if one.judgements[0].verdict is Verdict.UNDECIDED and one.comparison.pairs[0].seeds_needed
+    )
+    [pair] = question.comparison.pairs
+    assert pair.seeds_needed is not None
+    following = answer_question(question)[2]
+    runs = 2 * pair.seeds_needed
+    minutes = format_minutes(4.0 * runs)
+    assert f"with {pair.seeds_needed} seeds each" in following
+    assert f"({runs} runs, {minutes})" in following
+
+
+def test_an_interval_of_equivalence_is_said_to_be_of_its_pair_alone() -> None:
+    for effects, alone in (([0.0, 0.0, 0.0], True), ([0.0, 0.0], False)):
+        question = ask(5, effects, margin=9.0)
+        pairs = question.comparison.pairs
+        judged = judge_pair(pairs[0], SCORE, margin=9.0, comparisons=len(pairs))
+        assert judged.verdict is Verdict.AS_GOOD
+        assert (", of this pair alone, inside" in judged.sentence) == alone
+        assert ("of each pair alone" in answer_question(question)[0]) == alone
+        table = pairs_table(question)
+        column = table.columns.index("90% interval")
+        spans = {format_interval(pair.equivalence_interval, SCORE) for pair in pairs}
+        assert {row[column] for row in table.rows} == spans
+        assert not [cell for row in table.rows for cell in row if "90%" in cell]
+        assert ("not corrected" in table.caption) == alone
+
+
+def test_a_filled_dot_is_a_verdict_as_its_caption_says() -> None:
+    hollow = 'fill="var(--paper)"'
+    question = ask(5, [0.0, 0.0], margin=9.0)
+    assert question.judgements[0].verdict is Verdict.AS_GOOD
+    assert hollow not in difference_plot(question).svg
+    assert "Filled: shown" in difference_plot(question).caption
+    explored = difference_plot(replace(question, is_declared=False)).caption
+    assert "shown" not in explored
+    assert hollow in difference_plot(ask(3, [0.0, 0.0])).svg
 
 
 def test_exploratory_differences_are_never_called_shown() -> None:

@@ -100,23 +100,56 @@ def test_attention_is_interactive_and_its_alternative_is_for_paper(
         page = visit.page
         part = page.locator("#attention-1")
         weights = part.get_by_test_id("row").locator("data")
+        weights.first.wait_for()
         values = weights.evaluate_all("all => all.map((one) => Number(one.value))")
         assert math.isclose(sum(values), 1.0, abs_tol=1e-5)
-        assert not part.locator(".alternative").is_visible()
+        part.locator(".alternative").wait_for(state="hidden")
         page.emulate_media(media="print")
-        assert part.locator(".alternative").is_visible()
-        assert not part.locator("[data-interactive]").is_visible()
+        part.locator(".alternative").wait_for()
+        part.locator("[data-interactive]").wait_for(state="hidden")
 
 
-def test_wide_tables_fit_a_printed_page_and_break_no_number(
-    chromium: Browser, tmp_path: Path
-) -> None:
-    """A4 less its margins is 665 px wide; a wider table would make Chromium shrink the page."""
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a study whose pairs are a table of eleven columns."""
+    folder = tmp_path_factory.mktemp("wide")
     names = ["rope", "sinusoidal", "learned", "shaw", "t5", "alibi", "none"]
     systems = {name: 0.3 + 0.03 * number for number, name in enumerate(names)}
-    folder = write_study(tmp_path / "study", systems, margin=0.5)
-    write_report(build_study_report(folder), tmp_path / "report.html")
-    with visit_file(chromium, tmp_path / "report.html", width=665) as visit:
+    write_study(folder / "study", systems, margin=0.5)
+    write_report(build_study_report(folder / "study"), folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("width", [1600, 1280, 1100, 900, 400])
+def test_wide_tables_use_the_margin_and_captions_are_never_cut(
+    chromium: Browser, wide: Path, width: int
+) -> None:
+    with visit_file(chromium, wide, width=width) as visit:
+        page = visit.page
+        frame = page.locator(".scroll:has(#pairs)")
+        scrolls = "one => one.scrollWidth > one.clientWidth"
+        assert frame.evaluate(scrolls) == (width < 1000)
+        frames = page.locator(".scroll:has(> table):visible")
+        for number in range(frames.count()):
+            one = frames.nth(number)
+            for place in (0, 10_000):
+                one.evaluate("(one, place) => (one.scrollLeft = place)", place)
+                box = one.locator("caption").bounding_box()
+                assert box is not None
+                assert box["x"] >= 0
+                assert box["x"] + box["width"] <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        contents = page.locator("nav").bounding_box()
+        table = frame.bounding_box()
+        assert contents is not None
+        assert table is not None
+        if width >= 1200:  # the contents are beside the text
+            assert contents["x"] + contents["width"] <= table["x"]
+
+
+def test_wide_tables_fit_a_printed_page_and_break_no_number(chromium: Browser, wide: Path) -> None:
+    """A4 less its margins is 665 px wide; a wider table would make Chromium shrink the page."""
+    with visit_file(chromium, wide, width=665) as visit:
         visit.page.emulate_media(media="print")
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= 665
         broken = visit.page.evaluate("""() => [...document.querySelectorAll("td.right")]
@@ -146,7 +179,7 @@ def test_keys_and_a_drag_select_trials(chromium: Browser, search: Path) -> None:
         page = visit.page
         page.emulate_media(reduced_motion="reduce")  # else places change while the page scrolls
         status = page.get_by_role("status")
-        assert "5 of 5 selected" in status.inner_text()
+        status.filter(has_text="5 of 5 selected").wait_for()
         assert status.locator("data").get_attribute("value") == str(max(SCORES))
         lower = page.get_by_role("slider", name="BLEU, lower bound")
         lower.focus()
@@ -154,9 +187,9 @@ def test_keys_and_a_drag_select_trials(chromium: Browser, search: Path) -> None:
             page.keyboard.press("ArrowUp")
         middle = (min(SCORES) + max(SCORES)) / 2
         count = sum(score >= middle for score in SCORES)
-        assert f"{count} of 5 selected" in status.inner_text()
+        status.filter(has_text=f"{count} of 5 selected").wait_for()
         page.keyboard.press("Escape")
-        assert "5 of 5 selected" in status.inner_text()
+        status.filter(has_text="5 of 5 selected").wait_for()
         box = page.locator(".brush").first.bounding_box()
         assert box is not None
         at = box["x"] + box["width"] / 2
@@ -166,7 +199,7 @@ def test_keys_and_a_drag_select_trials(chromium: Browser, search: Path) -> None:
         page.mouse.up()
         shares = (np.log(RATES) - np.log(min(RATES))) / np.log(max(RATES) / min(RATES))
         count = int(((shares >= 0.4) & (shares <= 0.6)).sum())
-        assert f"{count} of 5 selected" in status.inner_text()
+        status.filter(has_text=f"{count} of 5 selected").wait_for()
         page.get_by_role("button", name="Select all").click()
-        assert "5 of 5 selected" in status.inner_text()
+        status.filter(has_text="5 of 5 selected").wait_for()
         assert not page.locator("img").count()

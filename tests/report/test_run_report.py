@@ -103,6 +103,29 @@ def test_every_score_is_that_of_the_evaluation(
     assert checked >= 8
 
 
+def test_intervals_that_there_are_not_are_not_spoken_of(
+    documents: dict[str, Document], folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "translate", run)
+    (run / "evaluation.json").unlink()
+    result = evaluate_small(run, resamples=0)
+    assert "bleu" not in result["interval"]
+    document = build_run_report(run)
+    table = table_of(document, "scores-test")
+    assert "sacreBLEU" not in table.caption
+    assert "95% interval" not in table_of(document, "lengths-test-table").columns
+    captions = [block.caption for block in document.blocks() if hasattr(block, "caption")]
+    assert not [one for one in captions if "with 95% intervals" in one]
+    [note] = [text for text in texts_of(document) if "did not resample" in text]
+    assert f"heed evaluate {run} adds them" in note
+    assert not [text for text in texts_of(document) if text.startswith("The intervals are over")]
+    with_intervals = documents["translate"]
+    assert "sacreBLEU's bootstrap" in table_of(with_intervals, "scores-test").caption
+    assert "95% interval" in table_of(with_intervals, "lengths-test-table").columns
+    assert not [text for text in texts_of(with_intervals) if "did not resample" in text]
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_headline_tells_the_overlap_with_train(
     documents: dict[str, Document], folder: Path, task: str
@@ -333,7 +356,17 @@ def test_words_of_the_author(folder: Path, tmp_path: Path) -> None:
     assert "&lt;Me&gt;" in page
     assert "<p><bdi>Twice &lt;b&gt;.</bdi></p>" in page
     assert read_notes("x" * 5000) == "x" * 5000
+    assert read_notes("Chosen on dev: see plan.md") == "Chosen on dev: see plan.md"
     assert read_notes(None) == ""
+
+
+@pytest.mark.parametrize("name", ["nosuch.txt", "nosuch/plan.md", "."])
+def test_notes_that_are_no_file_are_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "report.html"
+    code, output = invoke(folder / "classify", "--notes", name, "--out", out)
+    assert code == 2
+    assert f"--notes: {name} " in output
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_claims import check_sentence, check_table
-from study_folders import write_study
+from study_folders import write_finished, write_study
 
 from heed.report.document import Code, Document, Interactive, Paragraph, Table
 from heed.report.html import render_html
 from heed.report.markdown import render_markdown
 from heed.report.study_report import build_question, build_study_report
+from heed.report.write_report import describe_report, figures_folder, write_report
 from heed.study.compare_named import compare_named
+from heed.study.status_table import count_statuses
+from heed.study.study_folder import extend_study, read_study_folder
 from heed.study.study_results import StudyResults
-from heed.study.trials import Trial, TrialState, write_state
+from heed.study.trials import Trial, TrialState, read_trials, write_state
 
 PLANTED = {"rope": 0.55, "t5": 0.555, "none": 0.35}
 SPACE = {
@@ -212,6 +215,54 @@ def test_a_report_begins_with_what_is_missing_and_has_no_verdict_of_two_seeds(
     assert "no verdict on recipes, also where the interval excludes 0" in table.caption
     # Dev was evaluated once: that its loss does not rise says nothing.
     assert not any("no overfitting" in text for text in all_sentences(document))
+
+
+def test_an_exploratory_answer_says_so_first(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", PLANTED, metric="bleu", seeds=3)
+    declared = list(all_sentences(build_study_report(folder)))
+    assert not [one for one in declared if one.startswith("Exploratory")]
+    config = read_study_folder(folder).model_copy(update={"seeds": [0, 1, 2, 3]})
+    config = extend_study(folder, config)
+    first = {state.trial.system: state.trial for state in reversed(read_trials(folder))}
+    for number, (system, quality) in enumerate(PLANTED.items()):
+        trial = replace(
+            first[system], name=f"{system}-seed3", seed=3, number=90 + number, added=True
+        )
+        write_finished(folder, config, trial, np.random.default_rng(number), quality)
+    document = check_report(folder)
+    answer = [block.text for block in document.sections[0].blocks if isinstance(block, Paragraph)]
+    note = next(i for i, text in enumerate(answer) if text.startswith("Exploratory: "))
+    seen = next(i for i, text in enumerate(answer) if text.startswith("Seen, exploratory"))
+    assert note < seen
+    sentences = list(all_sentences(document))
+    assert not [one for one in sentences if re.search(r"Filled: shown|^Shown", one)]
+    assert not [one for one in sentences if "are the declared question" in one]
+    assert not [one for one in sentences if re.search(r"seeds 3\. Exploratory", one)]
+    assert [one for one in sentences if re.search(r"seed 3\.$", one)]
+
+
+def test_a_killed_trial_is_stopped_in_the_report_as_in_the_status(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", PLANTED, waiting=["rope-seed2", "t5-seed2"])
+    states = read_trials(folder)
+    for state in states:
+        if state.status == "waiting":
+            write_state(folder, replace(state, status="running"))
+    document = build_study_report(folder)
+    [table] = [one for one in all_tables(document) if one.id == "trials"]
+    assert "stopped" in table.columns
+    assert "still running" not in table.columns
+    assert count_statuses(read_trials(folder), ())["stopped"] == 2
+
+
+def test_a_report_without_figures_names_no_folder_of_them(tmp_path: Path) -> None:
+    names = [f"{system}-seed{seed}" for seed in range(3) for system in PLANTED]
+    early = build_study_report(write_study(tmp_path / "early", PLANTED, waiting=names))
+    late = build_study_report(write_study(tmp_path / "late", PLANTED))
+    for document, has_figures in ((early, False), (late, True)):
+        path = tmp_path / f"{document.title.split()[-1]}.md"
+        write_report(document, path)
+        line = describe_report(document, path)
+        assert ("figures in " in line) == has_figures == figures_folder(path).exists()
 
 
 def test_title_author_and_notes_can_be_given(tmp_path: Path) -> None:
