@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,29 @@ def server_client(
         yield client
 
 
-async def send_and_leave(app: Any, path: str, body: Any, left: asyncio.Event) -> None:
-    """Send a request to an application, and close the connection when `left` is set."""
-    content = json.dumps(body).encode()
+def run_async(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a thread of its own: a browser test has a loop in this one."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, work).result()
+
+
+async def send_and_leave(
+    app: Any,
+    path: str,
+    body: Any,
+    left: asyncio.Event,
+    *,
+    method: str = "POST",
+    query: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Send a request to an application, and close the connection when `left` is set.
+
+    Returns the messages of the answer.
+    """
+    content = b"" if body is None else json.dumps(body).encode()
     messages = [{"type": "http.request", "body": content, "more_body": False}]
+    answer: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
         if messages:
@@ -49,13 +69,15 @@ async def send_and_leave(app: Any, path: str, body: Any, left: asyncio.Event) ->
         await left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(_: Any) -> None:
-        """An answer that is not read."""
+    async def send(message: dict[str, Any]) -> None:
+        answer.append(message)
 
-    headers = [(b"host", b"127.0.0.1:8650"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
-    scope |= {"headers": headers, "query_string": b"", "scheme": "http", "root_path": ""}
-    await app(scope, receive, send)
+    lines = {"host": "127.0.0.1:8650", "content-type": "application/json"} | dict(headers or {})
+    encoded = [(name.lower().encode(), value.encode()) for name, value in lines.items()]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
+    scope |= {"headers": encoded, "query_string": query.encode(), "scheme": "http"}
+    await app(scope | {"root_path": ""}, receive, send)
+    return answer
 
 
 def task_folders(tiny_runs: Path) -> list[Path]:
@@ -90,7 +112,7 @@ class ServerProcess:
     def stop(self) -> tuple[int, str]:
         """End the server by SIGTERM; returns its exit status and what it printed since."""
         self.process.terminate()
-        output, _ = self.process.communicate(timeout=60)
+        output, _ = self.process.communicate(timeout=180)
         return self.process.returncode, output
 
 

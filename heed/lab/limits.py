@@ -21,6 +21,7 @@ from heed.lab.error_responses import (
     REQUEST_TIMEOUT,
     TOO_LARGE,
     UNAVAILABLE,
+    ClientLeftError,
     Respond,
     StatusError,
     respond_to,
@@ -134,7 +135,8 @@ class ComputeQueue:
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a thread; 503 if too many wait, or if it takes too long.
 
-        A computation that is too late goes on, and counts as pending until it ends.
+        A computation that is too late goes on, and counts as pending until it ends. One that is
+        cancelled before it begins never does.
         """
         return await self._wait(self._submit(function, *args, **kwargs))
 
@@ -142,19 +144,29 @@ class ComputeQueue:
         """Call a function in a thread, and return what it answers while it goes on computing.
 
         The function is called with `answer`, and passes the answer to it. An error before that is
-        raised here; a later one belongs to the rest, and the function has to keep it.
+        raised here; a later one belongs to the rest, and the function has to keep it. `answer`
+        raises `ClientLeftError` where nothing waits for the answer any more.
         """
         answered: Future[T] = Future()
 
+        def answer(value: T) -> None:
+            if not answered.set_running_or_notify_cancel():
+                raise ClientLeftError
+            answered.set_result(value)
+
         def work() -> None:
             try:
-                function(answered.set_result)
+                function(answer)
             except BaseException as error:
                 if not answered.done():
                     answered.set_exception(error)
 
-        self._submit(work)
-        return await self._wait(answered)
+        working = self._submit(work)
+        working.add_done_callback(lambda one: one.cancelled() and answered.cancel())
+        try:
+            return await self._wait(answered)
+        finally:
+            working.cancel()  # where it has not begun
 
     def _submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
@@ -170,6 +182,9 @@ class ComputeQueue:
         try:
             async with asyncio.timeout(self.seconds):
                 return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
         except TimeoutError:
             if not task.done():
                 task.cancel()  # one that has not begun never does

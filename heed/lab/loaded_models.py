@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from heed.errors import RunError
 from heed.lab.run_folder import reading
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.api import Classifier, LanguageModel, Translator
@@ -82,9 +83,9 @@ class _Slot:
 def weights_version(run: Run, weights: str = BEST_WEIGHTS) -> Version:
     """The file of a run's weights, its time and its size: another version has others."""
     if weights != BEST_WEIGHTS:
-        path: Path | None = run.weights_at(run.weights_step(weights))
+        path: Path | None = run.weight_files.by_step()[run.weights_step(weights)]
     else:
-        path = run.weights_path if run.finished else run.best_path
+        path = run.weights_path if run.finished else run.weight_files.best_path
     if path is None:
         raise RunError(
             "this run has no weights yet.",

@@ -1,7 +1,7 @@
 """The folder of the lab: its runs and studies by name, and nothing outside it.
 
 A name is the path relative to the folder, with `/`. A name that leads out of the folder, by `..`
-or by a symbolic link, is refused.
+or by a symbolic link, is refused, and so is a run or a study with a link that leads out of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heed.errors import UNPRINTABLE, HeedError, RunError, make_printable
 from heed.files import describe_os_error
 from heed.lab.error_responses import NOT_FOUND, StatusError
 from heed.runs.index import UNREADABLE
-from heed.runs.run import RESTORE, Run
+from heed.runs.run import RESTORE, Run, refuse_unsafe_entries
 
 RUN_FILES = ("recipe.toml", "environment.json")
 """A folder with one of these is a run, as `heed runs` has it."""
@@ -72,9 +72,14 @@ class RunFolder:
 
     def study(self, name: str) -> Path:
         """The folder of a study."""
-        path = self.resolve(name)
-        if not is_study(path):
+        if not is_study(self.resolve(name)):
             raise self._missing(name)
+        return self.resolve_checked(name)
+
+    def resolve_checked(self, name: str) -> Path:
+        """The path of a run, a study or a folder of these, in which no link leads out of it."""
+        path = self.resolve(name)
+        refuse_unsafe_entries(path, "run" if is_run(path) else "study")
         return path
 
     def name_of(self, path: Path) -> str:

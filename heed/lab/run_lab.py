@@ -57,7 +57,7 @@ def run_lab(folder: Path, options: LabOptions, say: Callable[[str], None]) -> No
     def link_of(token: str) -> str:
         return f"{address}{OPEN}?token={token}"
 
-    say(f"The lab of {folder} is at {address}. Ctrl-C ends it.")
+    say(f"The lab of {folder}, until Ctrl-C, is at {address}")
     link = link_of(access.new_link())
     say(f"This link opens it, once: {link}")
     access.on_spent = lambda token: say(f"For another browser: {link_of(token)}")

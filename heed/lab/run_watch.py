@@ -25,7 +25,7 @@ from heed.runs.groups import RunGroup, comparable_recipes, group_runs
 from heed.runs.history import flatten_metrics, is_number
 from heed.runs.index import TEST_METRIC, describe_run
 from heed.runs.results_file import RESULTS
-from heed.runs.run import LOCK, Run
+from heed.runs.run import LOCK, Run, refuse_unsafe_entries
 from heed.study.trials import TRIALS
 
 TRAINING, FINISHED, STOPPED, DAMAGED = "training", "finished", "stopped", "damaged"
@@ -107,6 +107,7 @@ class WatchedRun:
 
     def _read(self, stamp: Stamp, *, is_first: bool) -> tuple[list[dict[str, Any]], bool]:
         run, recipe_stamp = self.run, stamp[:2]
+        refuse_unsafe_entries(run.folder)  # each time: files may be replaced by links
         if self.recipe is None or recipe_stamp != self.recipe_stamp:
             self.recipe = Run.open(run.folder).recipe()
             environment = run.environment()
@@ -132,7 +133,7 @@ class WatchedRun:
             "rows": self.metrics.rows,
             "metrics": self.metrics.metrics,
             "has_notes": stamp[-2] is not None,
-            "has_weights": run.finished or run.best_path is not None,
+            "has_weights": run.finished or run.weight_files.best_path is not None,
             "updated": ((self.metrics.last_line or {}).get("time") or {}).get("unix"),
             **_describe_scores(recipe, self.metrics),
         }

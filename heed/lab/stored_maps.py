@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from hashlib import sha256
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from heed.errors import DataError
 from heed.files import to_json
-from heed.lab.error_responses import NOT_FOUND, StatusError
+from heed.lab.error_responses import NOT_FOUND, ClientLeftError, StatusError
 
 if TYPE_CHECKING:
     from heed.probe.attention_maps import AttentionMap, AttentionMaps
@@ -35,6 +37,8 @@ MAX_BYTES = 1 << 30
 """Bytes of weights that are kept; the least recently used maps are dropped beyond it."""
 MOST_INPUTS = 64
 """Texts whose tokens are kept."""
+RETURN_SECONDS = 1.0
+"""A page that drops a request sends the next one within this time, if it wants the same maps."""
 PIXELS = 48
 """A picture has at most so many pixels on a side."""
 LEVELS, HIDDEN = 254, 255
@@ -46,17 +50,31 @@ Bytes = NDArray[np.uint8]
 
 
 class LayerProgress:
-    """Which layers of maps are computed. A reader waits for one of them, or for all."""
+    """Which layers of maps are computed. A reader waits for one of them, or for all.
 
-    def __init__(self, layers: Iterable[tuple[str, int]]) -> None:
+    With `can_stop`, the pass is stopped after its next layer when all readers have left before
+    they got theirs.
+    """
+
+    def __init__(self, layers: Iterable[tuple[str, int]], *, can_stop: bool = False) -> None:
         self._layers: dict[tuple[str, int], Future[None]] = {layer: Future() for layer in layers}
+        self._can_stop, self._readers = can_stop, 0
+        self._left_at: float | None = None
+        """When the last reader left that did not wait to the end; None since another came."""
+        self._lock = Lock()
 
     def finish(self, kind: str, layer: int) -> None:
-        """Note that a layer is computed."""
+        """Note that a layer is computed; `ClientLeftError` where no reader wants the others."""
         self._layers[kind, layer].set_result(None)
+        if self._can_stop and self._is_abandoned():
+            raise ClientLeftError
 
     def fail(self, error: BaseException) -> None:
-        """Note that the layers which are not computed never will be."""
+        """Note that the layers which are not computed never will be.
+
+        A pass that was stopped, since its readers had left, is to be asked for again.
+        """
+        error = _lost() if isinstance(error, ClientLeftError) else error
         for layer in self._layers.values():
             if not layer.done():
                 layer.set_exception(error)
@@ -68,15 +86,37 @@ class LayerProgress:
 
     def wait_for_all(self) -> None:
         """Block until all layers are computed; raises the error of one that could not be."""
-        for layer in self._layers.values():
-            layer.result()
+        with self.reading():
+            for layer in self._layers.values():
+                layer.result()
 
     async def wait(self, kind: str, layer: int) -> None:
         """Wait until a layer is computed; raises the error if it could not be."""
         future = self._layers.get((kind, layer))
         if future is not None:
-            # Shielded: a client that leaves must not cancel what others wait for.
-            await asyncio.shield(asyncio.wrap_future(future))
+            with self.reading():
+                # Shielded: a client that leaves must not cancel what others wait for.
+                await asyncio.shield(asyncio.wrap_future(future))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Context of a reader that wants further layers: meanwhile the pass is not stopped."""
+        with self._lock:
+            self._readers += 1
+            self._left_at = None
+        try:
+            yield
+        except (asyncio.CancelledError, ClientLeftError, GeneratorExit):
+            self._left_at = time.monotonic()
+            raise
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+    def _is_abandoned(self) -> bool:
+        left_at, has_readers = self._left_at, self._readers > 0
+        is_over = left_at is not None and time.monotonic() - left_at >= RETURN_SECONDS
+        return is_over and not has_readers
 
 
 class StoredMaps:
@@ -87,7 +127,7 @@ class StoredMaps:
         self._maps: OrderedDict[str, AttentionMaps] = OrderedDict()
         """Least recently used first."""
         self._progress: dict[str, LayerProgress] = {}
-        """Of maps that are computed layer by layer."""
+        """Of the same maps; complete ones have a progress without layers."""
         self._inputs: OrderedDict[str, Inputs] = OrderedDict()
         self._lock = Lock()
 
@@ -96,31 +136,18 @@ class StoredMaps:
         with self._lock:
             self._maps[key] = maps
             self._maps.move_to_end(key)
-            self._progress.pop(key, None)
-            if progress is not None:
-                self._progress[key] = progress
+            self._progress[key] = progress or LayerProgress(())
             while len(self._maps) > 1 and self.size() > self.max_bytes:
                 oldest, _ = self._maps.popitem(last=False)
-                self._progress.pop(oldest, None)
+                self._progress.pop(oldest)
 
-    def find(self, key: str) -> AttentionMaps | None:
-        """The maps of a key, complete or in progress; None if there are none, or they failed."""
+    def find(self, key: str) -> tuple[AttentionMaps, LayerProgress] | None:
+        """The maps of a key and their progress; None if there are none, or they failed."""
         with self._lock:
-            progress = self._progress.get(key)
-            if key not in self._maps or (progress is not None and progress.has_failed):
+            if key not in self._maps or self._progress[key].has_failed:
                 return None
             self._maps.move_to_end(key)
-            return self._maps[key]
-
-    def wait_for_all(self, key: str) -> None:
-        """Block until the maps of a key are complete; raises the error if they cannot be."""
-        if (progress := self._progress.get(key)) is not None:
-            progress.wait_for_all()
-
-    async def wait(self, key: str, kind: str, layer: int) -> None:
-        """Wait until a layer of the maps of a key is computed."""
-        if (progress := self._progress.get(key)) is not None:
-            await progress.wait(kind, layer)
+            return self._maps[key], self._progress[key]
 
     def get_inputs(self, key: str, compute: Callable[[], Inputs]) -> Inputs:
         """The tokens of a text, read now if they are not kept: a translation takes a search."""
@@ -135,18 +162,25 @@ class StoredMaps:
                 self._inputs.popitem(last=False)
         return inputs
 
-    def require(self, key: str) -> AttentionMaps:
-        """The maps of a key; an error if they are no longer kept."""
+    def require(self, key: str) -> tuple[AttentionMaps, LayerProgress]:
+        """The maps of a key and their progress; an error if they are no longer kept.
+
+        Both are returned at once: a later pass for the same key has other maps.
+        """
         with self._lock:
             if key in self._maps:
                 self._maps.move_to_end(key)
-                return self._maps[key]
-        what = "these maps are no longer in memory."
-        raise StatusError(what, status=NOT_FOUND, where=key, todo="Ask for them again.")
+                return self._maps[key], self._progress[key]
+        raise _lost(key)
 
     def size(self) -> int:
         """Bytes of the weights that are kept."""
         return sum(4 * one.cells for maps in self._maps.values() for one in maps.maps)
+
+
+def _lost(key: str | None = None) -> StatusError:
+    what = "these maps are no longer in memory."
+    return StatusError(what, status=NOT_FOUND, where=key, todo="Ask for them again.")
 
 
 def build_key(*parts: Any) -> str:

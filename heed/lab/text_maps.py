@@ -63,12 +63,13 @@ class TextMaps:
         weights: str,
         text: str,
         target: str | None,
-        answer: Callable[[dict[str, Any]], None] = lambda _: None,
+        answer: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """The maps of a text for the page, without their weights.
 
         `answer` is called with the same as soon as the tokens are known. The weights come layer by
-        layer, and the store of maps says which are there.
+        layer, and the store of maps says which are there. With `answer`, the pass is stopped when
+        all readers of its layers have left.
         """
         with self.open(name, weights, text, target) as (model, inputs, key):
 
@@ -76,6 +77,8 @@ class TextMaps:
                 maps = replace(maps, run=name, weights=weights)
                 return describe_maps(maps, key) | {"cut": count_unread(model, inputs, text)}
 
+            if answer is None:
+                return describe(self._compute(model, inputs, key))
             return describe(
                 self._compute(model, inputs, key, lambda outline: answer(describe(outline)))
             )
@@ -116,20 +119,24 @@ class TextMaps:
         model: LoadedModel,
         inputs: Inputs,
         key: str,
-        on_outline: Callable[[AttentionMaps], None] = lambda _: None,
+        on_outline: Callable[[AttentionMaps], None] | None = None,
     ) -> AttentionMaps:
         """The complete maps, kept or computed now; `on_outline` is called before the pass."""
         store = self.lab.maps
-        maps = store.find(key)
-        if maps is not None:
-            on_outline(maps)
-            store.wait_for_all(key)
+        found = store.find(key)
+        if found is not None:
+            maps, progress = found
+            if on_outline is not None:
+                on_outline(maps)
+            progress.wait_for_all()
             return maps
         maps = outline_maps(model.model, *inputs)
-        progress = LayerProgress(attention_sites(model.model))
+        can_stop = on_outline is not None  # else the caller itself needs all layers
+        progress = LayerProgress(attention_sites(model.model), can_stop=can_stop)
         store.add(key, maps, progress)
         try:
-            on_outline(maps)
+            if on_outline is not None:
+                on_outline(maps)
             fill_maps(model.model, maps, *inputs, progress.finish)
         except BaseException as error:
             progress.fail(error)

@@ -33,7 +33,7 @@ from heed.lab.lock_holder import ask_to_stop, find_holders, has_process_list
 from heed.lab.run_folder import RunFolder, is_run
 from heed.lab.run_names import CONFLICT, place_new_run
 from heed.plugins import used_plugins
-from heed.runs.run import LOCK, Run, with_absolute_paths
+from heed.runs.run import LOCK, Run
 from heed.study.launch import launch_process
 
 FOLDER, QUEUE, QUEUE_LOCK = ".heed-lab", "queue.json", "queue.lock"
@@ -150,7 +150,7 @@ class TrainingQueue:
         with self._changing() as jobs:
             place_new_run(self.folder, name, [job.run for job in jobs if not job.has_ended])
             job = _add(jobs, Job(id=token_hex(6), kind="train", run=name, device=device))
-            write_atomic(self.recipe_path(job), with_absolute_paths(recipe).toml())
+            write_atomic(self.recipe_path(job), recipe.with_absolute_paths().toml())
         return job
 
     def add_resume(self, name: str, device: str = "auto") -> Job:

@@ -24,8 +24,9 @@ from typer.testing import CliRunner
 
 from heed.cli.main import app
 from heed.config import Recipe
+from heed.errors import RunError
 from heed.files import NO_FILE
-from heed.runs.run import Run
+from heed.runs.run import Run, refuse_unsafe_entries
 
 SECONDS = 60.0
 """More than all requests of a test take together."""
@@ -133,6 +134,138 @@ def test_a_pipe_is_named_in_the_error(tmp_path: Path) -> None:
         assert listed["status"] == "damaged"
         assert NO_FILE[:-1] in listed["problem"]
         assert "metrics.jsonl" in listed["problem"]
+
+
+# ---------------------------------------------------------------------------------------- links
+
+HIDDEN = "a text that is in no answer"
+OUTSIDE = {
+    "study.toml": f'question = "{HIDDEN}"\nrecipe = "demo-translate"\nsets = ["test"]\n',
+    "text.tsv": f"source\treference\thypothesis\tscore\n{HIDDEN}\tb\tc\t1\n",
+}
+"""Files outside the lab that heed could read as its own."""
+FOLDERS = ("records", "runs", "records/wide-seed0.record.json")
+"""Parts of a study that can be compared alone."""
+
+
+def put_hidden_text(content: Any) -> Any:
+    """JSON with the hidden text in place of every text that is shown and checked for no form."""
+    if isinstance(content, dict):
+        shown = ("reason", "machine", "torch")
+        return {k: HIDDEN if k in shown else put_hidden_text(v) for k, v in content.items()}
+    return content
+
+
+def move_outside(path: Path, outside: Path) -> None:
+    """Put a file or folder elsewhere, with the hidden text in it, and a link in its place."""
+    outside.mkdir()
+    target = outside / path.name
+    path.rename(target)
+    for file in [target] if target.is_file() else files_below(target):
+        if file.suffix == ".json":
+            content = put_hidden_text(json.loads(file.read_bytes()))
+            find_and_pop(content, "checksum")
+            file.write_text(json.dumps(content), encoding="utf-8")
+        elif file.name in OUTSIDE or file.suffix == ".tsv":
+            file.write_text(OUTSIDE.get(file.name, OUTSIDE["text.tsv"]), encoding="utf-8")
+    path.symlink_to(target)
+
+
+def write_translations(study: Path) -> None:
+    """Give every finished trial the table of its test texts, which the report shows."""
+    for state in sorted((study / "trials").glob("*.json")):
+        table = study / "runs" / state.stem / "translations" / "test.tsv"
+        table.parent.mkdir(parents=True)
+        rows = ["source\treference\thypothesis\tscore", f"s\tr\t{state.stem}\t{len(state.stem)}"]
+        table.write_text("\n".join([*rows, ""]), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("study.toml", "trials", "trials/base-seed0.json", "records"),
+        *("records/wide-seed0.record.json", "runs", "runs/base-seed0", "recipes"),
+        *("runs/base-seed0/translations", "runs/base-seed0/translations/test.tsv"),
+    ],
+)
+def test_no_link_in_a_study_leads_out_of_it(tmp_path: Path, place: str) -> None:
+    root = tmp_path / "runs"
+    study = write_study(root / "study", {"base": 0.6, "wide": 0.8}, seeds=1)
+    write_translations(study)
+    write_run(root / "good")
+    with lab_client(root) as client:
+        before = ask_everything(client, requests_about_study("study"))
+        assert all(answer.status_code == 200 for answer in before.values())
+        assert "base-seed0" in before["/api/study/study/report "].text
+        move_outside(study / place, tmp_path / "outside")
+        requests = [*requests_about_study("study"), ("GET", "/api/runs", None)]
+        requests += [("POST", "/api/compare", {"runs": [f"study/{at}"]}) for at in FOLDERS]
+        requests += [("POST", "/api/compare", {"runs": ["good", "study"]})]
+        look_again(client)
+        answers = ask_everything(client, requests)
+        assert not [at for at, answer in answers.items() if HIDDEN in answer.text]
+        for answer in (answers["/api/study/study "], answers["/api/study/study/report "]):
+            assert answer.status_code == 400
+            assert "leads out of the study folder" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("run", ["{}", "../../outside", "runs/../../../outside"])
+def test_no_trial_names_a_run_outside_its_study(tmp_path: Path, run: str) -> None:
+    root, table = tmp_path / "runs", tmp_path / "outside" / "translations" / "test.tsv"
+    study = write_study(root / "study", {"base": 0.6, "wide": 0.8}, seeds=1)
+    table.parent.mkdir(parents=True)
+    table.write_text(OUTSIDE["text.tsv"], encoding="utf-8")
+    for path in (study / "trials").glob("*.json"):
+        content = json.loads(path.read_bytes()) | {"run": run.format(table.parents[1])}
+        find_and_pop(content, "checksum")
+        path.write_text(json.dumps(content), encoding="utf-8")
+    with lab_client(root) as client:
+        answers = ask_everything(client, requests_about_study("study"))
+        assert not [at for at, answer in answers.items() if HIDDEN in answer.text]
+
+
+def test_no_set_of_a_study_is_a_path(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    study = write_study(root / "study", {"base": 0.6, "wide": 0.8}, seeds=1)
+    write_translations(study)
+    (tmp_path / "text.tsv").write_text(OUTSIDE["text.tsv"], encoding="utf-8")
+    text = (study / "study.toml").read_text(encoding="utf-8").split("\n", 1)[1]
+    assert '"test"' in text
+    text = text.replace('"test"', '"../../../../../text"')
+    (study / "study.toml").write_text(text, encoding="utf-8")
+    with lab_client(root) as client:
+        answers = ask_everything(client, requests_about_study("study"))
+        assert not [at for at, answer in answers.items() if HIDDEN in answer.text]
+        assert "which is no name of a set" in answers["/api/study/study "].text
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_to_itself_hides_no_other_entry(tmp_path: Path, kind: str) -> None:
+    run = write_run(tmp_path / "runs" / "run")
+    (run.folder / "a").symlink_to("a")  # is read before metrics.jsonl
+    refuse_unsafe_entries(run.folder)
+    run.metrics_path.rename(tmp_path / "metrics.jsonl")
+    if kind == "link":
+        run.metrics_path.symlink_to(tmp_path / "metrics.jsonl")
+    else:
+        os.mkfifo(run.metrics_path)
+    with pytest.raises(RunError, match=r"leads out of the run folder|metrics\.jsonl"):
+        refuse_unsafe_entries(run.folder)
+
+
+def test_a_file_of_a_run_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "run")
+    with lab_client(tmp_path / "runs") as client:
+        (listed,) = client.get("/api/runs").json()["runs"]
+        assert listed["status"] == "stopped"
+        run.metrics_path.rename(tmp_path / "metrics.jsonl")
+        run.metrics_path.symlink_to(tmp_path / "metrics.jsonl")
+        with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write("\n")
+        look_again(client)
+        (listed,) = client.get("/api/runs").json()["runs"]
+        assert listed["status"] == "damaged"
+        assert "leads out of the run folder" in listed["problem"]
 
 
 # -------------------------------------------------------------------------------------- content

@@ -53,7 +53,7 @@ def test_hostile_names_labels_and_texts_are_text(
     with visit_lab(chromium, hostile_lab, place) as visit:
         page = visit.page
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-        page.wait_for_timeout(700)
+        visit.settle()  # what is shown late is text, too
         if address in ("/runs", "/run/{name}"):
             assert NAME in page.inner_text("main")
         assert page.evaluate("window.hacked === undefined")

@@ -6,8 +6,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,16 +16,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from labs import lab_client
 from pydantic import BaseModel
+from serving import run_async
 
 from heed.errors import ConfigError
 from heed.lab.error_responses import StatusError, StrictJsonResponse, install_error_handlers
 from heed.lab.limits import MAX_BODY, MAX_TEXT, BodyLimit, ComputeQueue, Text
-
-
-def run_async(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a thread of its own: a browser test has a loop in this one."""
-    with ThreadPoolExecutor(1) as executor:
-        executor.submit(asyncio.run, work).result()
 
 
 class Body(BaseModel, extra="forbid"):
@@ -162,6 +156,41 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
     start = time.monotonic()
     run_async(scenario())
     assert time.monotonic() - start < 5
+
+
+def test_what_is_cancelled_before_it_begins_never_does() -> None:
+    async def scenario() -> None:
+        queue, release, begun = ComputeQueue(threads=1, max_waiting=4, seconds=10), Event(), []
+        first = asyncio.create_task(queue.run(release.wait))
+        waiting = [
+            asyncio.create_task(queue.run(lambda: begun.append("run"))),
+            asyncio.create_task(queue.run_ahead(lambda _: begun.append("ahead"))),
+        ]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        release.set()
+        assert await first
+        assert await queue.run(lambda: begun) == []
+        queue.close()
+
+    run_async(scenario())
+
+
+def test_an_answer_that_never_begins_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        queue, release = ComputeQueue(threads=1, max_waiting=4, seconds=60), Event()
+        first = asyncio.create_task(queue.run(release.wait))
+        ahead: asyncio.Task[str] = asyncio.create_task(queue.run_ahead(lambda answer: answer("")))
+        await asyncio.sleep(0)
+        queue.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(ahead, 30)
+        release.set()
+        assert await first
+
+    run_async(scenario())
 
 
 def test_an_answer_is_given_before_the_computation_ends() -> None:

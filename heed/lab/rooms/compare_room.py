@@ -45,8 +45,8 @@ async def compare(lab: Lab, body: CompareBody) -> dict[str, Any]:
 
 def compare_runs(folder: RunFolder, body: CompareBody) -> dict[str, Any]:
     """The comparison of these runs as sentences, tables and notes."""
-    paths = [str(folder.resolve(name)) for name in body.runs]
-    baseline = None if body.baseline is None else str(folder.resolve(body.baseline))
+    paths = [str(folder.resolve_checked(name)) for name in body.runs]
+    baseline = None if body.baseline is None else str(folder.resolve_checked(body.baseline))
     with reading(", ".join(body.runs[:MOST_NAMED])):
         comparison = compare_named(
             paths,

@@ -16,7 +16,7 @@ from heed.lab.lab_context import Lab, LabContext
 from heed.lab.limits import Text
 from heed.lab.rooms.attention_room import Index, Kind, TextBody
 from heed.lab.streamed_answer import stream_answer
-from heed.runs.run import BEST_WEIGHTS
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.lab.head_scores import HeadScores

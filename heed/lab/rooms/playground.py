@@ -19,7 +19,8 @@ from heed.lab.lab_context import Lab, LabContext
 from heed.lab.limits import Text
 from heed.lab.run_folder import reading
 from heed.lab.streamed_answer import Report, stream_answer
-from heed.runs.run import BEST_WEIGHTS, Run, refuse_unsafe_texts
+from heed.runs.run import Run, refuse_unsafe_texts
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.data.tokenizers.tokenizer import Tokenizer

@@ -5,7 +5,6 @@ A body is JSON or a form. A request whose client has left is computed no further
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heed.errors import nearest
 from heed.lab.access import Access, bearer_key
+from heed.lab.disconnect import await_while_connected
 from heed.lab.error_responses import (
     BAD_REQUEST,
     FORBIDDEN,
@@ -22,7 +22,6 @@ from heed.lab.error_responses import (
     TOO_LARGE,
     UNAUTHORIZED,
     UNSUPPORTED,
-    ClientLeftError,
     StatusError,
     describe_invalid_fields,
 )
@@ -168,22 +167,8 @@ async def await_results(
     request: Request, run: ServedRun[Any, Any, Result], jobs: Sequence[Job[Any, Result]]
 ) -> list[Result]:
     """The results of a request's jobs, unless its client leaves or its time is over."""
-    results = asyncio.ensure_future(run.batcher.gather(jobs, seconds=run.limits.seconds))
-    leaves = asyncio.ensure_future(await_disconnect(request))
-    try:
-        await asyncio.wait((results, leaves), return_when=asyncio.FIRST_COMPLETED)
-        if not results.done():
-            raise ClientLeftError
-        return results.result()
-    finally:
-        leaves.cancel()
-        results.cancel()
-
-
-async def await_disconnect(request: Request) -> None:
-    """Return when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    results = run.batcher.gather(jobs, seconds=run.limits.seconds)
+    return await await_while_connected(request, results)
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:

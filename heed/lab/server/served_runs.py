@@ -35,7 +35,8 @@ from heed.nn.kernels.prepacked_weights import prepack_weights
 from heed.pipelines.classify import Label, Text, check_text_kind, text_parts
 from heed.pipelines.generate import Continuation, PromptRequest
 from heed.pipelines.translate import Translation
-from heed.runs.run import BEST_WEIGHTS, Run
+from heed.runs.run import Run
+from heed.runs.weight_files import BEST_WEIGHTS
 
 if TYPE_CHECKING:
     from heed.models import Model

@@ -258,6 +258,7 @@ def describe_answer(
         others = [texts[1:] for texts in joined]
         answer["alternatives"] = others if is_list else others[0]
     if body.source == AUTO:
-        detected = {"language": source, "confidence": 100.0}
+        # The shape has a confidence; the language follows from the target and is not detected.
+        detected = {"language": source, "confidence": 0.0}
         answer["detectedLanguage"] = [detected] * len(best) if is_list else detected
     return answer

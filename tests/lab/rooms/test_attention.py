@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labs import lab_client, train_tiny
+from serving import run_async, send_and_leave
 from support import input_tokens, language_model, texts, translator
 
 import heed
 from heed.errors import RunError
-from heed.lab import text_maps
-from heed.lab.error_responses import StatusError
-from heed.lab.stored_maps import HIDDEN, LEVELS, StoredMaps, draw_pictures
+from heed.lab import stored_maps, text_maps
+from heed.lab.error_responses import CLIENT_LEFT, ClientLeftError, StatusError
+from heed.lab.limits import ComputeQueue
+from heed.lab.stored_maps import HIDDEN, LEVELS, LayerProgress, StoredMaps, draw_pictures
 from heed.probe.attend import View
-from heed.probe.attention_maps import AttentionMap, map_inputs
+from heed.probe.attention_maps import AttentionMap, AttentionMaps, map_inputs
 from heed.probe.attention_stages import row_stages
 from heed.probe.map_comparison import compare_maps
 from heed.probe.map_layers import fill_maps
@@ -30,6 +35,7 @@ from heed.probe.mask_audit import audit_map, change_future
 from heed.probe.patch import Head
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from fastapi.testclient import TestClient
 
 TEXT = "The old woman sees the cat."
@@ -154,6 +160,165 @@ def test_a_head_leaves_while_later_layers_are_computed(
     may_go_on.set()
     place["layer"] = 1
     assert np.isfinite(np.frombuffer(client.get(address, params=place).content, "<f4")).all()
+
+
+async def ask_and_leave(client: TestClient, path: str, body: Any = None, query: str = "") -> int:
+    """Send a request, and leave before its answer; returns the status of what is sent anyway."""
+    left = asyncio.Event()
+    method, headers = "GET" if body is None else "POST", dict(client.headers)
+    headers |= {"host": client.base_url.netloc.decode(), "content-type": "application/json"}
+    options: dict[str, Any] = {"method": method, "query": query, "headers": headers}
+    asking = asyncio.create_task(send_and_leave(client.app, path, body, left, **options))
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    left.set()
+    status: int = (await asking)[0]["status"]
+    return status
+
+
+@pytest.mark.parametrize("reader", ["head", "pictures"])
+def test_a_pass_whose_readers_left_stops_after_its_layer(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """The maps of the text are computed as a whole when they are asked for again."""
+    text, may_go_on, computed = f"A text that was left: {reader}.", Event(), list[int]()
+
+    def pause(model: Any, maps: Any, read: Any, source: Any, on_layer: Any) -> None:
+        def note(kind: str, layer: int) -> None:
+            if maps.text == text:
+                computed.append(layer)
+                assert may_go_on.wait(60)
+            on_layer(kind, layer)
+
+        fill_maps(model, maps, read, source, note)
+
+    monkeypatch.setattr(text_maps, "fill_maps", pause)
+    monkeypatch.setattr(stored_maps, "RETURN_SECONDS", 0.0)
+    body = {"run": "tiny-classify", "text": text}
+    address = f"{PATH}/maps/{post(client, **body)['key']}"
+    place: dict[str, Any] = {"kind": "encoder", "layer": 0, "head": 0}
+    query = urlencode(place if reader == "head" else {"kind": "encoder"})
+
+    async def leave() -> None:
+        assert await ask_and_leave(client, f"{address}/{reader}", query=query) == CLIENT_LEFT
+
+    try:
+        run_async(leave())
+    finally:
+        may_go_on.set()
+    wait_until_idle(client)
+    assert computed == [0]
+    lost = client.get(f"{address}/head", params=place | {"layer": 1})
+    assert lost.status_code == 404
+    assert f"{PATH}/maps/{post(client, **body)['key']}" == address
+    assert client.get(f"{address}/head", params=place | {"layer": 1}).status_code == 200
+    assert computed == [0, 0, 1]
+
+
+def wait_until_idle(client: TestClient, *, seconds: float = 60) -> ComputeQueue:
+    """The lab's queue, when nothing is computed any more."""
+    queue: ComputeQueue = cast("FastAPI", client.app).state.lab.queue
+    end = time.monotonic() + seconds
+    while queue.pending:
+        assert time.monotonic() < end, f"{queue.pending} computations do not end"
+        time.sleep(0.01)
+    return queue
+
+
+@pytest.mark.parametrize("way", ["cancelled", "closed", "disconnected"])
+def test_a_stream_is_one_reader_until_it_ends(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Between two layers it draws, and waits for none."""
+    monkeypatch.setattr(stored_maps, "RETURN_SECONDS", 0.0)
+    progress = LayerProgress([("encoder", layer) for layer in range(4)], can_stop=True)
+    left = {"cancelled": asyncio.CancelledError, "closed": GeneratorExit}.get(way, ClientLeftError)
+
+    def stream() -> Generator[None, None, None]:
+        with progress.reading():
+            yield
+
+    reader, other = stream(), stream()
+    next(reader)
+    next(other)
+    with pytest.raises(left):
+        other.throw(left())
+    progress.finish("encoder", 0)
+    with pytest.raises(left):
+        reader.throw(left())
+    with pytest.raises(ClientLeftError):
+        progress.finish("encoder", 1)
+
+
+def test_a_reader_waits_for_the_pass_of_its_own_maps() -> None:
+    """The same text may be computed again meanwhile, into other arrays."""
+    store, layers = StoredMaps(), [("encoder", 0)]
+    maps = [AttentionMaps("text", "classify") for _ in range(2)]
+    stopped, again = LayerProgress(layers, can_stop=True), LayerProgress(layers)
+    store.add("key", maps[0], stopped)
+    found = store.require("key")
+    stopped.fail(ClientLeftError())
+    assert store.find("key") is None
+    store.add("key", maps[1], again)
+    again.finish("encoder", 0)
+    assert found[0] is maps[0]
+    with pytest.raises(StatusError, match="no longer in memory") as error:
+        run_async(found[1].wait("encoder", 0))
+    assert error.value.status == 404
+    run_async(store.require("key")[1].wait("encoder", 0))
+
+
+def test_a_reader_that_stays_keeps_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_maps, "RETURN_SECONDS", 0.0)
+    layers = [("encoder", layer) for layer in range(3)]
+
+    async def scenario() -> None:
+        progress = LayerProgress(layers, can_stop=True)
+        first, second = (asyncio.create_task(progress.wait("encoder", 2)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        progress.finish("encoder", 0)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        with pytest.raises(ClientLeftError):
+            progress.finish("encoder", 1)
+        whole = LayerProgress(layers)  # of a caller that needs all layers itself
+        left = asyncio.create_task(whole.wait("encoder", 2))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        for layer in range(3):
+            whole.finish("encoder", layer)
+        await whole.wait("encoder", 2)
+
+    run_async(scenario())
+
+
+@pytest.mark.parametrize(
+    ("address", "more"),
+    [("", {}), ("/row", {"kind": "encoder", "layer": 0, "head": 0, "row": 0}), ("/checks", {})],
+)
+def test_what_waits_for_a_client_that_left_never_begins(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, address: str, more: dict[str, Any]
+) -> None:
+    begun, release = list[str](), Event()
+    monkeypatch.setattr(text_maps, "read_inputs", lambda *_: begun.append("read"))
+    queue = wait_until_idle(client)  # the rest of earlier tests
+
+    async def scenario() -> None:
+        busy = [asyncio.create_task(queue.run(release.wait)) for _ in range(queue.threads)]
+        await asyncio.sleep(0)
+        body = {"run": "tiny-classify", "text": f"Never read {address}.", **more}
+        try:
+            assert await ask_and_leave(client, f"{PATH}{address}", body) == CLIENT_LEFT
+            async with asyncio.timeout(20):
+                while queue.pending > queue.threads:
+                    await asyncio.sleep(0.01)
+        finally:
+            release.set()
+            await asyncio.gather(*busy)
+
+    run_async(scenario())
+    assert begun == []
 
 
 def test_a_pass_that_fails_is_said_by_its_heads_and_can_be_tried_again(
@@ -294,4 +459,4 @@ def test_the_store_keeps_what_was_used_last(keys: list[str], room: int) -> None:
         with pytest.raises(StatusError, match="no longer in memory"):
             store.require(key)
     for key in used[-room:]:
-        assert store.require(key) is maps
+        assert store.require(key)[0] is maps

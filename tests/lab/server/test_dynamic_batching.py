@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import run_async
 
 from heed.lab.server.dynamic_batching import (
     ClosedError,
@@ -53,7 +54,7 @@ def run(compute: Batches, use: Callable[[Any], Coroutine[Any, Any, None]], **opt
             compute.go.set()
             await asyncio.to_thread(batcher.close)
 
-    asyncio.run(main())
+    run_async(main())
 
 
 async def answer(
@@ -206,7 +207,7 @@ def test_a_job_that_is_computed_can_see_that_it_was_cancelled() -> None:
         go.set()
         await asyncio.to_thread(batcher.close)
 
-    asyncio.run(main())
+    run_async(main())
     assert seen == [True]
 
 
@@ -230,4 +231,4 @@ def test_closing_computes_what_waits_and_takes_no_more() -> None:
         assert await asyncio.gather(*tasks) == [[0], [10], [20], [30]]
         await closing
 
-    asyncio.run(main())
+    run_async(main())

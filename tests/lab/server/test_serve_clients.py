@@ -94,7 +94,7 @@ def test_ctranslate2_is_the_engine_where_it_is_asked_for(tiny_runs: Path) -> Non
     model: Any = heed.Translator.load(folder, device="cpu", engine="ctranslate2")
     with running_server(str(folder), "--engine", "ctranslate2") as server:
         body = {"q": [SENTENCE, "The dog sleeps."], "target": "fr"}
-        answer = httpx.post(f"{server.address}/translate", json=body).json()
+        answer = httpx.post(f"{server.address}/translate", json=body, timeout=60).json()
     assert answer["translatedText"] == model.translate(body["q"])
 
 
@@ -104,11 +104,9 @@ def test_int8_answers_what_it_answers_alone(tiny_runs: Path) -> None:
     folder = tiny_runs / "tiny-translate"
     with running_server(str(folder), "--precision", "int8", "--device", "cpu") as server:
         texts = [SENTENCE, "The dog sleeps."]
-        together = httpx.post(f"{server.address}/translate", json={"q": texts, "target": "fr"})
-        alone = [
-            httpx.post(f"{server.address}/translate", json={"q": text, "target": "fr"})
-            for text in texts
-        ]
+        with httpx.Client(base_url=server.address, timeout=60) as client:
+            together = client.post("/translate", json={"q": texts, "target": "fr"})
+            alone = [client.post("/translate", json={"q": text, "target": "fr"}) for text in texts]
     answers = [answer.json()["translatedText"] for answer in alone]
     assert together.json()["translatedText"] == answers
     model: Any = heed.Translator.load(folder, device="cpu", precision="int8")
@@ -135,7 +133,7 @@ def test_sigterm_finishes_what_is_in_flight(tiny_runs: Path) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
-    stopping.join(60)
+    stopping.join(180)
     assert all(reason in ("stop", "length") for reason in reasons.values())
     assert len(reasons) == 8
     [(status, output)] = ended
@@ -152,11 +150,11 @@ def test_a_client_that_leaves_frees_its_place(server: ServerProcess) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     body = {"prompt": "The", "max_tokens": 1024, "temperature": 2.0, "n": 16, "stream": True}
     address = f"{server.address}/v1/completions"
-    with httpx.stream("POST", address, json=body, headers=headers) as answer:
+    with httpx.stream("POST", address, json=body, headers=headers, timeout=60) as answer:
         next(answer.iter_lines())
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        runs = httpx.get(f"{server.address}/ready").json()["runs"]
+        runs = httpx.get(f"{server.address}/ready", timeout=60).json()["runs"]
         if sum(run["running"] + run["waiting"] for run in runs) == 0:
             return
         time.sleep(0.05)
