@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, Request
 
+PATIENCE = 180_000
+"""Milliseconds that a page has for what it shows: a busy machine is slow, and no failure."""
 Scheme = Literal["light", "dark"]
 
 CONTRASTS = """() => {
@@ -47,6 +50,10 @@ CONTRASTS = """() => {
   return contrasts;
 }"""
 """The contrast of every visible text with what is behind it, as WCAG 2 defines it."""
+REST = """() => new Promise((resolve) => setTimeout(
+  () => requestAnimationFrame(() => setTimeout(() => resolve(document.body.innerHTML))), 800
+))"""
+"""What a page shows after a rest that is longer than its own timers, by the page's clock."""
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +80,21 @@ class Visit:
     messages: list[str] = field(default_factory=list)
     """Errors and warnings on the console."""
     requests: list[str] = field(default_factory=list)
+    unanswered: set[Request] = field(default_factory=set)
+    """Requests without their whole answer, but for streams of events, which do not end."""
+
+    def settle(self) -> None:
+        """Wait until every request is answered, and the page asks and changes nothing more."""
+        end = time.monotonic() + PATIENCE / 1000
+        before = None
+        while True:
+            content = self.page.evaluate(REST)
+            now = (content, len(self.requests))
+            if now == before and not self.unanswered:
+                return
+            urls = [request.url for request in self.unanswered]
+            assert time.monotonic() < end, f"the page does not come to rest: {urls}"
+            before = now
 
     def contrasts(self) -> list[tuple[str, float]]:
         """Every visible text with its contrast."""
@@ -85,12 +107,47 @@ def watch_page(context: BrowserContext) -> Visit:
 
     def note_message(message: Any) -> None:
         if message.type in ("error", "warning"):
-            visit.messages.append(message.text)
+            visit.messages.append(f"{message.text} ({message.location['url']})")
 
     visit.page.on("console", note_message)
     visit.page.on("pageerror", lambda error: visit.messages.append(str(error)))
-    visit.page.on("request", lambda request: visit.requests.append(request.url))
+
+    def note_request(request: Request) -> None:
+        visit.requests.append(request.url)
+        if request.resource_type != "eventsource":
+            visit.unanswered.add(request)
+
+    def note_answer(request: Request) -> None:
+        visit.unanswered.discard(request)
+
+    visit.page.on("request", note_request)
+    visit.page.on("requestfinished", note_answer)
+    visit.page.on("requestfailed", note_answer)
     return visit
+
+
+def wait_to_read(page: Page, read: Callable[[], object], expected: object) -> None:
+    """Wait until what is read on a page is this: an answer may come later than its place."""
+    end = time.monotonic() + PATIENCE / 1000
+    while (found := read()) != expected:
+        assert time.monotonic() < end, f"{found!r} is not {expected!r}"
+        page.wait_for_timeout(50)
+
+
+@contextmanager
+def closing(context: BrowserContext, visit: Visit) -> Iterator[None]:
+    """Close the context in the end; an error of the test gets what was on screen as a note."""
+    try:
+        yield
+    except BaseException as error:
+        page = visit.page
+        with suppress(Exception):  # of a page that answers no more
+            text = page.inner_text("body", timeout=5000)
+            error.add_note(f"{page.url}\n{text[:4000]}")
+        error.add_note(f"On the console: {visit.messages}")
+        raise
+    finally:
+        context.close()
 
 
 @contextmanager
@@ -101,10 +158,10 @@ def visit_file(
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE)
     visit = watch_page(context)
-    visit.page.goto(path.as_uri())
-    yield visit
-    context.close()
-    assert visit.messages == []
+    with closing(context, visit):
+        visit.page.goto(path.as_uri())
+        yield visit
+    assert visit.messages == [], visit.messages
     assert visit.requests == [path.as_uri()]

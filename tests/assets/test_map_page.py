@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from browser import Scheme, visit_file
+from browser import Scheme, visit_file, wait_to_read
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -115,7 +115,7 @@ def heat_map(page: Page) -> Locator:
 
 
 def hover_cell(page: Page, row: int, column: int) -> None:
-    """Put the pointer on a cell: beside the token that asks, below the one that answers."""
+    """Put the pointer on a cell: beside its query, below its key."""
     across = heat_map(page).locator(f"[data-key='{column}']").bounding_box()
     down = heat_map(page).locator(f"[data-query='{row}']").bounding_box()
     assert across
@@ -131,7 +131,7 @@ def shown_value(page: Page) -> float:
 
 
 def shown_row(page: Page) -> list[float]:
-    """The weights of the token that asks, in the order of the text."""
+    """The weights of one query, in the order of the text."""
     cells = page.get_by_test_id("row").locator("data")
     return cells.evaluate_all("cells => cells.map((cell) => Number(cell.value))")
 
@@ -161,19 +161,20 @@ def test_hovering_a_cell_shows_its_exact_weight(chromium: Browser, page_file: Pa
         for row, column in [(0, 0), (2, 3), (7, 7), (4, 0)]:
             hover_cell(page, row, column)
             weight = CROSS[0][0, row, column]
-            assert shown_value(page) == float(weight)
+            wait_to_read(page, lambda: shown_value(page), float(weight))
             assert shown_row(page) == [float(w) for w in CROSS[0][0, row]]
             text = page.get_by_test_id("readout").inner_text()
-            assert f"“{TARGET[row].lstrip('+')}” asks" in text
-            assert f"“{SOURCE[column].lstrip('+')}” answers" in text
+            assert f"query “{TARGET[row].lstrip('+')}”" in text
+            assert f"key “{SOURCE[column].lstrip('+')}”" in text
             assert f"{weight:.6f}" in text or weight < 5e-5
 
 
 def test_hovering_a_token_shows_its_row(chromium: Browser, page_file: Path) -> None:
     with visit_file(chromium, page_file) as visit:
         heat_map(visit.page).locator("[data-query='5']").hover()
-        assert shown_row(visit.page) == [float(w) for w in CROSS[0][0, 5]]
-        assert visit.page.get_by_test_id("asking").inner_text() == "le"
+        row = [float(w) for w in CROSS[0][0, 5]]
+        wait_to_read(visit.page, lambda: shown_row(visit.page), row)
+        assert visit.page.get_by_test_id("query").inner_text() == "le"
 
 
 def test_arrow_keys_switch_layer_and_head(chromium: Browser, page_file: Path) -> None:
@@ -191,8 +192,9 @@ def test_arrow_keys_switch_layer_and_head(chromium: Browser, page_file: Path) ->
         assert heading.inner_text() == "Cross, layer 2, mean of heads"
         mean = CROSS[1][:, 0].astype(np.float64).mean(axis=0)
         np.testing.assert_allclose(shown_row(page), mean, rtol=0, atol=1e-12)
-        focused = page.evaluate("document.activeElement.ariaLabel")
-        assert focused == "layer 2, mean of heads"
+        # The focus follows in the next frame.
+        focused = "document.activeElement.ariaLabel"
+        wait_to_read(page, lambda: page.evaluate(focused), "layer 2, mean of heads")
         ring = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
         assert ring == "3px"
 
@@ -218,7 +220,7 @@ def test_a_pruned_layer_and_masked_cells(chromium: Browser, page_file: Path) -> 
         assert not page.get_by_role("gridcell", name="layer 2, head 4").count()
         assert page.get_by_role("gridcell", name="layer 1, head 4").count()
         hover_cell(page, 3, 2)
-        assert shown_value(page) == float(DECODER[1][2, 3, 2])
+        wait_to_read(page, lambda: shown_value(page), float(DECODER[1][2, 3, 2]))
         assert page.get_by_test_id("row").get_by_text("masked").count() == len(TARGET) - 4
         assert "masked" in page.get_by_test_id("legend").inner_text()
         page.get_by_role("radio", name="Cross").check()
@@ -250,11 +252,12 @@ def test_words_sum_over_keys_and_average_over_queries(chromium: Browser, page_fi
         page = visit.page
         page.get_by_role("radio", name="Words", exact=True).check()
         heat_map(page).locator("[data-query='2']").hover()
-        assert page.get_by_test_id("asking").inner_text() == "femme"
+        wait_to_read(page, page.get_by_test_id("query").inner_text, "femme")
         np.testing.assert_allclose(shown_row(page), weights[2], rtol=0, atol=1e-12)
         page.get_by_role("radio", name="Lines").check()
         heat_map(page).locator("[data-query='4']").hover()
-        np.testing.assert_allclose(shown_row(page), weights[4], rtol=0, atol=1e-12)
+        fourth = pytest.approx(weights[4].tolist(), rel=0, abs=1e-12)
+        wait_to_read(page, lambda: shown_row(page), fourth)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -264,7 +267,7 @@ def test_every_text_has_contrast_and_nothing_overflows(
 ) -> None:
     with visit_file(chromium, page_file, width=width, scheme=scheme) as visit:
         page = visit.page
-        page.get_by_text("Keys").click()
+        page.get_by_text("Keyboard").click()
         for view in ("Heat map", "Lines"):
             page.get_by_role("radio", name=view).check()
             heat_map(page).locator("[data-query='2']").hover()
@@ -309,7 +312,7 @@ def test_right_to_left_endless_and_hostile_tokens(chromium: Browser, tmp_path: P
         assert canvas["width"] > 150
         assert canvas["height"] > 150
         hover_cell(page, 4, 3)
-        assert shown_value(page) == float(weights[0][0, 4, 3])
+        wait_to_read(page, lambda: shown_value(page), float(weights[0][0, 4, 3]))
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
@@ -331,7 +334,7 @@ def test_512_tokens_are_drawn_and_scroll(
         assert box
         assert box["height"] >= 11  # tokens are legible
         hover_cell(page, 500, 10)
-        assert shown_value(page) == float(weights[0][0, 500, 10])
+        wait_to_read(page, lambda: shown_value(page), float(weights[0][0, 500, 10]))
         switch = """() => new Promise((resolve) => {
           const start = performance.now();
           document.querySelector("[data-head='3']").click();
@@ -339,7 +342,7 @@ def test_512_tokens_are_drawn_and_scroll(
         })"""
         record_property("milliseconds to another head", page.evaluate(switch))
         hover_cell(page, 500, 10)
-        assert shown_value(page) == float(weights[0][2, 500, 10])
+        wait_to_read(page, lambda: shown_value(page), float(weights[0][2, 500, 10]))
         page.get_by_text("Whole map").click()
         canvas = page.get_by_test_id("heat-map").bounding_box()
         assert canvas
@@ -389,7 +392,8 @@ def test_the_numbers_of_a_run_are_those_of_its_trace(
                     for row in (0, len(weights_nm) - 1):
                         heat_map(page).locator(f"[data-query='{row}']").hover()
                         numbers = weights_nm[row].tolist()
-                        assert shown_row(page) == pytest.approx(numbers, rel=0, abs=1e-6)
+                        shown = pytest.approx(numbers, rel=0, abs=1e-6)
+                        wait_to_read(page, lambda: shown_row(page), shown)
 
 
 def test_a_template_without_data_says_so(chromium: Browser) -> None:

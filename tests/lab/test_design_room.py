@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 grid = st.integers(-4, 4).map(lambda number: number / 2)
 points = st.lists(st.tuples(grid, grid), min_size=1, max_size=9)
+PRESET_ONLY = {"name", "title", "lesson"}
 PROBLEM: dict[str, Any] = {
     "keys": [[1.0, 0.3], [0.2, 1.0], [-0.9, 0.5]],
     "values": [[-0.8, -0.6], [0.9, -0.4], [0.6, 0.8]],
@@ -226,12 +227,36 @@ def test_the_designed_query_can_be_used(chromium: Browser, lab: LabProcess) -> N
         page = visit.page
         page.locator("[data-weight]").first.wait_for()
         designed = shown(page, "[data-designed] data")
-        page.get_by_role("button", name="Use the designed query").click()
+        preset = next(one for one in PRESETS if one.name == "replace")
+        moved = solve(DesignRequest(**preset.model_dump(exclude=PRESET_ONLY)))["design"]["keys"][2]
+        assert shown(page, "[data-moved]") == pytest.approx(moved, abs=1e-12)
+        assert page.locator("[data-moved-key='2']").inner_text().strip()
+        assert page.locator("svg title").filter(has_text="Key 3 moved at").count() == 1
+        page.get_by_role("button", name="Use the designed query and the moved key 3").click()
         wait_until_shown(page, "[data-weight] data", designed)
+        assert float(page.get_by_label("Key 3, x").input_value()) == pytest.approx(
+            moved[0], abs=0.01
+        )
         page.wait_for_url("**/design?problem=*")
         page.reload()  # the bookmark has the whole problem
         page.locator("[data-weight]").first.wait_for()
         assert shown(page, "[data-weight] data") == pytest.approx(designed, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_wanted_weights_begin_with_those_of_the_query(chromium: Browser, lab: LabProcess) -> None:
+    """No error before something is typed; a scale of 0 is refused as a negative one is."""
+    with visit_lab(chromium, lab, "/design?preset=select") as visit:
+        page = visit.page
+        page.locator("[data-weight]").first.wait_for()
+        page.get_by_role("radio", name="Weights").check()
+        wait_until_shown(page, "[data-designed] data", shown(page, "[data-weight] data"))
+        assert page.get_by_test_id("answer").inner_text() == "Exact."
+        assert page.get_by_role("alert").count() == 0
+        for scale in ("0", "-1"):
+            page.get_by_label("Scale").fill(scale)
+            page.get_by_role("alert").get_by_text(f"the scale is {scale}").wait_for()
+        visit.messages.clear()  # the browser itself reports the status 400
 
 
 @pytest.mark.slow
@@ -243,7 +268,7 @@ def test_the_design_room_is_accessible(
 ) -> None:
     with visit_lab(chromium, lab, "/design?preset=inside", scheme=scheme, width=width) as visit:
         visit.page.locator("[data-weight]").first.wait_for()
-        assert "at most" in visit.page.get_by_test_id("answer").inner_text()
+        assert "upper bound" in visit.page.get_by_test_id("answer").inner_text()
         assert serious_findings(visit) == []
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         assert min(ratio for _, ratio in visit.contrasts()) >= 4.5

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pytest
 from browser import Scheme
 from labs import LabProcess, lab_client, serious_findings, visit_lab
+from serving import run_async
 
 import heed
 from heed.lab.lab_context import LabContext
@@ -31,17 +32,25 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 TEXT = "The cat sees the dog."
 ROOM = "/api/playground"
-SLOW = 60_000
-"""Milliseconds that the first answer of a model may take: the server imports torch for it."""
-STOP_AT_FOUR = """() => {
-  const stop = [...document.querySelectorAll("button")].find((one) => one.textContent === "Stop");
-  new MutationObserver((_, observer) => {
-    if (stop.disabled || document.querySelectorAll("[data-token]").length < 4) return;
-    observer.disconnect();
-    stop.click();
-  }).observe(document.body, { childList: true, subtree: true });
+LINES = 6
+HOLD = """(lines) => {
+  const send = window.fetch;
+  window.fetch = async (path, options) => {
+    const answer = await send(path, options);
+    if (!JSON.parse(options?.body ?? "{}").stream) return answer;
+    let rest = lines;
+    const hold = new TransformStream({
+      transform(part, controller) {
+        let end = 0;
+        while (end < part.length && rest) rest -= part[end++] === 10;
+        controller.enqueue(part.slice(0, end));
+        return rest ? undefined : new Promise(() => {});
+      },
+    });
+    return new Response(answer.body.pipeThrough(hold, { signal: options.signal }), answer);
+  };
 }"""
-"""Press Stop at the fourth token, however slow the machine is that the test runs on."""
+"""Pass on so many lines of a stream, and hold the others back until it is aborted."""
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +237,7 @@ def test_leaving_stops_the_decoding(tiny_runs: Path) -> None:
             await asyncio.sleep(0.01)
         lab.queue.close()
 
-    asyncio.run(asyncio.wait_for(read(), 60))
+    run_async(asyncio.wait_for(read(), 60))
     assert 3 <= len(steps) < 100_000
 
 
@@ -239,13 +248,15 @@ def test_the_stop_button_leaves_what_was_written(tiny_lab: LabProcess, chromium:
         page.get_by_label("Tokens at most").fill("1000")
         page.get_by_role("radio", name="Beam").check()
         page.get_by_label("Beam size").fill("16")
-        page.evaluate(STOP_AT_FOUR)
+        # However slow the browser is, the end of the search does not come before the button.
+        page.evaluate(HOLD, LINES)
         page.get_by_role("button", name="Generate").click()
-        page.get_by_text("Stopped after").wait_for(timeout=SLOW)
-        page.get_by_text(re.compile(r"Log-probability .* score")).wait_for()
-        count = page.locator("[data-token]").count()
-        assert 3 < count < 1000
-        assert f"{count} tokens" in page.inner_text("main")
+        page.locator("[data-token]").nth(LINES - 1).wait_for()
+        assert page.locator(".output").get_attribute("aria-busy") == "true"
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text(f"Stopped after {LINES} tokens").wait_for()
+        page.get_by_text(re.compile(rf"Log-probability .* in {LINES} tokens, score")).wait_for()
+        assert page.locator("[data-token]").count() == LINES
 
 
 # ----------------------------------------------------------------------------------- in a browser
@@ -270,7 +281,7 @@ def test_probabilities_and_alternatives_on_screen_are_pythons(
     decoded = translator.trace_decoding(TEXT)
     with visit_lab(chromium, tiny_lab, room(run="tiny-translate", text=TEXT)) as visit:
         page = visit.page
-        page.locator(DONE).wait_for(timeout=SLOW)
+        page.locator(DONE).wait_for()
         assert page.locator(".output").inner_text().strip() == decoded.text.strip()
         expected = [math.exp(one.logprob) for one in decoded.tokens]
         assert shown(page, "[data-token] data") == pytest.approx(expected, rel=1e-5)
@@ -298,20 +309,20 @@ def test_an_alternative_by_keyboard_is_continued(
     forced = translator.trace_decoding(TEXT, prefix=prefix)
     with visit_lab(chromium, tiny_lab, room(run="tiny-translate", text=TEXT)) as visit:
         page = visit.page
-        page.locator(DONE).wait_for(timeout=SLOW)
+        page.locator(DONE).wait_for()
         page.locator("[data-token='0']").focus()
         page.keyboard.press("ArrowRight")
         page.locator(f"[data-alternative='{prefix[1]}']").focus()
         page.keyboard.press("Enter")
         page.get_by_text("tokens were forced").wait_for()
-        page.locator(DONE).wait_for(timeout=SLOW)
+        page.locator(DONE).wait_for()
         assert page.locator(".output").inner_text().strip() == forced.text.strip()
         expected = [math.exp(one.logprob) for one in forced.tokens]
         assert shown(page, "[data-token] data") == pytest.approx(expected, rel=1e-5)
         assert f"prefix={prefix[0]}%2C{prefix[1]}" in page.url
         page.reload()  # a bookmark shows the same
         page.get_by_text("tokens were forced").wait_for()
-        page.locator(DONE).wait_for(timeout=SLOW)
+        page.locator(DONE).wait_for()
         assert shown(page, "[data-token] data") == pytest.approx(expected, rel=1e-5)
 
 
@@ -322,9 +333,9 @@ def test_the_beam_is_drawn_with_its_sums(
     address = room(run="tiny-translate", text=TEXT, mode="beam", beam=3)
     with visit_lab(chromium, tiny_lab, address) as visit:
         page = visit.page
-        page.locator("svg .rank").first.wait_for(timeout=SLOW)
-        nodes = page.locator("[data-node]")
-        assert nodes.count() == len(decoded.trace.nodes)
+        page.locator("svg .rank").first.wait_for()
+        page.locator(DONE).wait_for()
+        assert page.locator("[data-node]").count() == len(decoded.trace.nodes)
         totals = page.eval_on_selector_all("[data-node]", "all => all.map((n) => n.dataset.total)")
         expected = [node.logprob for node in decoded.trace.nodes]
         assert [float(total) for total in totals] == pytest.approx(expected, rel=1e-5)
@@ -346,7 +357,7 @@ def test_class_probabilities_on_screen_are_pythons(
 ) -> None:
     model = cast("Classifier", heed.load(tiny_runs / "tiny-classify", device="cpu"))
     with visit_lab(chromium, tiny_lab, room(run="tiny-classify", text=TEXT)) as visit:
-        visit.page.locator("[data-label]").first.wait_for(timeout=SLOW)
+        visit.page.locator("[data-label]").first.wait_for()
         expected = sorted(model.probabilities([TEXT])[0].values(), reverse=True)
         assert shown(visit.page, "[data-label] data") == pytest.approx(expected, rel=1e-5)
 
@@ -359,7 +370,7 @@ def test_the_playground_is_accessible(
 ) -> None:
     address = room(run="tiny-translate", text=TEXT, mode="beam", beam=3)
     with visit_lab(chromium, tiny_lab, address, scheme=scheme, width=width) as visit:
-        visit.page.locator("svg .rank").first.wait_for(timeout=SLOW)
+        visit.page.locator("svg .rank").first.wait_for()
         assert serious_findings(visit) == []
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         assert min(ratio for _, ratio in visit.contrasts()) >= 4.5
@@ -368,6 +379,6 @@ def test_the_playground_is_accessible(
 def test_an_error_is_shown_as_the_server_says_it(chromium: Browser, tiny_lab: LabProcess) -> None:
     address = room(run="tiny-translate", text="cat " * 60)
     with visit_lab(chromium, tiny_lab, address) as visit:
-        visit.page.get_by_role("alert").wait_for(timeout=SLOW)
+        visit.page.get_by_role("alert").wait_for()
         assert "tokens, and this model reads" in visit.page.get_by_role("alert").inner_text()
         visit.messages.clear()  # the browser itself reports the status 400

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browser import Scheme, Visit
+from browser import Scheme, Visit, wait_to_read
 from lab_runs import HOSTILE, append_rows, write_run, write_seeds
 from labs import LabProcess, running_lab, serious_findings, visit_lab
 from study_folders import write_study
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
 pytestmark = pytest.mark.slow
-
-WAIT = 15_000
-"""Milliseconds that a page has to show a change."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +55,7 @@ def test_a_curve_shows_its_exact_last_value(
         visit.page.locator(".curves path.line").first.wait_for()
         chart.focus()
         chart.press("ArrowDown")
-        while "rope-1" not in (chart.get_attribute("aria-valuetext") or ""):
+        while "rope-1" not in (chart.get_attribute("aria-valuetext") or ""):  # another may be first
             chart.press("ArrowDown")
         chart.press("End")
         shown = visit.page.get_by_test_id("point").locator("data")
@@ -83,12 +79,10 @@ def test_a_selection_hears_the_verdict_of_the_command(
         page = visit.page
         for position in ("rope", "none"):
             page.get_by_role("checkbox", name=f"Select position={position}").check()
-        verdict = page.get_by_test_id("verdict")
-        verdict.wait_for()
-        assert [one.inner_text() for one in verdict.locator(".sentence").all()] == verdicts
+        sentences = page.get_by_test_id("verdict").locator(".sentence")
+        wait_to_read(page, sentences.all_inner_texts, verdicts)
         page.reload()  # the selection is in the address
-        verdict.wait_for()
-        assert [one.inner_text() for one in verdict.locator(".sentence").all()] == verdicts
+        wait_to_read(page, sentences.all_inner_texts, verdicts)
 
 
 def test_best_and_last_scores_and_damage_are_shown(
@@ -103,11 +97,11 @@ def test_best_and_last_scores_and_damage_are_shown(
         assert value_of(row.locator("data").nth(0)) == min(losses)
         assert value_of(row.locator("data").nth(1)) == losses[-1]
         broken = page.get_by_role("row", name="broken")
-        assert "it is not a JSON object" in broken.inner_text()
+        broken.get_by_text("it is not a JSON object").first.wait_for()
         broken.get_by_role("link").click()
         page.get_by_role("heading", name="broken", level=1).wait_for()
         page.get_by_text("it is not a JSON object").first.wait_for()
-        assert page.get_by_test_id("status").inner_text() == "damaged"
+        wait_to_read(page, page.get_by_test_id("status").inner_text, "damaged")
 
 
 def test_a_run_and_its_notes(chromium: Browser, lab: LabProcess, folder: Path) -> None:
@@ -125,7 +119,7 @@ def test_a_run_and_its_notes(chromium: Browser, lab: LabProcess, folder: Path) -
         assert text == f"the warm-up was too short {HOSTILE}"
         page.reload()
         page.get_by_role("heading", name="Summary").wait_for()
-        assert notes.input_value() == text
+        wait_to_read(page, notes.input_value, text)
 
 
 def test_a_live_run_grows_and_goes_without_reload(
@@ -136,7 +130,7 @@ def test_a_live_run_grows_and_goes_without_reload(
         page.get_by_text("No run matches the filter.").wait_for()
         run = write_run(folder / "live-run", position="shaw", steps=3)
         link = page.get_by_role("link", name="live-run")
-        link.wait_for(timeout=WAIT)
+        link.wait_for()
         page.locator(".curves path.line").wait_for()
         link.click()
         last = page.get_by_test_id("last").locator("data")
@@ -145,14 +139,14 @@ def test_a_live_run_grows_and_goes_without_reload(
         with run.locked():
             append_rows(run, range(4, 9))
             value = next(row["dev/loss"] for row in reversed(run.history) if "dev/loss" in row)
-            page.locator(f'[data-testid="last"] data[value="{value}"]').wait_for(timeout=WAIT)
-            page.locator('[data-testid="status"]:text-is("training")').wait_for(timeout=WAIT)
-            page.locator("#evaluations tbody tr:nth-child(8)").wait_for(timeout=WAIT)
+            page.locator(f'[data-testid="last"] data[value="{value}"]').wait_for()
+            page.locator('[data-testid="status"]:text-is("training")').wait_for()
+            page.locator("#evaluations tbody tr:nth-child(8)").wait_for()
         assert value != before
-        page.locator('[data-testid="status"]:text-is("stopped")').wait_for(timeout=WAIT)
-        page.wait_for_timeout(2500)  # what it asks for has come
-        shutil.rmtree(run.folder)
-        page.get_by_text("This run was deleted or moved").wait_for(timeout=WAIT)
+        page.locator('[data-testid="status"]:text-is("stopped")').wait_for()
+        visit.settle()  # a browser reports what is asked for and is gone
+        run.folder.rename(folder.parent / "moved")  # at once, where a deletion has steps
+        page.get_by_text("This run was deleted or moved").wait_for()
 
 
 def test_a_study_links_its_curves_with_its_keys(
@@ -163,17 +157,15 @@ def test_a_study_links_its_curves_with_its_keys(
         results = StudyResults.read(folder / "study")
         assert results.comparison is not None
         sentences = page.get_by_test_id("verdict").locator(".sentence")
-        sentences.first.wait_for()
-        assert [one.inner_text() for one in sentences.all()] == results.comparison.sentences
+        wait_to_read(page, sentences.all_inner_texts, results.comparison.sentences)
         curves = page.get_by_test_id("curves")
-        curves.locator("path.line").first.wait_for()
-        assert curves.locator(".curves path.line").count() == len(results.trials)
+        wait_to_read(page, curves.locator(".curves path.line").count, len(results.trials))
         # Pointing at a trial in the table emphasizes it in both figures.
         trial = results.trials[4].trial.name
         page.get_by_role("row", name=trial).first.hover()
         curves.locator("path.line.strong").wait_for()
         coordinates = page.get_by_test_id("coordinates")
-        assert trial in coordinates.get_by_role("status").inner_text()
+        coordinates.get_by_role("status").filter(has_text=trial).wait_for()
         # A range of an axis leaves the other curves faint.
         dev = f"dev {results.metric}"
         bound = coordinates.get_by_role("slider", name=f"{dev}, lower bound")
@@ -182,7 +174,7 @@ def test_a_study_links_its_curves_with_its_keys(
         scores = [state.dev or 0.0 for state in results.trials]
         middle = (min(scores) + max(scores)) / 2
         faint = sum(score < middle for score in scores)
-        assert curves.locator("path.line.dim").count() == faint
+        wait_to_read(page, curves.locator("path.line.dim").count, faint)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
@@ -194,8 +186,8 @@ def test_pages_are_accessible_and_hostile_names_are_text(
         with visit_lab(chromium, lab, address, width=width, scheme=scheme) as visit:
             visit.page.locator(".curves path.line").first.wait_for()
             visit.page.get_by_text(HOSTILE).first.wait_for()
-            assert visit.page.locator("img").count() == 0
             assert serious_findings(visit) == []
+            assert visit.page.locator("img").count() == 0
             assert page_width(visit) <= width
 
 
@@ -224,6 +216,7 @@ def test_sixteen_curves_differ_and_their_rows_point_at_them(
     with running_lab(tmp_path / "runs") as lab, visit_lab(chromium, lab, "/runs") as visit:
         page = visit.page
         page.locator(".curves path.line").nth(17).wait_for(state="attached")
+        visit.settle()
         rows = page.locator("tr.group")
         looks = rows.locator("th svg").evaluate_all("all => all.map((one) => one.innerHTML)")
         assert len(looks) == len(set(looks)) == 18

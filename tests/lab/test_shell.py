@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import pytest
-from browser import Scheme
+from browser import PATIENCE, Scheme, wait_to_read
 from labs import LabProcess, running_lab, serious_findings, visit_lab
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ def test_the_runs_of_the_folder_are_there(chromium: Browser, tiny_lab: LabProces
     with visit_lab(chromium, tiny_lab) as visit:
         for task in ("translate", "classify", "generate"):
             visit.page.get_by_role("link", name=f"tiny-{task}").wait_for()
-        assert visit.page.title() == "Runs · heed lab"
+        wait_to_read(visit.page, visit.page.title, "Runs · heed lab")
 
 
 def test_a_bookmark_works_after_the_link(chromium: Browser, tiny_lab: LabProcess) -> None:
     context = chromium.new_context()
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     bookmark = f"{tiny_lab.address}/runs?filter=x%20y"
     answer = page.goto(bookmark)
@@ -45,6 +46,7 @@ def test_a_bookmark_works_after_the_link(chromium: Browser, tiny_lab: LabProcess
 def test_a_key_is_entered_in_the_browser(chromium: Browser, tiny_runs: Path) -> None:
     with running_lab(tiny_runs, "--key", "correct horse") as lab:
         context = chromium.new_context()
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.goto(f"{lab.address}/runs?filter=x")
         for key in ("battery staple", "correct horse"):
@@ -70,6 +72,7 @@ def test_the_shell_is_accessible(
 
 def test_a_figure_is_saved_as_it_is_on_screen(chromium: Browser, tiny_lab: LabProcess) -> None:
     with visit_lab(chromium, tiny_lab, "/run/tiny-translate") as visit:
+        visit.page.locator(".curves path.line").first.wait_for()  # curves come after the axes
         tools = visit.page.get_by_role("group", name="Save the figure").first
         files = {}
         for kind in ("SVG", "PNG"):
@@ -99,6 +102,9 @@ def test_a_run_and_its_text_are_kept_between_rooms(chromium: Browser, tiny_lab: 
     def query() -> dict[str, list[str]]:
         return parse_qs(urlsplit(page.url).query)
 
+    def chosen() -> tuple[list[str], list[str]]:
+        return query().get("run", []), query().get("text", [])
+
     def go_to(room: str) -> None:
         page.get_by_role("navigation").get_by_role("link", name=room).click()
         page.get_by_role("heading", name=room, level=1).wait_for()
@@ -107,20 +113,26 @@ def test_a_run_and_its_text_are_kept_between_rooms(chromium: Browser, tiny_lab: 
         page = visit.page
         picker = page.get_by_role("combobox", name="Run", exact=True)
         go_to("Playground")
-        assert query()["run"] == ["tiny-generate"]
+        wait_to_read(page, chosen, (["tiny-generate"], []))
         page.get_by_label("Prompt").fill("The old cat")
+        # The link has all that the room begins with; the room adds the head that it shows.
+        link = page.get_by_role("navigation").get_by_role("link", name="Attention")
+        wait_to_read(
+            page,
+            lambda: parse_qs(urlsplit(link.get_attribute("href") or "").query),
+            {"run": ["tiny-generate"], "text": ["The old cat"]},
+        )
         go_to("Attention")
-        assert query() == {"run": ["tiny-generate"], "text": ["The old cat"]}
+        wait_to_read(page, chosen, (["tiny-generate"], ["The old cat"]))
         page.get_by_test_id("heat-map").wait_for()
-        assert picker.input_value() == "tiny-generate"
+        wait_to_read(page, picker.input_value, "tiny-generate")
         # Another run is chosen: it is in the address at once, and the other rooms have it.
         picker.select_option("tiny-classify")
         page.wait_for_url("**run=tiny-classify**")
         page.get_by_text("Encoder, layer 1, head 1", exact=True).wait_for()
         go_to("Design")
         go_to("Heads")
-        assert query()["run"] == ["tiny-classify"]
-        assert query()["text"] == ["The old cat"]
+        wait_to_read(page, chosen, (["tiny-classify"], ["The old cat"]))
         page.locator("[data-head='encoder.1.1']").wait_for()
         page.go_back()
         page.get_by_role("heading", name="Design", level=1).wait_for()

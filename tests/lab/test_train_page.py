@@ -10,20 +10,22 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import Scheme
+from browser import Scheme, wait_to_read
 from killing import FOUND, outcome
 from lab_runs import HOSTILE, write_run
 from labs import TINY, TINY_DATA, LabProcess, running_lab, serious_findings, visit_lab
 
 from heed.config import Recipe
 from heed.config.recipe import apply_overrides
+from heed.lab.lock_holder import find_holders
 from heed.lab.run_folder import RunFolder
 from heed.lab.training_queue import TrainingQueue
-from heed.runs.run import Run
+from heed.runs.run import LOCK, Run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -76,7 +78,7 @@ def ask(lab: LabProcess, path: str, **body: Any) -> Any:
     data = json.dumps(body).encode() if body else None
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{lab.address}{path}", data=data, headers=headers)  # noqa: S310 (loopback)
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=WAIT / 1000) as answer:  # noqa: S310
         return json.load(answer)
 
 
@@ -84,7 +86,31 @@ def wait_for(condition: Callable[[], object], seconds: float = WAIT / 1000) -> N
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.01)
+
+
+@contextmanager
+def frozen(folder: Path) -> Iterator[int]:
+    """Freeze the process that trains a run after its first updates, so that it cannot end.
+
+    Yields its id. What it is asked meanwhile it does afterwards.
+    """
+    run = Run(folder)
+    wait_for(lambda: find_holders(folder / LOCK))
+    (number,) = find_holders(folder / LOCK)
+    wait_for(lambda: any("train/loss" in row for row in run.history))
+    os.kill(number, signal.SIGSTOP)
+    try:
+        yield number
+    finally:
+        os.kill(number, signal.SIGCONT)
+
+
+def is_asked_to_stop(number: int) -> bool:
+    """Whether SIGTERM waits for a process that is frozen."""
+    lines = Path(f"/proc/{number}/status").read_text().splitlines()
+    (waiting,) = (int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
+    return bool(waiting >> (signal.SIGTERM - 1) & 1)
 
 
 def kill(lab: LabProcess) -> None:
@@ -99,36 +125,38 @@ def test_a_run_is_started_stopped_and_resumed_in_the_browser(
     with running_lab(runs) as lab, visit_lab(chromium, lab, "/train?run=base") as visit:
         page = visit.page
         page.get_by_text("accepts this recipe").wait_for()
-        assert page.get_by_label("Name of the run").input_value() == "base-2"
+        wait_to_read(page, page.get_by_label("Name of the run").input_value, "base-2")
         page.get_by_label("Name of the run").fill("mine")
         rate = page.get_by_label("train.lr", exact=True)
         rate.fill("-1")
         page.get_by_role("list").filter(has_text="lr cannot be -1").first.wait_for()
-        assert rate.get_attribute("aria-invalid") == "true"
+        wait_to_read(page, lambda: rate.get_attribute("aria-invalid"), "true")
         rate.fill("0.002")
         page.get_by_text("1 key changed. heed accepts this recipe.").wait_for()
         rate.press("Control+Enter")
-        job = page.get_by_test_id("job")
-        job.get_by_role("link", name="mine").click(timeout=WAIT)
-        page.get_by_role("heading", name="mine", level=1).wait_for()
-        status = page.get_by_test_id("status")
-        page.locator('[data-testid="status"]:text-is("training")').wait_for(timeout=WAIT)
-        # The loss on the page is the one in the run's metrics.
-        last = page.get_by_test_id("last").locator("data")
-        last.wait_for(timeout=WAIT)
-        value, text = page.evaluate(
-            """() => {
-              const last = document.querySelector("[data-testid=last]");
-              return [last.querySelector("data").value, last.innerText];
-            }"""
-        )
-        step = int(text.rpartition("step ")[2].replace(",", ""))
-        metric = "dev/loss" if "dev/loss" in text else "train/loss"
-        rows = {row["step"]: row[metric] for row in Run(runs / "mine").history if metric in row}
-        assert float(value) == rows[step]
-        stop = page.get_by_role("button", name="Stop")
-        stop.focus()
-        stop.press("Enter")
+        with frozen(runs / "mine") as number:  # it does not end before the page has asked it to
+            job = page.get_by_test_id("job")
+            job.get_by_role("link", name="mine").click(timeout=WAIT)
+            page.get_by_role("heading", name="mine", level=1).wait_for()
+            status = page.get_by_test_id("status")
+            page.locator('[data-testid="status"]:text-is("training")').wait_for(timeout=WAIT)
+            # The loss on the page is the one in the run's metrics.
+            last = page.get_by_test_id("last").locator("data")
+            last.wait_for(timeout=WAIT)
+            value, text = page.evaluate(
+                """() => {
+                  const last = document.querySelector("[data-testid=last]");
+                  return [last.querySelector("data").value, last.innerText];
+                }"""
+            )
+            step = int(text.rpartition("step ")[2].replace(",", ""))
+            metric = "dev/loss" if "dev/loss" in text else "train/loss"
+            rows = {row["step"]: row[metric] for row in Run(runs / "mine").history if metric in row}
+            assert float(value) == rows[step]
+            stop = page.get_by_role("button", name="Stop")
+            stop.focus()
+            stop.press("Enter")
+            wait_for(lambda: is_asked_to_stop(number))
         page.locator('[data-testid="status"]:text-is("stopped")').wait_for(timeout=WAIT)
         run = Run(runs / "mine")
         assert not run.finished
@@ -149,16 +177,15 @@ def test_a_server_that_is_killed_harms_nothing(
     lab = LabProcess(runs, "--key", KEY)
     for name in ("one", "two", "three"):
         ask(lab, "/api/training/start", **body, name=name)
-    metrics = Run(runs / "one").metrics_path
-    wait_for(metrics.exists)
-    kill(lab)  # the first one trains, and goes on
+    with frozen(runs / "one"):  # else it might end, and the next one begin
+        kill(lab)  # the first one trains, and goes on
     before = [job.run for job in TrainingQueue(RunFolder(runs)).read()]
     assert before == ["one", "two", "three"]
     wait_for(lambda: Run(runs / "one").finished)
     assert not (runs / "two").exists()  # no server, so no other was started
     lab = LabProcess(runs, "--key", KEY)
-    wait_for(Run(runs / "two").metrics_path.exists)
-    ask(lab, "/api/training/stop", run="two")
+    with frozen(runs / "two"):
+        ask(lab, "/api/training/stop", run="two")
     kill(lab)  # while the second saves its checkpoint
     lab = LabProcess(runs, "--key", KEY)
     try:
@@ -186,9 +213,9 @@ def test_a_training_of_a_terminal_is_stopped_by_its_lock(runs: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     with running_lab(runs, "--key", KEY) as lab:
-        wait_for(Run(runs / "mine").metrics_path.exists)
-        for _ in range(2):  # the second request sends no second signal
-            ask(lab, "/api/training/stop", run="mine")
+        with frozen(runs / "mine"):  # it is there for both
+            for _ in range(2):  # the second request sends no second signal
+                ask(lab, "/api/training/stop", run="mine")
         _, error = process.communicate(timeout=WAIT / 1000)
     assert process.returncode == 128 + signal.SIGTERM
     assert error.decode().startswith("Stopped at step")
@@ -203,6 +230,7 @@ def test_a_start_that_fails_says_why_and_its_recipe_can_be_changed(
         page = visit.page
         page.get_by_text("There is no training text").first.wait_for()
         page.get_by_role("button", name="Show data.train").click()
+        page.wait_for_function("document.activeElement.id === 'key-data-train'")
         page.keyboard.type(str(table))
         page.get_by_label("task", exact=True).select_option("classify")
         page.get_by_label("Name of the run").fill("group/fails <b>")

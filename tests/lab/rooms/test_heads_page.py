@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import Scheme
+from browser import Scheme, wait_to_read
 from labs import LabProcess, serious_findings, visit_lab
 
 import heed
@@ -35,6 +35,11 @@ def close(value: float) -> Any:
     return pytest.approx(value, rel=1e-4, abs=1e-6)
 
 
+def wait_for_number(place: Locator, value: float) -> None:
+    """Wait until a number on screen is this one: it comes from the server."""
+    wait_to_read(place.page, lambda: number(place), close(value))
+
+
 def test_cards_ablations_and_patches_are_pythons(
     chromium: Browser, tiny_lab: LabProcess, tiny_runs: Path
 ) -> None:
@@ -47,16 +52,16 @@ def test_cards_ablations_and_patches_are_pythons(
     with visit_lab(chromium, tiny_lab, ADDRESS) as visit:
         page = visit.page
         head = page.locator("[data-head='decoder.1.1']")
-        head.wait_for(timeout=30_000)
+        head.wait_for()
         for label, card in cards.items():
             if "previous" not in card.metrics:
                 continue
-            shown = number(page.locator(f"[data-head='{label}'] data"))
-            assert shown == close(card.metrics["previous"].value)
+            shown = page.locator(f"[data-head='{label}'] data")
+            wait_for_number(shown, card.metrics["previous"].value)
         # Another metric recolors the grid, and the brush leaves the heads above its lower end.
         page.get_by_label("Color by").select_option("entropy")
         entropies = sorted(card.metrics["entropy"].value for card in cards.values())
-        assert number(head.locator("data")) == close(cards["decoder.1.1"].metrics["entropy"].value)
+        wait_for_number(head.locator("data"), cards["decoder.1.1"].metrics["entropy"].value)
         # The legend has the ends of the scale, and what they mean.
         legend = page.get_by_test_id("head-legend")
         assert number(legend.locator("data").nth(0)) == close(entropies[0])
@@ -66,7 +71,8 @@ def test_cards_ablations_and_patches_are_pythons(
         page.get_by_label("Lower end of the brush").fill("0.99")
         least = entropies[0] + 0.99 * (entropies[-1] - entropies[0])
         count = sum(value >= least for value in entropies)
-        assert page.get_by_test_id("brushed").inner_text() == f"{count} of {len(entropies)} heads"
+        brushed = page.get_by_test_id("brushed")
+        wait_to_read(page, brushed.inner_text, f"{count} of {len(entropies)} heads")
         page.get_by_role("button", name="All", exact=True).click()
         # A click silences; the second head joins the family of the first.
         page.get_by_role("radio", name="Silence").check()
@@ -97,11 +103,7 @@ def test_cards_ablations_and_patches_are_pythons(
         second.get_by_text("previous", exact=True).wait_for()
         edits[Head("decoder", 1, 0)] = "previous"
         expected = patch_output(model, edits, TEXT)
-        for _ in range(100):
-            if number(page.get_by_test_id("moved")) == close(expected.moved):
-                break
-            page.wait_for_timeout(50)
-        assert number(page.get_by_test_id("moved")) == close(expected.moved)
+        wait_for_number(page.get_by_test_id("moved"), expected.moved)
         after = page.get_by_test_id("predictions").locator("tbody tr").nth(0).locator("data").nth(1)
         assert number(after) == close(expected.predictions[0].after)
 
@@ -112,7 +114,7 @@ def test_the_room_is_accessible(
 ) -> None:
     with visit_lab(chromium, tiny_lab, ADDRESS, width=width, scheme=scheme) as visit:
         page = visit.page
-        page.locator("[data-head='decoder.1.1']").click(timeout=30_000)
+        page.locator("[data-head='decoder.1.1']").click()
         page.get_by_role("button", name="Each head in turn").click()
         page.get_by_test_id("ablation").wait_for()
         assert serious_findings(visit) == []

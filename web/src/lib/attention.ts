@@ -8,7 +8,7 @@ export interface Token {
 
 export type Kind = "encoder" | "decoder" | "cross";
 
-/** One kind of attention: n tokens ask, m tokens answer, `heads[l]` heads in layer l. */
+/** One kind of attention: n queries, m keys, `heads[l]` heads in layer l. */
 export interface AttentionMap {
   kind: Kind;
   queries: Token[];
@@ -58,7 +58,7 @@ export interface AttentionMaps {
   maps: AttentionMap[];
 }
 
-/** What a view draws: rows ask, columns answer. */
+/** What a view draws: rows are queries, columns are keys. */
 export interface Matrix {
   queries: Label[];
   keys: Label[];
@@ -224,7 +224,7 @@ export function hasSubwords(map: AttentionMap): boolean {
   return [map.queries, map.keys].some((tokens) => groupWords(tokens).length < tokens.length);
 }
 
-/** One head by word: summed over the tokens of a word that answers, averaged over one that asks. */
+/** One head by word: summed over the tokens of a key's word, averaged over those of a query's. */
 export function wordMatrix(map: AttentionMap, layer: number, head: number): Matrix | undefined {
   const weights = map.source.weights(layer, head);
   if (!weights) return undefined;

@@ -10,7 +10,7 @@ import {
   type Kind,
   type Pictures,
 } from "../../lib/attention";
-import { ApiError, getBytes, readBytes, withQuery } from "../api";
+import { ApiError, getBytes, isAbort, readBytes, withQuery } from "../api";
 
 const MOST_BYTES = 96 * 1024 * 1024; // of heads that are kept in the page
 
@@ -30,11 +30,15 @@ export interface TextBody {
   target: string | null;
 }
 
-/** The maps of an answer; `onfail` hears of a head that cannot be fetched. */
-export function openMaps(answer: MapsAnswer, onfail: (error: unknown) => void): AttentionMaps {
+/** The maps of an answer; `onfail` hears of a head that cannot be fetched. `signal` ends all that is being fetched. */
+export function openMaps(
+  answer: MapsAnswer,
+  onfail: (error: unknown) => void,
+  signal?: AbortSignal,
+): AttentionMaps {
   const maps = answer.maps.map((data) => {
     const [rows, columns] = [data.query_tokens.length, data.key_tokens.length];
-    const source = new RemoteHeads(answer.key, data.kind, data.heads, 4 * rows * columns, onfail);
+    const source = new RemoteHeads(answer.key, data.kind, data.heads, 4 * rows * columns, onfail, signal);
     return buildMap(data, unpackBits(data.visible, rows * columns), source);
   });
   return { ...answer, maps };
@@ -64,6 +68,7 @@ class RemoteHeads implements HeadSource {
     private counts: number[],
     bytes: number,
     private onfail: (error: unknown) => void,
+    private signal?: AbortSignal,
   ) {
     this.most = Math.max(12, Math.floor(MOST_BYTES / Math.max(1, bytes)));
     this.first = new Promise((resolve) => (this.noteFirst = resolve));
@@ -100,7 +105,7 @@ class RemoteHeads implements HeadSource {
     if (this.heads.has(name)) return;
     await this.once(name, async () => {
       const query = { kind: this.kind, layer, head: head < this.counts[layer] ? head : "mean" };
-      const { content } = await getBytes(this.address("head", query));
+      const { content } = await getBytes(this.address("head", query), this.signal);
       this.heads.set(name, new Float32Array(content));
       const oldest = this.heads.keys();
       while (this.heads.size > this.most) this.heads.delete(oldest.next().value!);
@@ -115,7 +120,7 @@ class RemoteHeads implements HeadSource {
       await readBytes(address, (content, headers) => {
         const [, rows, columns] = headers.get("X-Shape")!.split(",").map(Number);
         this.drawn.set(scale, { rows, columns, levels: content });
-      }).catch((error) => {
+      }, this.signal).catch((error) => {
         // A layer that cannot be computed ends the stream; its heads say why.
         if (!this.drawn.has(scale)) throw error;
       });
@@ -127,7 +132,9 @@ class RemoteHeads implements HeadSource {
     let fetching = this.pending.get(name);
     if (!fetching) {
       fetching = fetchIt()
-        .catch(this.onfail)
+        .catch((error) => {
+          if (!isAbort(error)) this.onfail(error);
+        })
         .finally(() => this.pending.delete(name));
       this.pending.set(name, fetching);
     }

@@ -22,6 +22,8 @@ export interface Arrow {
 
 export interface Marker {
   name: string;
+  /** In the drawing, beside it. */
+  label?: string;
   x: number;
   y: number;
   isDashed: boolean;
