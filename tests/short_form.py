@@ -17,7 +17,7 @@ def run_short_form(module: str, *options: str) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr

