@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +15,7 @@ from browser import PATIENCE, Scheme, wait_to_read
 from labs import LabProcess, running_lab, serious_findings, visit_lab
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +156,68 @@ def test_a_room_that_was_left_changes_nothing(chromium: Browser, tiny_lab: LabPr
         page.get_by_role("link", name="tiny-translate").wait_for()
         page.wait_for_timeout(1000)
         assert urlsplit(page.url).query == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/runs?select=tiny-translate",
+        "/run/tiny-generate",
+        "/playground?run=tiny-translate&text=the+cat",
+        "/attention?run=tiny-translate&text=the+cat",
+        "/attention?run=tiny-translate&text=the+cat&view=pair&run2=tiny-translate",
+        "/heads?run=tiny-classify",
+        "/design",
+        "/train",
+    ],
+)
+def test_answers_after_a_room_was_left_reach_no_one(
+    chromium: Browser, tiny_lab: LabProcess, address: str
+) -> None:
+    """The room is left while it waits for its first, second, … request; then the answers come."""
+    with visit_lab(chromium, tiny_lab, "/nowhere") as visit:
+        page = visit.page
+        held: list[Route] = []
+        answered, allowed = 0, 0
+
+        def answer_first_ones(route: Route) -> None:
+            nonlocal answered
+            answered += 1
+            if answered > allowed:
+                held.append(route)
+            else:
+                route.continue_()
+
+        def go_to(address: str) -> None:
+            page.evaluate(
+                "(address) => {"
+                "  history.pushState(null, '', address);"
+                "  dispatchEvent(new PopStateEvent('popstate'));"
+                "}",
+                address,
+            )
+
+        def rest() -> None:
+            """Wait until all is answered but what is held, and nothing more is asked for."""
+            end = time.monotonic() + PATIENCE / 1000
+            before = -1
+            while before != len(visit.requests) or visit.unanswered - {one.request for one in held}:
+                assert time.monotonic() < end, visit.unanswered
+                before = len(visit.requests)
+                page.wait_for_timeout(300)  # longer than a room waits before it asks
+
+        page.route(lambda url: "/api/" in url and "/api/events" not in url, answer_first_ones)
+        while allowed == 0 or held:
+            answered = 0
+            held.clear()
+            go_to(address)
+            rest()
+            go_to("/nowhere")
+            page.get_by_role("heading", name="There is no such page").wait_for()
+            for route in held:
+                with suppress(Exception):  # of a request that was aborted with its room
+                    route.continue_()
+            rest()
+            assert visit.messages == [], f"after {allowed} answers"
+            allowed += 1
+        assert allowed > 1  # the room has asked for something

@@ -62,26 +62,21 @@ export function follow(
 }
 
 /**
- * The life of the component that calls this while it begins. What arrives after its end changes
- * nothing: neither the address, which is another room's, nor connections.
+ * A function that calls another at most once in a while, and not before the last call has ended.
+ * It is made while a component begins, and calls nothing after the component is destroyed.
  */
-export function lifetime(): { readonly isOver: boolean } {
-  const life = { isOver: false };
-  onDestroy(() => (life.isOver = true));
-  return life;
-}
-
-/** A function that calls another at most once in a while, and not before the last call has ended. */
 export function throttled(call: () => Promise<void>, pause = 700): () => void {
   let isWaiting = false;
   let isWanted = false;
+  let timer = 0;
+  onDestroy(() => clearTimeout(timer));
   return function ask() {
     if (isWaiting) {
       isWanted = true;
       return;
     }
     isWaiting = true;
-    setTimeout(async () => {
+    timer = window.setTimeout(async () => {
       await call().catch(() => {}); // the call shows its own errors
       isWaiting = false;
       if (isWanted) {
