@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, locks, strict JSON, and messages for operating-system errors.
+"""Atomic writes, locks, the cache folder, strict JSON, messages for operating-system errors.
 
 What is written here is under a draft name first (`.draft-…`), is flushed to the disk, and then gets
 its final name. A crash or a power cut leaves it whole or absent, and at worst a draft beside it. A
@@ -42,6 +42,14 @@ OS_ERRORS = {
 """The message for each error number of the operating system."""
 DRAFT = ".draft-"
 """Prefix of names of files and folders that are still being written."""
+
+
+def cache_root() -> Path:
+    """Cache folder: $HEED_CACHE, or `heed` in the user's cache folder."""
+    if path := os.environ.get("HEED_CACHE"):
+        return Path(path)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "heed"
 
 
 @contextmanager

@@ -25,11 +25,11 @@ from rich.console import Console
 from heed.cli.common import print_json
 from heed.cli.main import main
 from heed.config import Recipe
-from heed.data.token_store import cache_root
 from heed.export import export
 from heed.files import (
     DRAFT,
     OS_ERRORS,
+    cache_root,
     delete_drafts,
     describe_os_error,
     draft_folder,
@@ -414,3 +414,11 @@ def test_infinite_perplexity_is_null_when_printed_and_saved(
     found = strict((tmp_path / "evaluation.json").read_text())
     assert found["dev"]["loss"] is None
     assert found["test"] == without_infinities(infinite)
+
+
+def test_an_empty_variable_names_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HEED_CACHE", "")
+    assert cache_root() == tmp_path / "heed"
+    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"

@@ -213,7 +213,7 @@ def _flush_output() -> None:
 
 
 def _in_cache(name: str) -> bool:
-    from heed.data.token_store import cache_root
+    from heed.files import cache_root
 
     return Path(name).is_relative_to(cache_root())
 

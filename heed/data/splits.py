@@ -10,9 +10,8 @@ from heed.checksums import DamagedError
 from heed.config import Recipe
 from heed.data import synthetic
 from heed.data.corpus import Corpus, open_corpus
-from heed.data.token_store import cache_root
 from heed.errors import HeedWarning
-from heed.files import delete_folder, publish, temporary_folder
+from heed.files import cache_root, delete_folder, publish, temporary_folder
 
 
 def open_splits(recipe: Recipe) -> dict[str, Corpus]:

@@ -12,7 +12,6 @@ of each are known, and every epoch is planned in the same way.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS, SpecialTokens
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import DataError, HeedWarning, nearest
-from heed.files import publish, temporary_folder
+from heed.files import cache_root, publish, temporary_folder
 
 FORMAT = 4
 INFO = "store.json"
@@ -97,14 +96,6 @@ class Store:
     def without_segmentations(self) -> Store:
         """This store without its sampled segmentations."""
         return replace(self, segmentations=())
-
-
-def cache_root() -> Path:
-    """Cache folder: $HEED_CACHE, or `heed` in the user's cache folder."""
-    if path := os.environ.get("HEED_CACHE"):
-        return Path(path)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "heed"
 
 
 def open_store(

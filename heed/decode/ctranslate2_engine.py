@@ -21,12 +21,11 @@ import torch
 from heed import checksums
 from heed.checksums import DamagedError
 from heed.config import DecodeConfig
-from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import batch_plan
 from heed.decode.strategy import DecodingCancelledError, Hypothesis, IsCancelled
 from heed.errors import ConfigError, HeedWarning
-from heed.files import delete_folder, publish, temporary_folder
+from heed.files import cache_root, delete_folder, publish, temporary_folder
 from heed.models import Translator, ctranslate2_support
 from heed.models import ctranslate2_layout as layout
 from heed.nn.attention import has_head_edits

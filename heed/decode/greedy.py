@@ -14,3 +14,11 @@ class Greedy(IndependentStrategy):
     def pick(self, logits_bkv: Tensor, state: DecodeState) -> Tensor:
         """The most probable token."""
         return logits_bkv.argmax(dim=-1)
+
+    def pick_scored(self, logits_bkv: Tensor, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """The most probable token and its log-probability."""
+        if not self.int8:
+            return super().pick_scored(logits_bkv, state)
+        from heed.nn.kernels.int8_blocks import best_tokens
+
+        return best_tokens(logits_bkv)

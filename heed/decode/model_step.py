@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,9 @@ from heed.nn.lstm import LSTMStack
 from heed.nn.positions import Position
 from heed.nn.stack import Stack
 from heed.nn.tokens import Tokens
+
+if TYPE_CHECKING:
+    from heed.nn.kernels.quantized_linear import Int8Weights
 
 GenerativeModel = Translator | LanguageModel
 
@@ -77,7 +80,7 @@ class ModelStep(ABC):
             if prompt.source_bm is None:
                 raise ValueError("A translator needs a source.")
             cache.memory_tokens = Tokens.of(prompt.source_bm, mask=prompt.source_real)
-            cache.memory = model.encode(prompt.source_bm, cache.memory_tokens).x_bnw
+            cache.memory = self.encode(prompt.source_bm, cache.memory_tokens)
             tokens, memory = Tokens.of(prompt_bp), (cache.memory, cache.memory_tokens)
             out = model.decode(prompt_bp, tokens, *memory, cache=cache, weights=with_attention)
         else:
@@ -86,6 +89,10 @@ class ModelStep(ABC):
         if with_attention and out.cross_weights:
             attention = mean_attention(out.cross_weights)[:, -1]
         return model.head(_last_vectors(out.x_bnw, prompt.prompt_real)), attention, cache
+
+    def encode(self, source_bm: Tensor, tokens: Tokens) -> Tensor:
+        """The encoded source [b, m, w]."""
+        return cast(Translator, self.model).encode(source_bm, tokens).x_bnw
 
     @abstractmethod
     def state_tensors(self, cache: Cache, beams: int, prompt_cells: int) -> StateTensors:
@@ -146,12 +153,17 @@ class TransformerStep(ModelStep):
                     layers[f"{i}.{kind}"] = FixedLayerCache(k, v, cells)
         return Cache(layers=dict(layers))
 
+    def _current_positions(self, state: DecodeState) -> Tensor:
+        """The position of the current tokens [b or 1, 1]."""
+        here = state["offset"] + state.generated - 1
+        if self.max_positions is None:
+            return here
+        return here.clamp(max=self.max_positions - 1)  # finished inputs and unused slots count on
+
     def _self_context(self, state: DecodeState, position: Position) -> AttentionContext:
         """All hypotheses of an input are at the same position, and each sees its own past."""
-        visible_bkc, here = state["visible"], state["offset"] + state.generated - 1
-        if self.max_positions is not None:  # finished inputs and unused slots count on
-            here = here.clamp(max=self.max_positions - 1)
-        here = here.expand(-1, visible_bkc.shape[1])
+        visible_bkc = state["visible"]
+        here = self._current_positions(state).expand(-1, visible_bkc.shape[1])
         ends_b = state.zero_if_done(state.all_cells)
         positions = here, state.cell_positions_bc
         return _attention_context(*positions, position, visible_bkc, ends_b, state.next_cells)
@@ -220,10 +232,17 @@ class LSTMStep(ModelStep):
         return h, c
 
 
-def build_model_step(model: GenerativeModel, number: int) -> ModelStep:
-    """The step of a model, by its family."""
-    kind = LSTMStep if model.config.family == "lstm" else TransformerStep
-    return kind(model, number)
+def build_model_step(
+    model: GenerativeModel, number: int, int8: Int8Weights | None = None
+) -> ModelStep:
+    """The step of a model, by its family; in C where its blocks have a kernel for int8 weights."""
+    if model.config.family == "lstm":
+        return LSTMStep(model, number)
+    if int8 is not None and int8.packed:
+        from heed.decode.int8_step import Int8Step
+
+        return Int8Step(model, number, int8)
+    return TransformerStep(model, number)
 
 
 def ensemble_logits(logits: Sequence[Tensor]) -> Tensor:

@@ -88,8 +88,9 @@ class Search:
         # A copy, as another search may use the strategy with another end token.
         self.models, self.strategy = list(models), copy(strategy)
         self.specials, self.strategy.eos = specials, specials.eos
+        self.strategy.int8 = int8 is not None and bool(int8.packed)
         self.begin = specials.bos if begin is None else begin
-        self.model_steps = [build_model_step(model, i) for i, model in enumerate(models)]
+        self.model_steps = [build_model_step(model, i, int8) for i, model in enumerate(models)]
         self.device = self.models[0].embedding.table.weight.device
         on_gpu = self.device.type == "cuda"
         default = batch_plan.INPUTS_ON_GPU if on_gpu else batch_plan.INPUTS_ON_CPU

@@ -51,6 +51,8 @@ class Strategy(ABC):
     """Whether `choose` needs the cross-attention weights of each step."""
     eos = DEFAULT_SPECIALS.eos
     """The token that ends a hypothesis."""
+    int8 = False
+    """Whether the kernels of int8 weights serve the choice of tokens, too."""
 
     def __init__(self, beams: int = 1, *, length_penalty: float = 1.0) -> None:
         self.beams, self.length_penalty = beams, length_penalty
@@ -136,12 +138,16 @@ class IndependentStrategy(Strategy):
     def pick(self, logits_bkv: Tensor, state: DecodeState) -> Tensor:
         """The next token of each hypothesis [b, k]."""
 
+    def pick_scored(self, logits_bkv: Tensor, state: DecodeState) -> tuple[Tensor, Tensor]:
+        """The next token of each hypothesis and its log-probability, each [b, k]."""
+        tokens_bk = self.pick(logits_bkv, state)
+        return tokens_bk, logits_bkv.log_softmax(dim=-1).gather(2, tokens_bk[..., None])[..., 0]
+
     def choose(
         self, logits_bkv: Tensor, attention_bkm: Tensor | None, state: DecodeState
     ) -> Tensor | None:
         """Append the picked tokens; sum log-probabilities until a hypothesis ends."""
-        tokens_bk = self.pick(logits_bkv, state)
-        gained = logits_bkv.log_softmax(dim=-1).gather(2, tokens_bk[..., None])[..., 0]
+        tokens_bk, gained = self.pick_scored(logits_bkv, state)
         ended, logprobs, length = state["ended"], state["logprobs"], state.generated + 1
         logprobs.add_(gained.masked_fill_(ended, 0.0))
         continues = tokens_bk != self.eos

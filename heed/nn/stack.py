@@ -173,12 +173,16 @@ class Stack(nn.Module):
         out.x_bnw = stream.finish(self.norm)
         return out
 
+    def layer_position(self, layer: int) -> Position:
+        """The encoding of a layer's self-attention."""
+        return _nth(self.layer_positions, self.position, layer)
+
     def _layers(
         self, context: AttentionContext, cross: AttentionContext | None, cache: Cache | None
     ) -> Iterator[tuple[nn.Module, AttentionInputs, AttentionInputs | None]]:
         """Each block with what its self-attention and its cross-attention read."""
         for i, block in enumerate(self.blocks):
-            position = _nth(self.layer_positions, self.position, i)
+            position = self.layer_position(i)
             inputs = AttentionInputs(context, position, _layer_cache(cache, f"{i}.self"))
             if cross is None:
                 yield block, inputs, None

@@ -127,11 +127,3 @@ def test_few_long_texts_are_in_memory_at_once(
     assert max(held) <= 2
     whole = tokenizer.encode(documents[0])
     assert all(store.sides[0][i].tolist() == whole for i in range(len(store)))
-
-
-def test_an_empty_variable_names_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("HEED_CACHE", "")
-    assert stores.cache_root() == tmp_path / "heed"
-    monkeypatch.setenv("HEED_CACHE", str(tmp_path / "own"))
-    assert stores.cache_root() == tmp_path / "own"

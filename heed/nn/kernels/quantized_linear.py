@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights on a CPU (oneDNN's product of integers), for decoding.
+"""Linear layers with int8 weights on a CPU, for decoding.
 
 A weight is stored as W ≈ s ∘ Q: integers Q from -127 to 127 and one scale s for each output. An
 input row x is rounded the same way as it arrives, by its own largest number, so that a row's result
@@ -6,14 +6,15 @@ never depends on the other rows:
 
     W x + b ≈ a/127 · s ∘ (Q · round(127 x / a)) + b,    a = max |x|
 
-The product of integers is exact, in 32 bits.
+The product of integers is exact, in 32 bits. A kernel in C computes all of it in one pass, where it
+can be compiled (`int8_blocks.py`); elsewhere oneDNN multiplies, and torch rounds and scales.
 
 Shapes: f numbers out, w numbers in, r rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from threading import Lock
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.errors import ConfigError
+from heed.nn.kernels.int8_blocks import PackedLinear, int8_library
 from heed.nn.kernels.prepacked_weights import linear_layers
 
 LEVELS = 127
@@ -38,12 +40,21 @@ class Int8Weights:
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         check_int8()
-        self._layers = [
-            (owner, name, partial(_linear, *quantize(weight, weight_levels()), bias))
-            for model in models
-            for owner, name, weight, bias in linear_layers(model)
-            if weight.shape[1] > 1  # torch 2.13 multiplies integers of single columns wrongly
-        ]
+        library = int8_library()
+        self.packed: dict[object, PackedLinear] = {}
+        """The layers that the kernels in C compute, by module."""
+        self._layers: list[tuple[object, str, Callable[[Tensor], Tensor]]] = []
+        for model in models:
+            for owner, name, weight, bias in linear_layers(model):
+                if weight.shape[1] == 1:  # torch 2.13 multiplies integers of single columns wrongly
+                    continue
+                if library is None:
+                    run = partial(_linear, *quantize(weight, weight_levels()), bias)
+                    self._layers.append((owner, name, run))
+                else:
+                    integers_wf, scales_f = quantize(weight, LEVELS)
+                    self.packed[owner] = PackedLinear(library, integers_wf.t(), scales_f, bias)
+                    self._layers.append((owner, name, self.packed[owner]))
         self._lock, self._users = Lock(), 0
 
     @contextmanager

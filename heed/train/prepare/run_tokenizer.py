@@ -11,9 +11,9 @@ from heed.checksums import DamagedError
 from heed.config import DataConfig, Recipe, TokenizerConfig
 from heed.data.corpus import Corpus, Record, open_corpus
 from heed.data.held_out import hold_out_dev
-from heed.data.token_store import cache_root
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError
+from heed.files import cache_root
 from heed.runs.load import load_tokenizer
 from heed.runs.run import Run
 from heed.train.prepare.init_from import PretrainedModel

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from heed.decode.search import Search
 from heed.decode.strategy import Strategy
 from heed.errors import ConfigError
 from heed.nn.kernels import quantized_linear
+from heed.nn.kernels.int8_blocks import int8_library
 from heed.nn.kernels.quantized_linear import (
     FEW_LEVELS,
     LEVELS,
@@ -34,7 +36,17 @@ from heed.nn.kernels.quantized_linear import (
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here"
 )
-BOTH_LEVELS = pytest.mark.parametrize("levels", [LEVELS, FEW_LEVELS])
+
+
+@pytest.fixture(autouse=True, scope="module", params=["c", "torch"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every property holds for the kernel in C, where it can be compiled, and for torch's."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(quantized_linear, "int8_library", lambda: None)
+        elif int8_library() is None:
+            pytest.skip("needs a CPU with AVX-512 VNNI and a C compiler")
+        yield request.param
 
 
 def formula(weight: Tensor, bias: Tensor | None, x: Tensor, levels: int) -> Tensor:
@@ -65,7 +77,7 @@ def drawn_layer(w: int, f: int, seed: int, *, bias: bool = True) -> nn.Linear:
     return layer
 
 
-@BOTH_LEVELS
+@pytest.mark.parametrize("levels", [LEVELS, FEW_LEVELS])
 @settings(max_examples=60, deadline=None)
 @given(
     w=st.integers(2, 70),
@@ -75,10 +87,11 @@ def drawn_layer(w: int, f: int, seed: int, *, bias: bool = True) -> nn.Linear:
     seed=st.integers(0, 999),
 )
 def test_a_layer_is_the_formula(
-    levels: int, w: int, f: int, rows: int, bias: bool, seed: int
+    kernel: str, levels: int, w: int, f: int, rows: int, bias: bool, seed: int
 ) -> None:
     """Exact for inputs on the grid of integers: no product is saturated, and no sum."""
-    layer, levels = drawn_layer(w, f, seed, bias=bias), min(levels, weight_levels())
+    layer = drawn_layer(w, f, seed, bias=bias)
+    levels = LEVELS if kernel == "c" else min(levels, weight_levels())
     draw = torch.Generator().manual_seed(seed)
     integers = torch.randint(-LEVELS, LEVELS + 1, (rows, w), generator=draw)
     integers[:, 0] = LEVELS  # the largest of each row

@@ -1,0 +1,86 @@
+"""Kernels in C: compiled by the machine's own compiler when they are first needed, and kept.
+
+A source is compiled once for each content and set of flags. The library stays in the cache folder,
+for its owner alone. One that another user could have written, or that is damaged, is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Sequence
+from ctypes import CDLL
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from heed.files import cache_root, write_atomic
+
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC")
+PATIENCE = 120
+"""Seconds that the compiler may take; it needs about one."""
+
+
+class CompilerError(Exception):
+    """A C source could not be compiled here; the message says why."""
+
+
+def load_library(source: Path, flags: Sequence[str]) -> CDLL:
+    """The library of a C source, compiled now if it is not in the cache folder."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise CompilerError(f"there is no C compiler ({', '.join(COMPILERS)}).")
+    content = source.read_bytes()
+    key = hashlib.sha256(repr((compiler, FLAGS, tuple(flags))).encode() + content).hexdigest()
+    kept = cache_root() / "kernels" / f"{source.stem}-{key[:32]}.so"
+    if _is_sound(kept):
+        return CDLL(str(kept))
+    with TemporaryDirectory() as folder:
+        built = Path(folder) / kept.name
+        _compile(compiler, source, flags, built)
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(kept, _with_checksum(built.read_bytes()))
+            kept.chmod(0o500)
+        except OSError:  # a cache folder that cannot be written: compile again next time
+            return CDLL(str(built))
+    return CDLL(str(kept))
+
+
+def _with_checksum(content: bytes) -> bytes:
+    """A library with its checksum at its end, where the loader does not look."""
+    return content + hashlib.sha256(content).digest()
+
+
+def _is_sound(library: Path) -> bool:
+    """Whether this user wrote the file, nobody else can, and it is whole: half of it would crash."""
+    try:
+        status = library.lstat()
+        is_own = status.st_uid == os.getuid() and not status.st_mode & 0o022
+        if not (is_own and stat.S_ISREG(status.st_mode)):
+            return False
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return content == _with_checksum(content[: -hashlib.sha256().digest_size])
+
+
+def _compile(compiler: str, source: Path, flags: Sequence[str], target: Path) -> None:
+    command = [compiler, *FLAGS, *flags, "-o", str(target), str(source), "-lm"]
+    try:
+        answer = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerError(f"{compiler} failed: {error}") from error
+    if answer.returncode:
+        first = next(iter(answer.stderr.strip().splitlines()), f"exit code {answer.returncode}")
+        raise CompilerError(f"{compiler} failed: {first}")
