@@ -36,6 +36,8 @@ from heed.train.resolve import free_folder
 
 RECIPE = "demo-translate"
 DEFAULT_FOLDER = Path("runs/demo")
+WARMUP_SHARE = 0.2
+"""Warm-up of a demo of fewer or more steps, as a share of them: that of the recipe."""
 ALIGNED = 200
 """Sentences whose attention is compared with the gold alignment."""
 RESULT_FILE, WORK_PREFIX = "demo.json", ".unfinished-"
@@ -78,7 +80,9 @@ def run_demo(
     """
     start = time.monotonic()
     folder = folder or _default_folder(console, force=force)
-    changes = [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"])
+    changes = [f"seed={seed}"]
+    if steps is not None:
+        changes += [f"train.steps={steps}", f"train.warmup={int(WARMUP_SHARE * steps)}"]
     recipe = Recipe.read(find(RECIPE), changes)
     with _replace_when_finished(folder, force=force) as work_folder:
         _print_introduction(recipe, console)

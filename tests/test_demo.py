@@ -17,11 +17,13 @@ from rich.console import Console
 from test_cli import heed
 from torch import Tensor
 
+from heed.config import Recipe
 from heed.data import synthetic
-from heed.demo import EXAMPLES, choose_examples, color_words, run_demo
+from heed.demo import EXAMPLES, RECIPE, WARMUP_SHARE, choose_examples, color_words, run_demo
 from heed.errors import RunError, StoppedError
-from heed.recipes import names
+from heed.recipes import find, names
 from heed.runs.results_file import read_results
+from heed.runs.run import Run
 from heed.train import checkpoint
 
 
@@ -56,6 +58,15 @@ def test_its_scores_are_an_evaluation_of_the_run(folder: Path, result: dict[str,
     assert [interval["low"], interval["high"]] == result["interval"]
     assert (stored["run"], stored["system"]) == (result["run"], result["run"])
     assert ".unfinished" not in (run / "evaluation.json").read_text(encoding="utf-8")
+
+
+def test_its_warmup_is_shorter_with_fewer_steps(folder: Path, result: dict[str, Any]) -> None:
+    shipped, short = (
+        Recipe.read(find(RECIPE)).train,
+        Run.open(folder / result["run"]).recipe().train,
+    )
+    assert shipped.warmup == WARMUP_SHARE * (shipped.steps or 0)
+    assert (short.steps, short.warmup) == (12, 2)
 
 
 def test_it_leaves_a_whole_run(folder: Path, result: dict[str, object]) -> None:
