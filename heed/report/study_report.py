@@ -24,6 +24,7 @@ from heed.report.study_figures import (
     format_count,
     pair_matrix,
     pairs_table,
+    seeds_table,
     systems_table,
 )
 from heed.report.study_process import (
@@ -194,6 +195,9 @@ def _describe_systems(results: StudyResults, question: Question) -> Section:
             )
         )
     blocks.append(systems_table(question, costs))
+    groups = [] if results.comparison is None else results.comparison.groups
+    if (seeds := seeds_table(question, groups)) is not None:
+        blocks.append(seeds)
     if (glossary := _glossary(results)) is not None:
         blocks.append(glossary)
     if (settings := _settings_table(results)) is not None:
