@@ -18,8 +18,8 @@ from heed.stats.comparison import MIN_SEEDS, Pair
 from heed.stats.intervals import Interval
 from heed.stats.power import MAX_SEEDS
 from heed.stats.verdicts import (
-    Judgement,
     Verdict,
+    describe_verdict,
     format_differences,
     format_level,
     format_p,
@@ -55,16 +55,6 @@ class Cost:
     minutes: float | None = None
     memory: int | None = None
     """Bytes at the peak of training."""
-
-
-def verdict_words(question: Question, judgement: Judgement) -> str:
-    """The verdict in the fixed words, with the margin as a number."""
-    words, margin = judgement.verdict.value, question.margin
-    if margin is not None:
-        words = words.replace("the margin", f"{margin:g}")
-    if judgement.within_margin and judgement.verdict in (Verdict.BETTER, Verdict.WORSE):
-        words += f", and within {margin:g}: too small to matter"
-    return words
 
 
 def capitalize(text: str) -> str:
@@ -234,7 +224,7 @@ def pairs_table(question: Question) -> Table:
                 f"{pair.win_share:.2f}",
                 "–" if visible is None or is_early else format_score(visible, metric),
                 _tell_seeds_needed(pair),
-                verdict_words(question, judgement),
+                describe_verdict(judgement, question.margin),
             ]
         )
     level = name_level(question.comparison)
