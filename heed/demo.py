@@ -23,6 +23,7 @@ from heed.data import synthetic
 from heed.errors import RunError, StoppedError
 from heed.evaluate.evaluate_run import evaluate_run
 from heed.evaluate.job import Options
+from heed.evaluate.read_outputs import read_systems
 from heed.files import write_atomic
 from heed.metrics.alignment_error import alignment_error_rate
 from heed.metrics.corpus_bleu import exact_match
@@ -101,9 +102,13 @@ def _evaluate_and_plot(run: Run, recipe: Recipe, run_name: str, console: Console
     count, world_seed = recipe.data.synthetic_test, recipe.data.world_seed
     test = list(synthetic.generate_sentences("test", count, seed=world_seed))
     console.print(f"Translating {len(test):,} sentences with word combinations unseen in training…")
-    hypotheses = translator.translate(s.english for s in test)
+    # As `heed evaluate` scores it, and kept in the run: for `heed report`, `heed runs`, the lab.
+    # The table of translations that it writes has the examples to print.
+    options = Options(split="test", metrics=METRICS, run_name=run_name)
+    scores = evaluate_run(run.folder, options, device="cpu", notify=lambda _: None)
     references = [s.french for s in test]
-    _print_translations(test, hypotheses, console)
+    [translated] = read_systems([run.folder], [references])
+    _print_translations(test, translated.texts, console)
     dev = list(synthetic.generate_sentences("dev", ALIGNED, seed=world_seed))
     layer = best_layer(_cross_maps(translator, dev), [s.alignment for s in dev])
     maps = _cross_maps(translator, test[:ALIGNED])
@@ -111,15 +116,12 @@ def _evaluate_and_plot(run: Run, recipe: Recipe, run_name: str, console: Console
         [m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]]
     )
     _plot_attention(run, test, maps, layer)
-    # As `heed evaluate` scores it, and kept in the run: for `heed report`, `heed runs`, the lab.
-    options = Options(split="test", metrics=METRICS, run_name=run_name)
-    scores = evaluate_run(run.folder, options, device="cpu", notify=lambda _: None)
     interval = scores["interval"]["bleu"]
     return {
         "bleu": scores["bleu"],
         "interval": (interval["low"], interval["high"]),
         "signature": scores["signature"]["bleu"],
-        "exact_match": exact_match(hypotheses, references),
+        "exact_match": exact_match(translated.texts, references),
         "alignment_error": error,
         "alignment_layer": layer + 1,
         "sentences": len(test),
