@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from heed.report.claims import GAINS, LOSSES, Question
 from heed.report.document import Figure, Table
@@ -305,7 +306,8 @@ def difference_plot(question: Question) -> Figure:
         shown = judgement.verdict in (*GAINS, *LOSSES, Verdict.AS_GOOD)
         rows.append(Row(label, difference, interval.low, interval.high, text, shown))
     minus = f" from {quote_name(against)}" if against is not None else ""
-    svg = interval_plot(
+    draw = partial(
+        interval_plot,
         rows,
         x=f"difference{minus} in {metric.difference_unit} on {question.set_name}",
         reference=0.0,
@@ -331,7 +333,7 @@ def difference_plot(question: Question) -> Figure:
         f"({format_interval(Interval(row.low or 0.0, row.high or 0.0), metric)})"
         for row in rows
     )
-    return Figure("differences", caption, f"Differences{minus}: {alt}", svg)
+    return Figure.drawn("differences", caption, f"Differences{minus}: {alt}", draw)
 
 
 def leading_system(question: Question) -> str:
