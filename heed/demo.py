@@ -23,6 +23,7 @@ from heed.data import synthetic
 from heed.errors import RunError, StoppedError
 from heed.evaluate.evaluate_run import evaluate_run
 from heed.evaluate.job import Options
+from heed.evaluate.read_outputs import read_systems
 from heed.files import write_atomic
 from heed.metrics.alignment_error import alignment_error_rate
 from heed.metrics.corpus_bleu import exact_match
@@ -36,6 +37,8 @@ from heed.train.resolve import free_folder
 
 RECIPE = "demo-translate"
 DEFAULT_FOLDER = Path("runs/demo")
+WARMUP_SHARE = 0.2
+"""Warm-up of a demo of fewer or more steps, as a share of them: that of the recipe."""
 ALIGNED = 200
 """Sentences whose attention is compared with the gold alignment."""
 RESULT_FILE, WORK_PREFIX = "demo.json", ".unfinished-"
@@ -78,7 +81,9 @@ def run_demo(
     """
     start = time.monotonic()
     folder = folder or _default_folder(console, force=force)
-    changes = [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"])
+    changes = [f"seed={seed}"]
+    if steps is not None:
+        changes += [f"train.steps={steps}", f"train.warmup={int(WARMUP_SHARE * steps)}"]
     recipe = Recipe.read(find(RECIPE), changes)
     with _replace_when_finished(folder, force=force) as work_folder:
         _print_introduction(recipe, console)
@@ -97,9 +102,13 @@ def _evaluate_and_plot(run: Run, recipe: Recipe, run_name: str, console: Console
     count, world_seed = recipe.data.synthetic_test, recipe.data.world_seed
     test = list(synthetic.generate_sentences("test", count, seed=world_seed))
     console.print(f"Translating {len(test):,} sentences with word combinations unseen in training…")
-    hypotheses = translator.translate(s.english for s in test)
+    # As `heed evaluate` scores it, and kept in the run: for `heed report`, `heed runs`, the lab.
+    # The table of translations that it writes has the examples to print.
+    options = Options(split="test", metrics=METRICS, run_name=run_name)
+    scores = evaluate_run(run.folder, options, device="cpu", notify=lambda _: None)
     references = [s.french for s in test]
-    _print_translations(test, hypotheses, console)
+    [translated] = read_systems([run.folder], [references])
+    _print_translations(test, translated.texts, console)
     dev = list(synthetic.generate_sentences("dev", ALIGNED, seed=world_seed))
     layer = best_layer(_cross_maps(translator, dev), [s.alignment for s in dev])
     maps = _cross_maps(translator, test[:ALIGNED])
@@ -107,15 +116,12 @@ def _evaluate_and_plot(run: Run, recipe: Recipe, run_name: str, console: Console
         [m.links(layer) for m in maps], [s.alignment for s in test[:ALIGNED]]
     )
     _plot_attention(run, test, maps, layer)
-    # As `heed evaluate` scores it, and kept in the run: for `heed report`, `heed runs`, the lab.
-    options = Options(split="test", metrics=METRICS, run_name=run_name)
-    scores = evaluate_run(run.folder, options, device="cpu", notify=lambda _: None)
     interval = scores["interval"]["bleu"]
     return {
         "bleu": scores["bleu"],
         "interval": (interval["low"], interval["high"]),
         "signature": scores["signature"]["bleu"],
-        "exact_match": exact_match(hypotheses, references),
+        "exact_match": exact_match(translated.texts, references),
         "alignment_error": error,
         "alignment_layer": layer + 1,
         "sentences": len(test),

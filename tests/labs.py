@@ -30,7 +30,8 @@ ADDRESS = "http://127.0.0.1:8642"
 TINY_DATA = ("data.synthetic=120", "data.synthetic_test=20", "data.max_length=48")
 TINY = (
     *("tokenizer.kind=word", "model.layers=2", "model.width=16", "model.heads=2"),
-    *("train.batch_size=16", "train.steps=6", "train.evaluate_every=3", "train.log_every=1"),
+    *("train.batch_size=16", "train.steps=6", "train.warmup=2"),
+    *("train.evaluate_every=3", "train.log_every=1"),
 )
 """Settings of runs that train in a second."""
 TASKS = ("translate", "classify", "generate")

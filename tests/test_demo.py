@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import signal
+from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,14 @@ from rich.console import Console
 from test_cli import heed
 from torch import Tensor
 
+from heed.config import Recipe
 from heed.data import synthetic
-from heed.demo import EXAMPLES, choose_examples, color_words, run_demo
+from heed.demo import EXAMPLES, RECIPE, WARMUP_SHARE, choose_examples, color_words, run_demo
 from heed.errors import RunError, StoppedError
-from heed.recipes import names
+from heed.pipelines.translate import Choice, Translation, TranslationPipeline
+from heed.recipes import find, names
 from heed.runs.results_file import read_results
+from heed.runs.run import Run
 from heed.train import checkpoint
 
 
@@ -56,6 +62,33 @@ def test_its_scores_are_an_evaluation_of_the_run(folder: Path, result: dict[str,
     assert [interval["low"], interval["high"]] == result["interval"]
     assert (stored["run"], stored["system"]) == (result["run"], result["run"])
     assert ".unfinished" not in (run / "evaluation.json").read_text(encoding="utf-8")
+
+
+def test_its_test_sentences_are_translated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def translate(
+        self: TranslationPipeline, texts: Sequence[str], **_: object
+    ) -> list[Translation]:
+        asked.append(len(texts))
+        return [Translation(text, [Choice(f"le {text}", 0.0)]) for text in texts]
+
+    monkeypatch.setattr(TranslationPipeline, "translate", translate)
+    output = StringIO()
+    result = run_demo(tmp_path / "run", console=Console(file=output, width=200), steps=2)
+    assert asked == [result.sentences]
+    assert re.search(r"\ble [A-Z]\w+ ", output.getvalue())
+
+
+def test_its_warmup_is_shorter_with_fewer_steps(folder: Path, result: dict[str, Any]) -> None:
+    shipped, short = (
+        Recipe.read(find(RECIPE)).train,
+        Run.open(folder / result["run"]).recipe().train,
+    )
+    assert shipped.warmup == WARMUP_SHARE * (shipped.steps or 0)
+    assert (short.steps, short.warmup) == (12, 2)
 
 
 def test_it_leaves_a_whole_run(folder: Path, result: dict[str, object]) -> None:

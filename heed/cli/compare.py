@@ -64,6 +64,13 @@ def compare(
     table: Annotated[
         TableFormat | None, typer.Option(help="Print a table for a paper: markdown or latex.")
     ] = None,
+    latex: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the pairs to this file as a LaTeX table (booktabs): difference, "
+            "interval, p, verdict."
+        ),
+    ] = None,
     plugin: PluginFiles = None,
     json: AsJson = False,
 ) -> None:
@@ -79,12 +86,21 @@ def compare(
 
     heed compare runs/a runs/b --metric chrf --table latex
 
+    heed compare runs --latex pairs.tex
+
     heed compare runs/my-study
     """
+    from heed.files import check_writable, write_atomic
     from heed.study.compare_named import compare_named, expand_studies
-    from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
+    from heed.study.comparison_tables import (
+        pairs_to_latex,
+        render_comparison,
+        to_latex,
+        to_markdown,
+    )
     from heed.study.run_records import open_scored_runs, write_record
 
+    check_writable(latex)
     result = compare_named(
         runs,
         baseline=baseline,
@@ -96,6 +112,8 @@ def compare(
     if records is not None:
         for run in open_scored_runs(expand_studies(runs)):
             write_record(run, records)
+    if latex is not None:
+        write_atomic(latex, pairs_to_latex(result))
     if json:
         print_json(result.to_dict())
     elif table is not None:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from heed.config.base import Section
 from heed.config.recipe import Recipe
 from heed.config.registry import POSITIONS
-from heed.config.train import LAST
+from heed.config.train import LAST, TrainConfig
 from heed.errors import nearest
 
 TASK_OF_KEY = {
@@ -81,6 +81,18 @@ def find_unknown_metric(
     if metric not in known:
         options, hint = ", ".join(known), nearest(metric, known)
         yield f"[train] best_metric cannot be {metric!r}: it is one of {options}.{hint}"
+
+
+def find_long_warmup(settings: TrainConfig, steps: int) -> str | None:
+    """A warning where a run of so many steps ends within its warm-up; None where it does not."""
+    if settings.warmup is None or steps > settings.warmup:
+        return None
+    end = "steps" if settings.steps == steps else "epochs"
+    return (
+        f"[train] warmup {settings.warmup:,} is not below the run's {steps:,} "
+        f"step{'s' * (steps != 1)}, so the learning rate rises to the end: "
+        f"lower train.warmup, or raise train.{end}."
+    )
 
 
 def missing_tracker(package: str) -> str:

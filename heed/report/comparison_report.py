@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from heed.errors import HeedError
@@ -86,13 +87,14 @@ def _draw_differences(comparison: RecipeComparison) -> Figure:
         )
     ]
     unit = comparison.metric.name
-    svg = interval_plot(rows, x=f"difference in {unit}", reference=0.0, margin=comparison.margin)
+    x, margin = f"difference in {unit}", comparison.margin
+    draw = partial(interval_plot, rows, x=x, reference=0.0, margin=margin)
     alt = "; ".join(f"{row.label}: {row.text}" for row in rows)
     caption = (
         f"Differences in {unit}, {columns[0]}. Filled: there is a verdict on the recipes "
         "(exploratory); hollow: there is none."
     )
-    return Figure("differences", caption, f"Differences: {alt}.", svg)
+    return Figure.drawn("differences", caption, f"Differences: {alt}.", draw)
 
 
 def _build_runs_section(contents: Sequence[RunContent]) -> Section:
@@ -162,11 +164,11 @@ def _build_curves_section(contents: Sequence[RunContent]) -> Section:
         notes: list[str] = []
         curves = build_curves(recorded, [key], PlotOptions(), notes.append)
         series = [Series(curve.group.name, curve.points, curve.band) for curve in curves]
-        svg = line_chart(series, x="step", y=f"{name} on dev")
+        draw = partial(line_chart, series, x="step", y=f"{name} on dev")
         ends = "; ".join(f"{one.label}: {one.points[-1][1]:.4g} at the end" for one in series)
         band = " Bands: from the lowest to the highest seed." if any(c.band for c in curves) else ""
         caption = f"{name[0].upper()}{name[1:]} on dev by step.{band}"
-        blocks.append(Figure(f"curve-{metric}", caption, f"{name} on dev. {ends}.", svg))
+        blocks.append(Figure.drawn(f"curve-{metric}", caption, f"{name} on dev. {ends}.", draw))
         blocks += [Paragraph(note.removeprefix("heed: "), "note") for note in notes]
     if not blocks:
         blocks.append(Paragraph("None of these runs has recorded a metric on dev.", "note"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from heed.config import Recipe
@@ -30,10 +31,11 @@ def build_curves_section(content: RunContent) -> Section:
     for metric in shown:
         blocks += _render_metric(content, metric)
     if len(rates := _points(content.history, "train/lr")) > 1:
-        svg = line_chart([Series("learning rate", rates)], x="step", y="learning rate", height=120)
+        series = [Series("learning rate", rates)]
+        draw = partial(line_chart, series, x="step", y="learning rate", height=120)
         high = max(rate for _, rate in rates)
         alt = f"Learning rate by step: at most {high:.3g}, at the end {rates[-1][1]:.3g}."
-        blocks.append(Figure("rate", "The learning rate by step.", alt, svg))
+        blocks.append(Figure.drawn("rate", "The learning rate by step.", alt, draw))
     blocks += _render_evaluations(content)
     if not any(f"{TRAIN_SET}/loss" in row for row in content.evaluations):
         text = (
@@ -65,7 +67,8 @@ def _render_metric(content: RunContent, metric: str) -> Iterator[Block]:
     steps = content.environment.get("steps_per_epoch")
     values = [value for one in series for _, value in one.points]
     is_log = metric == "perplexity" and min(values) > 0 and max(values) > 5 * min(values)
-    svg = line_chart(
+    draw = partial(
+        line_chart,
         series,
         x="step",
         y=name,
@@ -78,7 +81,7 @@ def _render_metric(content: RunContent, metric: str) -> Iterator[Block]:
     caption += f" ({'logarithmic scale' if is_log else 'linear scale'})."
     if any(one.is_faint for one in series):
         caption += f" {describe_training_terms(content.recipe, metric)}"
-    yield Figure(f"curve-{metric}", caption, f"{name} by step. {ends}.", svg)
+    yield Figure.drawn(f"curve-{metric}", caption, f"{name} by step. {ends}.", draw)
 
 
 def _build_series(content: RunContent, metric: str) -> Iterator[Series]:

@@ -8,9 +8,11 @@ which they appear, so that findings can refer to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from heed.report.svg import NARROW_WIDTH, WIDTH
 
 ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """Ids of sections and blocks: they are anchors in HTML and names of files beside Markdown."""
@@ -63,9 +65,16 @@ class Figure:
     caption: str
     alt: str
     svg: str
+    narrow_svg: str = ""
+    """The same for a narrow screen, where a smaller `svg` could not be read; empty for none."""
 
     def __post_init__(self) -> None:
         _check_id(self.id)
+
+    @classmethod
+    def drawn(cls, name: str, caption: str, alt: str, draw: Callable[..., str]) -> Self:
+        """A chart for wide and for narrow screens: `draw` takes the `width` of the figure."""
+        return cls(name, caption, alt, draw(width=WIDTH), draw(width=NARROW_WIDTH))
 
 
 @dataclass(frozen=True)

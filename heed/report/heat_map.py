@@ -25,22 +25,24 @@ def heat_map(
     column_title: str,
     texts: Sequence[Sequence[str]] | None = None,
     shade: Callable[[float], float] = float,
+    width: float = WIDTH,
 ) -> str:
     """Values from 0 to 1 as cells; `shade` maps a value to its share of the color.
 
     `texts` are written in the cells. A cell whose value is None is masked: crossed out.
     """
     widest = max((text_width(text, SMALL) for row in texts or [] for text in row), default=0.0)
-    left = 26 + min(LABEL_WIDTH, max(text_width(name, SMALL) for name in rows))
+    label_width = LABEL_WIDTH * width / WIDTH
+    left = 26 + min(label_width, max(text_width(name, SMALL) for name in rows))
     names = max(text_width(name, SMALL) for name in columns)
-    room = (WIDTH - left - 8) / len(columns)
+    room = (width - left - 8) / len(columns)
     cell = min(room, max(22.0 if texts is None else 56.0, widest + 12))
     height = min(cell, 34.0)
     is_upright = names > cell - 6
-    above = 24 + (min(LABEL_WIDTH, names) if is_upright else LINE_HEIGHT)
+    above = 24 + (min(label_width, names) if is_upright else LINE_HEIGHT)
     # One label for each line of text: of narrower cells only some are named.
     row_step, column_step = math.ceil(12 / height), math.ceil(13 / cell)
-    canvas = Canvas()
+    canvas = Canvas(width)
     middle = left + cell * len(columns) / 2
     canvas.text(middle, 13, column_title, anchor="middle", size=SMALL, color="muted")
     center = above + height * len(rows) / 2
@@ -49,12 +51,12 @@ def heat_map(
     for i, name in enumerate(rows):
         if i % row_step == 0:
             y = above + height * (i + 0.5) + 4
-            canvas.text(left - 6, y, shorten(name, LABEL_WIDTH, SMALL), anchor="end", size=SMALL)
+            canvas.text(left - 6, y, shorten(name, label_width, SMALL), anchor="end", size=SMALL)
     for j, name in enumerate(columns):
         at = left + cell * (j + 0.5)
         if is_upright and j % column_step == 0:
             turn = f"rotate(-90 {at + 4:.1f} {above - 6:.1f})"
-            label = shorten(name, LABEL_WIDTH, SMALL)
+            label = shorten(name, label_width, SMALL)
             canvas.text(at + 4, above - 6, label, size=SMALL, transform=turn)
         elif not is_upright:
             canvas.text(at, above - 7, name, anchor="middle", size=SMALL)

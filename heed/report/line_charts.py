@@ -57,6 +57,7 @@ def line_chart(
     second_x: tuple[str, float] | None = None,
     mark: tuple[float, str] | None = None,
     height: float = 250,
+    width: float = WIDTH,
 ) -> str:
     """Curves over one x. Points that are not finite, or have no logarithm, are left out.
 
@@ -67,7 +68,7 @@ def line_chart(
     drawable = [item for item in drawable if item[2]]
     if not drawable:
         raise ValueError("no series has a point to draw")
-    canvas = Canvas()
+    canvas = Canvas(width)
     top = _draw_legend(canvas, [(one, number) for one, number, _ in drawable])
     top += 12 + (16 if second_x else 0) + (14 if mark else 0)
     bottom = top + height
@@ -76,7 +77,7 @@ def line_chart(
     up = fit_axis(ys, bottom, top, log=log_y)
     labels = up.ticks()
     left = 34 + max(text_width(label, SMALL) for _, label in labels)
-    across = fit_axis(xs, left, WIDTH - 12, log=log_x, margin=0.015)
+    across = fit_axis(xs, left, width - 12, log=log_x, margin=0.015)
     draw_grid(canvas, across, labels, up)
     draw_x_axis(canvas, across, bottom, x, whole=all(float(at).is_integer() for at in xs))
     draw_y_label(canvas, top, bottom, y)
@@ -85,7 +86,7 @@ def line_chart(
     if mark is not None and across.low <= mark[0] <= across.high:
         at = across.at(mark[0])
         canvas.line(at, top, at, bottom, color="edge")
-        side = "end" if at > WIDTH / 2 else "start"
+        side = "end" if at > width / 2 else "start"
         shift = -5 if side == "end" else 5
         above = top - (22 if second_x else 6)
         canvas.line(at, above + 2, at, top, color="edge")
@@ -124,9 +125,9 @@ def _draw_legend(canvas: Canvas, series: Sequence[tuple[Series, int]]) -> float:
         return 0.0
     at, row = 0.0, 0
     for one, number in series:
-        label = shorten(one.label, WIDTH - 60, SMALL)
+        label = shorten(one.label, canvas.width - 60, SMALL)
         width = 40 + text_width(label, SMALL) + 14
-        if at and at + width > WIDTH:
+        if at and at + width > canvas.width:
             at, row = 0.0, row + 1
         y, style = row * LINE_HEIGHT + 9, _style(one, number)
         dash = DASHES[style % len(DASHES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ HEADLINES = {
 """The metrics of the first sentence, by task."""
 MOST_CLASSES = 40
 """Classes up to which the confusion matrix is drawn."""
+NARROW_CLASSES = 5
+"""Classes whose counts fit into the cells of a narrow confusion matrix; one of more scrolls."""
 BINS = 20
 INTERVAL_NOTES = {
     "translate": "Intervals: 95%, sacreBLEU's bootstrap over texts.",
@@ -228,11 +231,11 @@ def _render_lengths(anchor: str, name: str, result: Result) -> Iterator[Block]:
         text = f"{part['bleu']:.2f} {bounds}" if interval else f"{part['bleu']:.2f}"
         high = None if high is None else min(100.0, high)
         bars.append(Row(f"{words} words", part["bleu"], low, high, text))
-    svg = interval_plot(bars, x="BLEU")
+    draw = partial(interval_plot, bars, x="BLEU")
     alt = "; ".join(f"{row[0]} words: BLEU {row[2]}" for row in rows)
     caption = f"BLEU on {name} by words of the source"
     caption += ", with 95% intervals." if has_intervals else "."
-    yield Figure(f"lengths-{anchor}", caption, f"BLEU by length. {alt}.", svg)
+    yield Figure.drawn(f"lengths-{anchor}", caption, f"BLEU by length. {alt}.", draw)
     numbers = ["texts", "BLEU", *(["95% interval"] if has_intervals else [])]
     columns = ["words of the source", *numbers]
     yield Table(f"lengths-{anchor}-table", f"BLEU on {name} by length.", columns, rows, numbers)
@@ -266,7 +269,8 @@ def _render_classes(anchor: str, name: str, result: Result) -> Iterator[Block]:
 def _draw_confusion(anchor: str, name: str, names: list[str], counts: list[list[int]]) -> Figure:
     totals = [max(1, sum(row)) for row in counts]
     shares = [[count / total for count in row] for row, total in zip(counts, totals, strict=True)]
-    svg = heat_map(
+    draw = partial(
+        heat_map,
         shares,
         names,
         names,
@@ -285,7 +289,9 @@ def _draw_confusion(anchor: str, name: str, names: list[str], counts: list[list[
     alt = f"Confusion matrix: {right:,} of {sum(map(sum, counts)):,} texts are on the diagonal"
     alt += f"; most frequent error: {truth} taken for {predicted}, {most:,} texts." if most else "."
     caption = f"Confusion matrix on {name}: texts by true and predicted class; shade: share of row."
-    return Figure(f"confusion-{anchor}", caption, alt, svg)
+    if len(names) > NARROW_CLASSES:
+        return Figure(f"confusion-{anchor}", caption, alt, draw())
+    return Figure.drawn(f"confusion-{anchor}", caption, alt, draw)
 
 
 def _render_reliability(anchor: str, name: str, bins: list[Any]) -> Iterator[Block]:
@@ -298,10 +304,10 @@ def _render_reliability(anchor: str, name: str, bins: list[Any]) -> Iterator[Blo
         Series("accuracy, with 95% intervals", points, band),
         Series("perfect calibration", [(end, end) for end in ends], style=6, is_faint=True),
     ]
-    svg = line_chart(series, x="confidence", y="accuracy", height=200)
+    draw = partial(line_chart, series, x="confidence", y="accuracy", height=200)
     alt = "; ".join(f"confidence {x:.2f}: accuracy {y:.2f}" for x, y in points)
     caption = f"Accuracy by confidence on {name}: above the line the model is too cautious."
-    yield Figure(f"reliability-{anchor}", caption, f"Reliability. {alt}.", svg)
+    yield Figure.drawn(f"reliability-{anchor}", caption, f"Reliability. {alt}.", draw)
 
 
 def _render_baselines(anchor: str, result: Result) -> Iterator[Block]:
@@ -330,8 +336,9 @@ def _render_losses(content: RunContent, anchor: str, name: str) -> Iterator[Bloc
     if len(losses) < 2 or min(losses) == max(losses):
         return
     counts, edges = np.histogram(losses, bins=min(BINS, len(losses)))
-    svg = histogram(edges.tolist(), counts.tolist(), x="loss per token", y="texts")
+    bins = (edges.tolist(), counts.tolist())
+    draw = partial(histogram, *bins, x="loss per token", y="texts")
     middle = float(np.median(losses))
     alt = f"{len(losses):,} texts from {min(losses):.2f} to {max(losses):.2f}, median {middle:.2f}."
     caption = f"The loss per token of each text of {name}."
-    yield Figure(f"losses-{anchor}", caption, f"Histogram of losses: {alt}", svg)
+    yield Figure.drawn(f"losses-{anchor}", caption, f"Histogram of losses: {alt}", draw)

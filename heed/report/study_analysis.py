@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from heed.report.document import Block, Figure, Heading, Paragraph, Section, Table
 from heed.report.line_charts import Series, line_chart
@@ -155,8 +156,8 @@ def _length_figure(scored: ScoredSystems) -> Figure | None:
         f"{one.label} {one.points[0][1]:.4g} (shortest) to {one.points[-1][1]:.4g} (longest)"
         for one in series
     )
-    svg = line_chart(series, x=f"length in {by_length.unit}", y=metric)
-    return Figure("by-length", caption, f"{metric} by length: {ends}", svg)
+    draw = partial(line_chart, series, x=f"length in {by_length.unit}", y=metric)
+    return Figure.drawn("by-length", caption, f"{metric} by length: {ends}", draw)
 
 
 def _class_table(scored: ScoredSystems) -> Table | None:
@@ -194,13 +195,13 @@ def _gap_figure(results: StudyResults) -> Figure | None:
     if all(len(one.points) == 1 for one in series):
         caption = f"{what} at the end, mean of the seeds: dev was evaluated once."
         rows = [Row(one.label, one.points[0][1], text=f"{one.points[0][1]:+.3g}") for one in series]
-        svg = interval_plot(rows, x="dev loss − train loss")
+        draw = partial(interval_plot, rows, x="dev loss − train loss")
     else:
         caption = f"{what} over training, in nats, mean of the seeds. A gap that widens while dev "
         caption += "loss rises is overfitting."
-        svg = line_chart(series, x="step", y="dev loss − train loss")
+        draw = partial(line_chart, series, x="step", y="dev loss − train loss")
     caption += _tell_left_out(len(gaps.rises))
-    return Figure("train-dev-gap", caption, f"Gap by step: {ends}", svg)
+    return Figure.drawn("train-dev-gap", caption, f"Gap by step: {ends}", draw)
 
 
 def _tell_no_rise(results: StudyResults, findings: Sequence[Finding]) -> str:
@@ -279,8 +280,9 @@ def _property_figure(findings: Sequence[Finding]) -> Figure | None:
         "intervals. The properties overlap. Filled: stands out after correction."
     )
     alt = "; ".join(f"{row.label}: {row.text}" for row in rows)
-    svg = interval_plot(rows, x=f"change of the loss in {chosen[0].numbers['unit']}", reference=0.0)
-    return Figure("text-properties", caption, f"Change of the loss: {alt}", svg)
+    x = f"change of the loss in {chosen[0].numbers['unit']}"
+    draw = partial(interval_plot, rows, x=x, reference=0.0)
+    return Figure.drawn("text-properties", caption, f"Change of the loss: {alt}", draw)
 
 
 def _importance_figure(findings: Sequence[Finding]) -> Figure | None:
@@ -303,7 +305,8 @@ def _importance_figure(findings: Sequence[Finding]) -> Figure | None:
         "whether a key matters at all, its p says."
     )
     alt = "; ".join(f"{row.label} {row.text}" for row in rows)
-    return Figure("importance", caption, f"Shares: {alt}", bar_chart(rows, x="share in percent"))
+    draw = partial(bar_chart, rows, x="share in percent")
+    return Figure.drawn("importance", caption, f"Shares: {alt}", draw)
 
 
 def _cost_table(results: StudyResults) -> Table | None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from heed.report.claims import GAINS, LOSSES, Question
 from heed.report.document import Figure, Table
 from heed.report.row_charts import Row, interval_plot
-from heed.report.wording import format_interval, name_level
+from heed.report.wording import count_of, format_interval, name_level
+from heed.runs.groups import RunGroup
 from heed.stats.comparison import MIN_SEEDS, Pair
 from heed.stats.intervals import Interval
 from heed.stats.power import MAX_SEEDS
 from heed.stats.verdicts import (
-    Judgement,
     Verdict,
+    describe_verdict,
     format_differences,
     format_level,
     format_p,
@@ -34,6 +36,8 @@ ONE_LINE = 26
 """Characters of a cell's text that is not broken into lines."""
 MAX_PAIR_ROWS = 60
 """Rows of the table of differences; of more pairs, those with the largest differences."""
+MAX_SEED_COLUMNS, MAX_SEED_ROWS = 7, 40
+"""The table of seeds: so many columns of scores fit 80 characters, so many rows a page."""
 MIN_MATRIX, MAX_MATRIX = 5, 12
 """Systems from and up to which the verdicts on all pairs are a matrix as well as a table."""
 MAX_CURVES = 8
@@ -52,16 +56,6 @@ class Cost:
     minutes: float | None = None
     memory: int | None = None
     """Bytes at the peak of training."""
-
-
-def verdict_words(question: Question, judgement: Judgement) -> str:
-    """The verdict in the fixed words, with the margin as a number."""
-    words, margin = judgement.verdict.value, question.margin
-    if margin is not None:
-        words = words.replace("the margin", f"{margin:g}")
-    if judgement.within_margin and judgement.verdict in (Verdict.BETTER, Verdict.WORSE):
-        words += f", and within {margin:g}: too small to matter"
-    return words
 
 
 def capitalize(text: str) -> str:
@@ -104,6 +98,48 @@ def systems_table(question: Question, costs: Mapping[str, Cost]) -> Table:
     dashes = ["–"] * (len(columns) - 3)
     rows += [[name, "0", "no finished run", *dashes] for name in question.without_runs]
     return Table("systems", _describe_systems(question, costs), columns, rows, _numbers(columns))
+
+
+def seeds_table(question: Question, groups: Sequence[RunGroup]) -> Table | None:
+    """The score of every run, systems by seeds; None where the means are those of single runs.
+
+    What is more than fits into columns runs down the page: seeds, where systems are few.
+    """
+    metric = question.metric
+    seeds = sorted({seed for group in groups for seed in group.seeds if seed is not None})
+    if all(len(group.runs) == 1 for group in groups) or not seeds:
+        return None
+    scores = {
+        (group.name, seed): format_score(float(value), metric)
+        for group, values in zip(groups, question.comparison.systems.values(), strict=True)
+        for seed, value in zip(group.seeds, values, strict=True)
+    }
+    names = [group.name for group in groups]
+    by_seed = len(seeds) > MAX_SEED_COLUMNS >= len(names)
+    limits = (MAX_SEED_COLUMNS, MAX_SEED_ROWS) if by_seed else (MAX_SEED_ROWS, MAX_SEED_COLUMNS)
+    shown, shown_seeds = names[: limits[0]], seeds[: limits[1]]
+    if by_seed:
+        columns = ["seed", *shown]
+        rows = [
+            [str(seed), *(scores.get((name, seed), "–") for name in shown)] for seed in shown_seeds
+        ]
+    else:
+        columns = ["system", *(f"seed {seed}" for seed in shown_seeds)]
+        rows = [[name, *(scores.get((name, seed), "–") for seed in shown_seeds)] for name in shown]
+    caption = f"{capitalize(metric.name)} on {question.set_name} of every run, by seed."
+    if len(scores) < len(names) * len(seeds):
+        caption += " A dash: no score, or not a part of the comparison."
+    left_out = [
+        f"{len(every) - len(some):,} of {count_of(len(every), noun)}"
+        for every, some, noun in ((names, shown, "system"), (seeds, shown_seeds, "seed"))
+        if len(every) > len(some)
+    ]
+    if left_out:
+        caption += (
+            f" Left out: {' and '.join(left_out)}; `heed study FOLDER --status --csv FILE` has all "
+            "scores."
+        )
+    return Table("seeds", caption, columns, rows, columns[1:])
 
 
 def _format_minutes(minutes: float | None) -> str:
@@ -189,7 +225,7 @@ def pairs_table(question: Question) -> Table:
                 f"{pair.win_share:.2f}",
                 "–" if visible is None or is_early else format_score(visible, metric),
                 _tell_seeds_needed(pair),
-                verdict_words(question, judgement),
+                describe_verdict(judgement, question.margin),
             ]
         )
     level = name_level(question.comparison)
@@ -270,7 +306,8 @@ def difference_plot(question: Question) -> Figure:
         shown = judgement.verdict in (*GAINS, *LOSSES, Verdict.AS_GOOD)
         rows.append(Row(label, difference, interval.low, interval.high, text, shown))
     minus = f" from {quote_name(against)}" if against is not None else ""
-    svg = interval_plot(
+    draw = partial(
+        interval_plot,
         rows,
         x=f"difference{minus} in {metric.difference_unit} on {question.set_name}",
         reference=0.0,
@@ -296,7 +333,7 @@ def difference_plot(question: Question) -> Figure:
         f"({format_interval(Interval(row.low or 0.0, row.high or 0.0), metric)})"
         for row in rows
     )
-    return Figure("differences", caption, f"Differences{minus}: {alt}", svg)
+    return Figure.drawn("differences", caption, f"Differences{minus}: {alt}", draw)
 
 
 def leading_system(question: Question) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +25,7 @@ from heed.report.study_figures import (
     format_count,
     pair_matrix,
     pairs_table,
+    seeds_table,
     systems_table,
 )
 from heed.report.study_process import (
@@ -194,6 +196,9 @@ def _describe_systems(results: StudyResults, question: Question) -> Section:
             )
         )
     blocks.append(systems_table(question, costs))
+    groups = [] if results.comparison is None else results.comparison.groups
+    if (seeds := seeds_table(question, groups)) is not None:
+        blocks.append(seeds)
     if (glossary := _glossary(results)) is not None:
         blocks.append(glossary)
     if (settings := _settings_table(results)) is not None:
@@ -324,9 +329,9 @@ def _curve_figure(results: StudyResults, metric: str) -> Figure | None:
     if len(curves) > MAX_CURVES:
         caption += f" {count_of(len(curves) - MAX_CURVES, 'more system')} not drawn."
     ends = "; ".join(f"{one.label} ends at {one.points[-1][1]:.4g}" for one in series)
-    svg = line_chart(series, x="step", y=label)
+    draw = partial(line_chart, series, x="step", y=label)
     name = metric.replace("/", "-").replace("_", "-")
-    return Figure(f"curve-{name}", caption, f"{label} by step: {ends}", svg)
+    return Figure.drawn(f"curve-{name}", caption, f"{label} by step: {ends}", draw)
 
 
 def _environments(results: StudyResults) -> list[Mapping[str, Any]]:

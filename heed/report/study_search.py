@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from heed.report.document import Block, Figure, Interactive, Paragraph, Section, Table
@@ -73,8 +74,10 @@ def expected_best_figure(results: StudyResults) -> Figure | None:
     if len(curves) > MAX_CURVES:
         caption += f" {len(curves) - MAX_CURVES} more systems are not drawn."
     ends = "; ".join(f"{one.label} {one.points[-1][1]:.4g}" for one in series)
-    svg = line_chart(series, x="search trials", y=f"dev {results.metric}")
-    return Figure("expected-best", caption, f"Expected dev score after all trials: {ends}", svg)
+    draw = partial(line_chart, series, x="search trials", y=f"dev {results.metric}")
+    return Figure.drawn(
+        "expected-best", caption, f"Expected dev score after all trials: {ends}", draw
+    )
 
 
 def _describe_falls(results: StudyResults) -> list[Block]:

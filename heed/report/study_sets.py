@@ -6,6 +6,7 @@ They do not decide. They may qualify what the declared metric shows on the decla
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from heed.metrics.item_metrics import item_metrics
 from heed.report.document import Block, Figure, Paragraph, Section, Table
@@ -162,8 +163,8 @@ def _window_figure(
         "seeds; band: lowest to highest seed."
     )
     ends = "; ".join(f"{one.label} {one.points[-1][1]:.4g}" for one in series)
-    svg = line_chart(series, x="tokens of the window", y=metric, log_x=True)
-    return Figure("by-window", caption, f"{metric} at the longest window: {ends}", svg)
+    draw = partial(line_chart, series, x="tokens of the window", y=metric, log_x=True)
+    return Figure.drawn("by-window", caption, f"{metric} at the longest window: {ends}", draw)
 
 
 def _window_of(results: StudyResults, comparison: RecipeComparison) -> int | None:

@@ -1,7 +1,8 @@
 """SVG for reports: escaped elements, axes and ticks. Colors are CSS variables of the page.
 
-Lengths are in pixels of a figure that is `WIDTH` wide. A page scales figures, and its theme sets
-the variables; `standalone_svg` puts in the colors of the light theme for files of their own.
+Lengths are in pixels of a figure that is `WIDTH` wide, or `NARROW_WIDTH` for a phone. A page scales
+figures, and its theme sets the variables; `standalone_svg` puts in the colors of the light theme
+for files of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from html import escape
 
 from heed.plot import format_tick, replace_unprintable
 
-WIDTH = 640
+WIDTH, NARROW_WIDTH = 640, 380
 FONT, SMALL = 13, 11.5
 CHARACTER = 0.56
 """The mean width of a character, as a share of the font size."""
@@ -220,7 +221,9 @@ def draw_x_axis(
         at = across.at(value)
         canvas.line(at, bottom, at, bottom + 4, color="edge")
         canvas.text(at, bottom + 18, text, anchor="middle", size=SMALL, color="muted")
-    middle = (across.start + across.end) / 2
+    label = shorten(label, canvas.width, SMALL)
+    half = text_width(label, SMALL) / 2
+    middle = max(half, min((across.start + across.end) / 2, canvas.width - half))
     canvas.text(middle, bottom + 36, label, anchor="middle", size=SMALL, color="muted")
 
 

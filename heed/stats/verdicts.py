@@ -63,6 +63,16 @@ def judge_pair(
     return Judgement(verdict, within, sentence)
 
 
+def describe_verdict(judgement: Judgement, margin: float | None) -> str:
+    """The verdict in the fixed words, with the margin as a number, for a cell of a table."""
+    words = judgement.verdict.value
+    if margin is not None:
+        words = words.replace("the margin", f"{margin:g}")
+    if judgement.within_margin and judgement.verdict in (Verdict.BETTER, Verdict.WORSE):
+        words += f", and within {margin:g}: too small to matter"
+    return words
+
+
 def _verdict(pair: Pair, metric: SumMetric, margin: float | None) -> Verdict:
     if not pair.compares_recipes:
         return Verdict.TWO_MODELS

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from heed.errors import ConfigError, make_printable
 from heed.stats.comparison import Pair
+from heed.stats.intervals import Interval
 from heed.stats.verdicts import (
+    describe_verdict,
     format_differences,
     format_level,
     format_minutes,
@@ -23,7 +27,10 @@ LATEX_ESCAPES = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>"},
     "−": "$-$",
-    "–": "--",
+    "–": r"\textendash{}",
+    "±": r"$\pm$",
+    "|": r"\textbar{}",
+    **{sign: f"{{{sign}}}" for sign in "[]*"},  # \\ takes them as options
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
@@ -76,32 +83,62 @@ def to_markdown(comparison: RecipeComparison) -> str:
 def to_latex(comparison: RecipeComparison) -> str:
     """The comparison as a LaTeX table (booktabs), with verdicts and notes as its caption."""
     columns, rows = score_rows(comparison)
-    differences: dict[str, list[str]] = {}
     if comparison.whole.pairs and _has_baseline(comparison):
         difference_columns, lines = difference_rows(comparison)
-        columns += difference_columns[1:]
         differences = {row[0]: row[1:] for row in lines}
-    width = len(columns)
-    body = []
-    for row in rows:
-        cells = row + differences.get(row[0], [""] * (width - len(row)))
-        body.append(" & ".join(_escape_latex(cell) for cell in cells) + r" \\")
-    scores = f"{describe_scores(comparison)}."
-    caption = " ".join([*comparison.sentences, scores, *comparison.notes])
+        columns += difference_columns[1:]
+        rows = [row + differences.get(row[0], [""] * (len(columns) - len(row))) for row in rows]
+    caption = [*comparison.sentences, *_caption_parts(comparison)]
+    return _latex_table(columns, rows, caption, "l" + "r" * (len(columns) - 1))
+
+
+def pairs_to_latex(comparison: RecipeComparison) -> str:
+    """The table of pairs in LaTeX (booktabs): difference, interval, p and verdict."""
+    if not comparison.whole.pairs:
+        raise ConfigError(["These runs have one recipe, so there is no pair to write: name more."])
+    columns, rows = difference_rows(comparison)
+    columns, rows = columns[:-1], [row[:-1] for row in rows]  # without P(A>B)
+    if any(one.within_margin for one in comparison.judgements):
+        columns.insert(3, f"{format_level(2 * comparison.whole.alpha)} interval")
+        for row, pair in zip(rows, comparison.whole.pairs, strict=True):
+            ends = _format_interval(pair.equivalence_interval, comparison)
+            row.insert(3, ends if pair.compares_recipes else "–")
+    columns.append("verdict")
+    for row, judgement in zip(rows, comparison.judgements, strict=True):
+        row.append(describe_verdict(judgement, comparison.margin))
+    a, b = _name_sides(comparison)
+    unit = comparison.metric.difference_unit
+    meaning = f"Differences A − B in {unit}, mean over seeds: {a} and {b}."
+    caption = [meaning, *_caption_parts(comparison)]
+    alignment = "l" + "r" * (len(columns) - 2) + "l"
+    return _latex_table(columns, rows, caption, alignment)
+
+
+def _caption_parts(comparison: RecipeComparison) -> list[str]:
+    """What a table in a paper says of its scores: the set, the notes, the metric's signature."""
+    parts = [f"{describe_scores(comparison)}.", *comparison.notes]
     if comparison.signature:
-        caption += f" {comparison.metric.name}: {comparison.signature}."
+        parts.append(f"{comparison.metric.name}: {comparison.signature}.")
+    return parts
+
+
+def _latex_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], caption: Sequence[str], alignment: str
+) -> str:
+    """A floating table with booktabs rules; every text in it is escaped."""
+    lines = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (columns, *rows)]
     return "\n".join(
         [
             r"\begin{table}",
             r"  \centering",
-            rf"  \begin{{tabular}}{{l{'r' * (width - 1)}}}",
+            rf"  \begin{{tabular}}{{{alignment}}}",
             r"    \toprule",
-            "    " + " & ".join(_escape_latex(column) for column in columns) + r" \\",
+            f"    {lines[0]}",
             r"    \midrule",
-            *(f"    {line}" for line in body),
+            *(f"    {line}" for line in lines[1:]),
             r"    \bottomrule",
             r"  \end{tabular}",
-            rf"  \caption{{{_escape_latex(caption)}}}",
+            rf"  \caption{{{_escape_latex(' '.join(caption))}}}",
             r"\end{table}",
             "",
         ]
@@ -141,23 +178,30 @@ def difference_rows(comparison: RecipeComparison) -> tuple[list[str], list[list[
 
 def _format_pair(pair: Pair, comparison: RecipeComparison) -> tuple[str, str]:
     """The difference of a pair, and its interval."""
-    bounds = [pair.interval.low, pair.interval.high]
-    low, high = format_differences(bounds, comparison.metric)
     [difference] = format_differences([pair.difference], comparison.metric)
-    return difference, f"{low} to {high}"
+    return difference, _format_interval(pair.interval, comparison)
+
+
+def _format_interval(interval: Interval, comparison: RecipeComparison) -> str:
+    return " to ".join(format_differences([interval.low, interval.high], comparison.metric))
 
 
 def _has_baseline(comparison: RecipeComparison) -> bool:
     return len({pair.b for pair in comparison.whole.pairs}) == 1
 
 
+def _name_sides(comparison: RecipeComparison) -> tuple[str, str]:
+    """What A and B of a difference A − B are in a row."""
+    if _has_baseline(comparison):
+        return "the row's recipe (A)", f"{comparison.whole.pairs[0].b} (B)"
+    return "the first recipe of the row (A)", "the second (B)"
+
+
 def all_notes(comparison: RecipeComparison) -> list[str]:
     """Every note, those about this comparison's figures first."""
     notes = [*_power_notes(comparison), *_clean_notes(comparison), *comparison.notes]
     if comparison.whole.pairs:
-        a, b = "the first recipe of the row (A)", "the second (B)"
-        if _has_baseline(comparison):
-            a, b = "the row's recipe (A)", f"{comparison.whole.pairs[0].b} (B)"
+        a, b = _name_sides(comparison)
         notes.append(
             f"P(A>B): the share of pairs of runs in which {a} scores better than {b}; a tie counts "
             "half."
@@ -206,5 +250,7 @@ def _clean_notes(comparison: RecipeComparison) -> list[str]:
 
 
 def _escape_latex(text: str) -> str:
-    escaped = "".join(LATEX_ESCAPES.get(sign, sign) for sign in text)
+    """A text that LaTeX prints as it is, also at the start of a row."""
+    escaped = "".join(LATEX_ESCAPES.get(sign, sign) for sign in make_printable(text))
+    escaped = re.sub(r"-(?=-)", "-{}", escaped)  # two hyphens would be set as a dash
     return re.sub(r"(?<![\w])-(?=\d)", "$-$", escaped)

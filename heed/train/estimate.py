@@ -35,7 +35,7 @@ from heed.train.prepare.setup import (
     validate_recipe,
 )
 from heed.train.progress import format_duration
-from heed.train.run import build_loop, describe_training, oom_guard
+from heed.train.run import build_loop, describe_training, oom_guard, warn_of_long_warmup
 from heed.train.validate import Pair, greedy_bleu, validate
 
 TIMED_STEPS = 5
@@ -150,6 +150,7 @@ def measure_recipe(
         preparation = time.perf_counter() - began
         with oom_guard(recipe, run):
             loop = build_loop(setup, run, say=say)
+            warn_of_long_warmup(loop)
             steps = [
                 _time(partial(loop.update, batches), torch_device)
                 for batches in loop.loader.iterate(0, min(TIMED_STEPS + 1, loop.steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,10 +14,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from heed.config import Recipe
-from heed.config.checks import find_rank_conflicts
+from heed.config.checks import find_long_warmup, find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
 from heed.device import choose_device, is_out_of_memory
-from heed.errors import ConfigError, DataError, HeedError, RunError, StoppedError
+from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
 from heed.files import flush_folder
 from heed.models.build import describe_model
 from heed.models.weights import require_matching_weights
@@ -219,6 +220,7 @@ def _train(
             say(change.describe(run, loop.state.step, loop.steps))
             change.write(run, loop.state.step)
     if world.is_first:
+        warn_of_long_warmup(loop)
         run.truncate_metrics(loop.state.lines)  # those of steps that are trained again
         for folder in (run.checkpoints, run.snapshots):
             checkpoint.delete_weights(folder, after=loop.state.step)
@@ -298,6 +300,12 @@ def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmea
     with stage("capture"):
         step = build_step(recipe, step_objective, state, work, bf16=setup.bf16, say=say)
     return Loop(setup, step, run, loader, build_schedule(settings, steps), steps)
+
+
+def warn_of_long_warmup(loop: Loop) -> None:
+    """Warn where training ends within the warm-up: only now is the number of steps known."""
+    if message := find_long_warmup(loop.settings, loop.steps):
+        warnings.warn(message, HeedWarning, stacklevel=2)
 
 
 def _build_optimizer(setup: TrainingSetup) -> Optimizer:

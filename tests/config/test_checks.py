@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from heed.config import SECTIONS, Recipe
-from heed.config.checks import TASK_OF_KEY, find_conflicts
+from heed.config.checks import TASK_OF_KEY, find_conflicts, find_long_warmup
+from heed.config.train import TrainConfig
 from heed.errors import ConfigError
 from heed.recipes import find, names
 from heed.train.prepare.setup import validate_recipe
@@ -127,3 +128,35 @@ def test_the_best_is_of_a_set_that_is_scored(values: dict[str, Any], known: bool
     said = list(find_conflicts(make_recipe("translate", values)))
     assert len(said) == (not known)
     assert all("best_metric cannot be" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    ("train", "steps", "todo"),
+    [
+        ({"steps": 20, "warmup": 20}, 20, "raise train.steps."),
+        ({"steps": 20, "warmup": 200}, 20, "raise train.steps."),
+        ({"epochs": 2, "warmup": 200}, 60, "raise train.epochs."),
+        ({"warmup": 200}, 200, "raise train.epochs."),  # 20 epochs by default
+        ({"steps": 90, "epochs": 2, "warmup": 200}, 60, "raise train.epochs."),
+        ({"steps": 1, "warmup": 1}, 1, "raise train.steps."),
+        ({"steps": 21, "warmup": 20}, 21, None),
+        ({"steps": 1, "warmup": 0}, 1, None),
+        ({"steps": 1}, 1, None),  # a derived warm-up is a tenth of the steps
+    ],
+)
+def test_a_run_that_ends_within_its_warmup_is_told_what_to_change(
+    train: dict[str, Any], steps: int, todo: str | None
+) -> None:
+    said = find_long_warmup(TrainConfig(**train), steps)
+    if todo is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert said.startswith(f"[train] warmup {train['warmup']} is not below the run's {steps} ")
+        assert said.endswith(f"lower train.warmup, or {todo}")
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_shipped_recipe_ends_within_its_warmup(name: str) -> None:
+    train = Recipe.read(find(name)).train
+    assert train.steps is None or find_long_warmup(train, train.steps) is None

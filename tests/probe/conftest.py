@@ -25,8 +25,9 @@ def small_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         command = ["train", "demo-translate", "--run", str(text / "translate"), "--device", "cpu"]
         for change in (
             *("data.synthetic=80", "data.synthetic_test=30", "model.width=16", "model.heads=2"),
-            *("train.steps=4", "train.batch_tokens=256", "tokenizer.vocab_size=300"),
+            *("train.steps=4", "train.warmup=0", "train.batch_tokens=256"),
             *("data.max_length=128", "model.layers=1", "model.feed_forward=32"),
+            "tokenizer.vocab_size=300",
         ):
             command += ["--set", change]
         assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0

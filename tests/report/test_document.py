@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,7 @@ from heed.report.html import render_html
 from heed.report.line_charts import Series, line_chart
 from heed.report.markdown import render_markdown
 from heed.report.row_charts import Row, bar_chart, histogram, interval_plot
-from heed.report.svg import LIGHT
+from heed.report.svg import FONT, LIGHT, NARROW_WIDTH, WIDTH, text_width
 from heed.report.write_report import write_report
 
 HOSTILE = [
@@ -261,6 +262,76 @@ def draw_cells(name: str, texts: list[list[str]] | None = None) -> str:
     grid: list[list[float | None]] = [[0.0, None], [0.5, 1.0]]
     names = [name, "b"]
     return heat_map(grid, names, names, row_title=name, column_title=name, texts=texts)
+
+
+class Texts(HTMLParser):
+    """Where the upright texts of a figure begin and end, and how wide the figure is."""
+
+    def __init__(self, svg: str) -> None:
+        super().__init__()
+        self.width = 0.0
+        self.spans: list[tuple[float, float]] = []
+        self.open: tuple[float, str, float] | None = None
+        self.feed(svg)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag == "svg":
+            self.width = float(values["width"] or 0)
+        self.open = None
+        if tag == "text" and "transform" not in values:
+            size = float(values.get("font-size") or FONT)
+            self.open = (float(values["x"] or 0), values.get("text-anchor") or "start", size)
+
+    def handle_data(self, data: str) -> None:
+        if self.open is not None:
+            at, anchor, size = self.open
+            width = text_width(data, size)
+            start = at - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+            self.spans.append((start, start + width))
+
+
+@pytest.mark.parametrize("width", [WIDTH, NARROW_WIDTH])
+def test_texts_of_charts_are_inside_the_figure_at_both_widths(width: int) -> None:
+    long = "position=sinusoidal, merge=concat, layers=4"
+    rows = [Row(long, -1.5, -2.1, -0.9, "-1.50 (-2.10 to -0.90)"), Row("b", 2.0, 1.0, 3.0, "+2.00")]
+    series = [Series(f"{name} {long}", [(1, 0.001), (20_000, 0.5)]) for name in "abc"]
+    axis = "difference from position=sinusoidal in BLEU on the newest test set"
+    figures = [
+        interval_plot(rows, x=axis, reference=0.0, margin=1.0, width=width),
+        bar_chart(rows, x=axis, width=width),
+        line_chart(series, x=axis, y="loss", second_x=("epoch", 50), width=width),
+        histogram([0, 1, 2], [3000, 4], x=axis, y="texts", width=width),
+        heat_map(
+            [[0.5] * 5] * 5,
+            [long] * 5,
+            [long] * 5,
+            row_title="true",
+            column_title="predicted",
+            texts=[["12,345"] * 5] * 5,
+            width=width,
+        ),
+    ]
+    for svg in figures:
+        texts = Texts(svg)
+        assert texts.width == width
+        assert len(texts.spans) > 3
+        assert min(start for start, _ in texts.spans) >= -1
+        assert max(end for _, end in texts.spans) <= width + 1
+
+
+def test_a_chart_is_drawn_for_narrow_screens_too_and_once_in_markdown(tmp_path: Path) -> None:
+    draw = partial(interval_plot, [Row("a", 1.0)], x="x")
+    figure = Figure.drawn("figure", "caption", "alt", draw)
+    document = Document("T", sections=[Section("s", "S", [figure])])
+    page = render_html(document)
+    assert [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} ' in page
+        for width in (WIDTH, NARROW_WIDTH)
+    ] == [True, True]
+    assert page.count('role="img"') == 1
+    render_markdown(document, tmp_path)
+    assert f'width="{WIDTH}"' in (tmp_path / "figure.svg").read_text(encoding="utf-8")
 
 
 def make_svgs() -> str:

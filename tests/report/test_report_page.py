@@ -26,6 +26,7 @@ from heed.report.line_charts import Series, line_chart
 from heed.report.row_charts import Row, interval_plot
 from heed.report.run_report import build_run_report
 from heed.report.study_report import build_study_report
+from heed.report.svg import SMALL
 from heed.report.write_report import write_report
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ pytestmark = pytest.mark.slow
 
 AA = 4.5
 """The contrast that WCAG 2 asks of text at level AA."""
+LEGIBLE = 8.5
+"""The smallest type of a figure on a screen, in CSS pixels."""
 HOSTILE = "</script><img src='https://example.org/x.png' onerror='alert(1)'>"
 RATES = [1e-4, 1e-3, 1e-2, 3e-4, 3e-3]
 SCORES = [20.0, 31.5, 12.0, 27.0, 29.0]
@@ -145,6 +148,26 @@ def test_wide_tables_use_the_margin_and_captions_are_never_cut(
         assert table is not None
         if width >= 1200:  # the contents are beside the text
             assert contents["x"] + contents["width"] <= table["x"]
+
+
+@pytest.mark.parametrize(("width", "drawn"), [(1280, 640), (600, 640), (400, 380), (320, 380)])
+def test_figures_fit_the_page_and_can_be_read(
+    chromium: Browser, wide: Path, report: Path, width: int, drawn: int
+) -> None:
+    for path in (wide, report):
+        with visit_file(chromium, path, width=width) as visit:
+            pictures = visit.page.locator("figure:not(.interactive) > .picture")
+            assert pictures.count() > 1
+            for picture in pictures.all():
+                assert picture.evaluate("one => one.scrollWidth <= one.clientWidth")
+                svg = picture.locator("svg:visible")
+                assert svg.get_attribute("width") == str(drawn)
+                box = svg.bounding_box()
+                assert box is not None
+                assert SMALL * box["width"] / drawn >= LEGIBLE
+            visit.page.emulate_media(media="print")
+            printed = pictures.first.locator("svg:visible")
+            assert printed.get_attribute("width") == "640"
 
 
 def test_wide_tables_fit_a_printed_page_and_break_no_number(chromium: Browser, wide: Path) -> None:

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from report_claims import check_sentence, check_table
 from study_folders import write_finished, write_study
 
-from heed.report.document import Code, Document, Interactive, Paragraph, Table
+from heed.report.claims import Question
+from heed.report.document import Code, Document, Interactive, Paragraph, Section, Table
 from heed.report.html import render_html
 from heed.report.markdown import render_markdown
+from heed.report.study_figures import seeds_table
 from heed.report.study_report import build_question, build_study_report
 from heed.report.write_report import describe_report, figures_folder, write_report
+from heed.runs.groups import RunGroup
 from heed.study.compare_named import compare_named
 from heed.study.status_table import count_statuses
 from heed.study.study_folder import extend_study, read_study_folder
@@ -92,6 +95,15 @@ def add_search(folder: Path, systems: list[dict[str, Any]], trials: int) -> None
             elif index == 5:
                 state = TrialState(trial, "failed", "the loss is <NaN> at step 7")
             write_state(folder, state)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Question:
+    """The question of a study whose systems differ."""
+    folder = write_study(tmp_path_factory.mktemp("planted") / "study", PLANTED, baseline="rope")
+    question = build_question(StudyResults.read(folder))
+    assert question is not None
+    return question
 
 
 @settings(deadline=None, max_examples=4)
@@ -263,6 +275,47 @@ def test_a_report_without_figures_names_no_folder_of_them(tmp_path: Path) -> Non
         write_report(document, path)
         line = describe_report(document, path)
         assert ("figures in " in line) == has_figures == figures_folder(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("systems", "seeds", "columns", "rows"),
+    [
+        (3, 3, 3, 3),
+        (3, 10, 3, 10),
+        (40, 5, 5, 40),
+        (20, 10, 7, 20),
+        (2, 100, 2, 40),
+        (99, 2, 2, 40),
+    ],
+)
+def test_every_seed_has_its_own_score_as_far_as_a_page_has_room(
+    planted: Question, tmp_path: Path, systems: int, seeds: int, columns: int, rows: int
+) -> None:
+    scores = {
+        f"s{name}": np.random.default_rng(name).normal(40, 1, seeds) for name in range(systems)
+    }
+    question = replace(planted, comparison=replace(planted.comparison, systems=scores))
+    runs = tuple(map(str, range(seeds)))
+    table = seeds_table(question, [RunGroup(name, runs, (*range(seeds),), {}) for name in scores])
+    assert table is not None
+    assert (len(table.columns) - 1, len(table.rows)) == (columns, rows)
+    for row in table.rows:
+        for column, cell in zip(table.columns[1:], row[1:], strict=True):
+            name, seed = (column, row[0]) if table.columns[0] == "seed" else (row[0], column)
+            assert cell == f"{scores[name][int(seed.removeprefix('seed '))]:.2f}"
+    assert ("Left out: " in table.caption) == (columns * rows < systems * seeds)
+    text = render_markdown(Document("T", sections=[Section("s", "S", [table])]), tmp_path)
+    assert max(len(line) for line in text.splitlines() if line.startswith("|")) <= 80
+
+
+def test_a_seed_without_a_score_is_a_dash_and_single_runs_have_no_table(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "a", {"rope": 0.5, "none": 0.4}, failed=["none-seed1"])
+    (table,) = [one for one in all_tables(check_report(folder)) if one.id == "seeds"]
+    assert table.rows[1][2] == "–"
+    assert [row.count("–") for row in table.rows] == [0, 1]
+    assert "A dash: no score" in table.caption
+    folder = write_study(tmp_path / "b", {"rope": 0.5, "none": 0.4}, seeds=1)
+    assert "seeds" not in {one.id for one in all_tables(check_report(folder))}
 
 
 def test_title_author_and_notes_can_be_given(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -13,14 +14,21 @@ import pytest
 from evaluating import evaluate_small, train_small
 from rich.console import Console
 from test_cli import heed
+from typer.testing import CliRunner
 
 import heed as package
+from heed.cli.main import app
 from heed.config import Recipe
 from heed.errors import HeedError
 from heed.metrics.item_metrics import BLEU_COUNTS
 from heed.runs.item_counts import GROUP, IN_TRAIN, ItemCounts, read_items, write_items
 from heed.stats.verdicts import Verdict
-from heed.study.comparison_tables import render_comparison, to_latex, to_markdown
+from heed.study.comparison_tables import (
+    pairs_to_latex,
+    render_comparison,
+    to_latex,
+    to_markdown,
+)
 from heed.study.recipe_comparison import RecipeComparison, compare_runs
 from heed.study.run_records import ScoredRun, open_scored_runs, read_record, write_record
 
@@ -266,6 +274,72 @@ def test_many_systems_against_a_baseline_as_tables() -> None:
     assert "position=none" in latex
     assert "1 BLEU" in markdown
     json.dumps(comparison.to_dict())
+
+
+def latex_rows(latex: str) -> list[list[str]]:
+    """The cells of a LaTeX table, header first, as LaTeX prints them."""
+    lines = [line.strip() for line in latex.splitlines() if line.endswith(r" \\")]
+    cells = [re.split(r"(?<!\\) & ", line.removesuffix(r" \\")) for line in lines]
+    return [[re.sub(r"\$(.)\$|\\([&%$#_{}])", r"\1\2", cell) for cell in row] for row in cells]
+
+
+@pytest.mark.parametrize("baseline", [None, "runs/none-2"])
+def test_pairs_in_latex_have_difference_interval_p_and_verdict(baseline: str | None) -> None:
+    runs = make_runs({"none": 0.5, "rope": 0.7, "t5": 0.5}, 3)
+    comparison = compare_runs(runs, baseline=baseline, margin=9.0)
+    latex = pairs_to_latex(comparison)
+    header, *rows = latex_rows(latex)
+    first = "pair (A - B)" if baseline is None else "against position=none"
+    assert header == [first, "difference", "95% interval", "90% interval", "p", "verdict"]
+    assert len(rows) == (3 if baseline is None else 2)
+    verdicts = set()
+    for row, (pair, judgement) in zip(rows, comparison.pairs, strict=True):
+        assert float(row[1]) == pytest.approx(pair.difference, abs=0.006)
+        low, high = map(float, row[2].split(" to "))
+        assert (low, high) == pytest.approx((pair.interval.low, pair.interval.high), abs=0.006)
+        assert row[-1].startswith(judgement.verdict.value.replace("the margin", "9"))
+        verdicts.add(row[-1].partition(",")[0])
+    assert {"better by at least 9", "as good"} <= verdicts
+    assert latex.count("Exploratory: ") == 1
+    assert [latex.count(rf"\{rule}rule") for rule in ("top", "mid", "bottom")] == [1, 1, 1]
+
+
+def test_latex_escapes_what_it_would_read_as_commands() -> None:
+    """A row that began with a bracket would be an option of the row break before it."""
+    runs = make_runs({"none": 0.5, "rope": 0.6}, 3)
+    comparison = compare_runs(runs)
+    (pair,) = comparison.whole.pairs
+    hostile = replace(pair, a="[a_1] 50% & {x} --b", b="*\\input|~^#$\x1b")
+    latex = pairs_to_latex(replace(comparison, whole=replace(comparison.whole, pairs=[hostile])))
+    assert r"    {[}a\_1{]} 50\% \& \{x\} -{}-b & " in latex
+    assert (
+        r"against {*}\textbackslash{}input\textbar{}\textasciitilde{}\textasciicircum{}\#\$"
+        r"\textbackslash{}x1b & " in latex
+    )
+
+
+def test_a_latex_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    for run in make_runs({"none": 0.5, "rope": 0.6}, 3):
+        write_record(replace(run, name=run.name.replace("/", "-")), records)
+    path = tmp_path / "pairs.tex"
+    path.write_text("an earlier table", encoding="utf-8")
+
+    def compare(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["compare", *arguments])
+
+    one_recipe = compare(f"{records}/*rope*", "--latex", str(path))
+    assert isinstance(one_recipe.exception, HeedError)
+    assert "there is no pair" in str(one_recipe.exception)
+    assert path.read_text(encoding="utf-8") == "an earlier table"
+    no_folder = compare(str(records), "--latex", str(tmp_path / "none" / "pairs.tex"))
+    assert "there is no such folder" in str(no_folder.exception)
+    assert no_folder.output == ""
+    shown = compare(str(records), "--latex", str(path))
+    assert shown.exit_code == 0
+    assert path.read_text(encoding="utf-8").startswith(r"\begin{table}")
+    assert shown.output == compare(str(records)).output
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["pairs.tex", "records"]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

@@ -6,6 +6,7 @@ import pytest
 
 from heed import recipes
 from heed.config import Recipe, read_tables
+from heed.config.checks import find_long_warmup
 from heed.models import build
 from heed.study import studies
 from heed.study.study_config import StudyConfig
@@ -44,6 +45,14 @@ def test_a_quick_study_asks_the_same_of_the_same_systems_on_generated_text(name:
         assert recipe.data.synthetic is not None
         assert not [*recipe.data.train, *recipe.data.dev, *recipe.data.sets]
         assert (recipe.train.steps or 0) <= 300
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("quick", [False, True])
+def test_no_shipped_study_ends_within_its_warmup(name: str, quick: bool) -> None:
+    for recipe in system_recipes(read_study(name, quick=quick)).values():
+        if recipe.train.steps is not None:
+            assert find_long_warmup(recipe.train, recipe.train.steps) is None
 
 
 def test_the_lstm_and_its_transformer_are_as_large() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from heed.config import DecodeConfig, Recipe
 from heed.data.corpus import open_corpus
+from heed.errors import HeedWarning
 from heed.evaluate import evaluation_time
 from heed.evaluate.after_training import estimate_test
 from heed.evaluate.held_out_set import HeldOutSet, TrainingText, find_set
@@ -106,3 +107,16 @@ def test_texts_are_chosen_evenly(tmp_path: Path) -> None:
         assert len(rows) == min(count, 100)
         gaps = {b - a for a, b in itertools.pairwise(rows)}
         assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize("end", [{"steps": 4}, {"steps": None, "epochs": 1}])
+def test_training_and_its_estimate_warn_where_the_warmup_does_not_end(
+    tmp_path: Path, end: dict[str, int | None]
+) -> None:
+    recipe = make_recipe(warmup=50, **end)
+    key = "steps" if end["steps"] else "epochs"
+    message = f"warmup 50 is not below the run's . steps, .* or raise train.{key}"
+    with pytest.warns(HeedWarning, match=message):
+        estimate.measure_recipe(recipe, device="cpu", say=lambda text: None)
+    with pytest.warns(HeedWarning, match=message):
+        train_run.start(recipe, tmp_path / "run", device="cpu", console=QUIET)
