@@ -69,18 +69,18 @@ class Int8Step(TransformerStep):
         x_tw = x_tw[0].float().contiguous()
         starts = torch.cat([counts_b.new_zeros(1), counts_b.cumsum(0)])
         sources = SourcesStruct(
-            x=x_tw.data_ptr(),
-            starts=starts.data_ptr(),
+            x=_address(x_tw),
+            starts=_address(starts, torch.long),
             inputs=len(source_bm),
             longest=source_bm.shape[1],
         )
         positions_1m = torch.arange(source_bm.shape[1])[None]
         tables = encoder.rotation(positions_1m.T)
         if tables:
-            sources.cosines, sources.sines = (x.data_ptr() for x in tables)
+            sources.cosines, sources.sines = map(_address, tables)
         biases = encoder.biases(AttentionContext(positions_1m, positions_1m))
         if biases:
-            pointers = (c_void_p * len(biases))(*(x.data_ptr() for x in biases))
+            pointers = (c_void_p * len(biases))(*map(_address, biases))
             sources.biases = pointers
             sources.bias_h, sources.bias_n = _strides(biases[0])[1:3]
         size = library.encode_scratch(byref(encoder.struct), byref(sources))
@@ -101,17 +101,17 @@ class Int8Step(TransformerStep):
         x_bkw = decoder.stack.embed(self.model.embedding(state["ids"]), here_b1)
         x_bkw = x_bkw.float().contiguous()
         step = StepStruct(
-            x=x_bkw.data_ptr(),
-            visible=visible_bkc.data_ptr(),
-            done=state["done"].data_ptr(),
-            next_cells=state.next_cells.data_ptr(),
+            x=_address(x_bkw),
+            visible=_address(visible_bkc, torch.bool),
+            done=_address(state["done"], torch.bool),
+            next_cells=_address(state.next_cells, torch.long),
             inputs=visible_bkc.shape[0],
             beams=visible_bkc.shape[1],
             cells=visible_bkc.shape[2],
         )
         tables = decoder.rotation(here_b1)
         if tables:
-            step.cosines, step.sines = (x.data_ptr() for x in tables)
+            step.cosines, step.sines = map(_address, tables)
             step.rotation_b = _strides(tables[0])[0]
         biases: list[Tensor] = []
         if decoder.has_bias:
@@ -132,10 +132,10 @@ class Int8Step(TransformerStep):
             if stack.crosses:
                 layer.source_keys, layer.source_values = self._addresses(state, f"{i}.cross")
             if biases:
-                layer.bias = biases[i].data_ptr()
+                layer.bias = _address(biases[i])
         step.layers = layers
         if stack.crosses:
-            step.source_ends = state["source_ends"].data_ptr()
+            step.source_ends = _address(state["source_ends"], torch.long)
             step.source_cells = state["source_real"].shape[1]
 
     def _scratch(self, size: int) -> int:
@@ -146,7 +146,7 @@ class Int8Step(TransformerStep):
         return memory.data_ptr()
 
     def _addresses(self, state: DecodeState, layer: str) -> tuple[int, int]:
-        k, v = (state[f"{self.name}.{layer}.{part}"].data_ptr() for part in "kv")
+        k, v = (_address(state[f"{self.name}.{layer}.{part}"]) for part in "kv")
         return k, v
 
 
@@ -284,6 +284,13 @@ def _block_struct(block: Block, weights: Int8Weights) -> BlockStruct:
     if hasattr(block, "cross"):
         struct.cross = _attention_struct(block.cross, block.cross_norm, weights)
     return struct
+
+
+def _address(x: Tensor, dtype: torch.dtype = torch.float32) -> int:
+    """Where a tensor begins. The kernels do not see how it is laid out: it is checked here."""
+    if x.dtype != dtype or not x.is_contiguous() or x.device.type != "cpu":
+        raise ValueError(f"a tensor is {x.dtype} with strides {x.stride()}, on {x.device}.")
+    return x.data_ptr()
 
 
 def _strides(x: Tensor) -> list[int]:

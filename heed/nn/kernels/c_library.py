@@ -56,7 +56,7 @@ def _with_checksum(content: bytes) -> bytes:
 
 
 def _is_sound(library: Path) -> bool:
-    """Whether this user wrote the file, nobody else can, and it is whole: half of it would crash."""
+    """Whether this user wrote the file, no one else can, and it is whole: half would crash."""
     try:
         status = library.lstat()
         is_own = status.st_uid == os.getuid() and not status.st_mode & 0o022

@@ -404,6 +404,15 @@ static void attend_head(ptrdiff_t d, const float *q, const float *keys, const fl
     }
 }
 
+/* Fetch the keys and values of the next head while this one is computed: they are far from its own,
+   so that the CPU does not see them coming. */
+static inline void prefetch(const float *keys, const float *values, ptrdiff_t numbers) {
+    for (ptrdiff_t i = 0; i < numbers; i += LANES) {
+        _mm_prefetch((const char *)(keys + i), _MM_HINT_T0);
+        _mm_prefetch((const char *)(values + i), _MM_HINT_T0);
+    }
+}
+
 /* Rotate each pair (i, i + d/2) (Su et al. 2021). */
 static void rotate(float *x, ptrdiff_t d, const float *cosines, const float *sines) {
     const ptrdiff_t half = d / 2;
@@ -488,9 +497,24 @@ static void feed_forward(const Stack *stack, const Block *block, float *x, ptrdi
 
 /* ------------------------------------------------------------------------- decoding steps */
 
+/* Rows that go through all blocks together: few enough for what they compute to stay in the CPU's
+   own cache, and enough to read the weights seldom. An input's hypotheses stay together. */
+#define STEP_ROWS 32
+
+/* Inputs `from` to `to` of a step, and their rows. */
+typedef struct {
+    const Step *step;
+    ptrdiff_t from, rows;
+    float *x; /* [r, w] */
+} Part;
+
+static ptrdiff_t inputs_at_once(const Step *step) {
+    return step->beams < STEP_ROWS ? STEP_ROWS / step->beams : 1;
+}
+
 static int64_t divide_step(const Stack *stack, const Step *step, Scratch *parts) {
     const int64_t keys = step->cells > step->source_cells ? step->cells : step->source_cells;
-    return divide(stack, (int64_t)step->inputs * step->beams, keys, step->cells, step->scratch, parts);
+    return divide(stack, inputs_at_once(step) * step->beams, keys, step->cells, step->scratch, parts);
 }
 
 /* Bytes that `decode` needs as scratch memory. */
@@ -500,11 +524,12 @@ int64_t decode_scratch(const Stack *stack, const Step *step) {
 }
 
 /* The cells that each row sees, in order. */
-static void list_visible(const Step *step, const Scratch *scratch) {
-    for (ptrdiff_t row = 0; row < (ptrdiff_t)step->inputs * step->beams; row++) {
-        const uint8_t *visible = step->visible + row * step->cells;
+static void list_visible(const Part *part, const Scratch *scratch) {
+    const Step *step = part->step;
+    for (ptrdiff_t row = 0; row < part->rows; row++) {
+        const uint8_t *visible = step->visible + (part->from * step->beams + row) * step->cells;
         int32_t *cells = scratch->cells + row * step->cells, count = 0;
-        if (!step->done[row / step->beams])
+        if (!step->done[part->from + row / step->beams])
             for (int32_t cell = 0; cell < step->cells; cell++)
                 if (visible[cell]) cells[count++] = cell;
         scratch->counts[row] = count;
@@ -513,9 +538,8 @@ static void list_visible(const Step *step, const Scratch *scratch) {
 
 /* Rotate the queries and keys of a row, and write its keys and values into their cells. */
 static void write_row(const Stack *stack, const Attention *layer, const LayerState *state,
-                      const Step *step, ptrdiff_t row, float *q) {
-    const ptrdiff_t input = row / step->beams, beam = row % step->beams, d = stack->head_width;
-    const ptrdiff_t h = layer->heads, g = layer->kv_heads;
+                      const Step *step, ptrdiff_t input, ptrdiff_t beam, float *q) {
+    const ptrdiff_t d = stack->head_width, h = layer->heads, g = layer->kv_heads;
     const float *k = q + h * d, *v = k + g * d;
     if (step->cosines) {
         const ptrdiff_t place = input * step->rotation_b;
@@ -530,19 +554,23 @@ static void write_row(const Stack *stack, const Attention *layer, const LayerSta
 }
 
 static void self_attention(const Stack *stack, const Attention *layer, const LayerState *state,
-                           const Step *step, const Scratch *scratch) {
-    const ptrdiff_t rows = (ptrdiff_t)step->inputs * step->beams, d = stack->head_width;
-    const ptrdiff_t h = layer->heads, g = layer->kv_heads, stride = layer->into.f;
-    const float *read = begin_sublayer(stack, &layer->norm, step->x, rows, scratch);
-    multiply_rows(&layer->into, read, rows, scratch->wide, 0, scratch->rounded);
-    for (ptrdiff_t row = 0; row < rows; row++) /* all of them, before a query reads any */
-        write_row(stack, layer, state, step, row, scratch->wide + row * stride);
-    for (ptrdiff_t row = 0; row < rows; row++) {
-        const ptrdiff_t input = row / step->beams, beam = row % step->beams;
+                           const Part *part, const Scratch *scratch) {
+    const Step *step = part->step;
+    const ptrdiff_t d = stack->head_width, h = layer->heads, g = layer->kv_heads;
+    const ptrdiff_t stride = layer->into.f;
+    const float *read = begin_sublayer(stack, &layer->norm, part->x, part->rows, scratch);
+    multiply_rows(&layer->into, read, part->rows, scratch->wide, 0, scratch->rounded);
+    for (ptrdiff_t row = 0; row < part->rows; row++) /* all of them, before a query reads any */
+        write_row(stack, layer, state, step, part->from + row / step->beams, row % step->beams,
+                  scratch->wide + row * stride);
+    for (ptrdiff_t row = 0; row < part->rows; row++) {
+        const ptrdiff_t input = part->from + row / step->beams, beam = row % step->beams;
         const int32_t *cells = scratch->cells + row * step->cells, count = scratch->counts[row];
         if (count && cells[count - 1] == count - 1) cells = NULL; /* no gaps: the first ones */
         for (ptrdiff_t i = 0; i < h; i++) {
             const ptrdiff_t first = (input * g + i * g / h) * step->cells * d;
+            const ptrdiff_t next = first + step->cells * d; /* of the last input, past the end */
+            prefetch(state->keys + next, state->values + next, count * d);
             const float *bias = state->bias;
             if (bias) bias += input * step->bias_b + i * step->bias_h + beam * step->bias_k;
             attend_head(d, scratch->wide + row * stride + i * d, state->keys + first,
@@ -550,42 +578,51 @@ static void self_attention(const Stack *stack, const Attention *layer, const Lay
                         scratch->scores, scratch->branch + (row * h + i) * d);
         }
     }
-    end_sublayer(stack, &layer->norm, &layer->out, step->x, rows, scratch);
+    end_sublayer(stack, &layer->norm, &layer->out, part->x, part->rows, scratch);
 }
 
 static void cross_attention(const Stack *stack, const Attention *layer, const LayerState *state,
-                            const Step *step, const Scratch *scratch) {
-    const ptrdiff_t rows = (ptrdiff_t)step->inputs * step->beams, d = stack->head_width;
-    const ptrdiff_t h = layer->heads, g = layer->kv_heads;
-    const float *read = begin_sublayer(stack, &layer->norm, step->x, rows, scratch);
-    multiply_rows(&layer->into, read, rows, scratch->wide, 0, scratch->rounded);
-    for (ptrdiff_t row = 0; row < rows; row++) {
-        const ptrdiff_t input = row / step->beams;
+                            const Part *part, const Scratch *scratch) {
+    const Step *step = part->step;
+    const ptrdiff_t d = stack->head_width, h = layer->heads, g = layer->kv_heads;
+    const float *read = begin_sublayer(stack, &layer->norm, part->x, part->rows, scratch);
+    multiply_rows(&layer->into, read, part->rows, scratch->wide, 0, scratch->rounded);
+    for (ptrdiff_t row = 0; row < part->rows; row++) {
+        const ptrdiff_t input = part->from + row / step->beams;
         const ptrdiff_t count = step->done[input] ? 0 : step->source_ends[input];
         for (ptrdiff_t i = 0; i < h; i++) {
             const ptrdiff_t first = (input * g + i * g / h) * step->source_cells * d;
+            const ptrdiff_t next = first + step->source_cells * d;
+            prefetch(state->source_keys + next, state->source_values + next, count * d);
             attend_head(d, scratch->wide + (row * h + i) * d, state->source_keys + first,
                         state->source_values + first, d, NULL, count, layer->scale, NULL,
                         scratch->scores, scratch->branch + (row * h + i) * d);
         }
     }
-    end_sublayer(stack, &layer->norm, &layer->out, step->x, rows, scratch);
+    end_sublayer(stack, &layer->norm, &layer->out, part->x, part->rows, scratch);
 }
 
 /* One token of every row through all blocks: x becomes the stack's output, keys and values of the
    new tokens are written into their cells. */
 void decode(const Stack *stack, const Step *step) {
-    const ptrdiff_t rows = (ptrdiff_t)step->inputs * step->beams;
+    const ptrdiff_t at_once = inputs_at_once(step);
     Scratch scratch;
     divide_step(stack, step, &scratch);
-    list_visible(step, &scratch);
-    for (int32_t i = 0; i < stack->layers; i++) {
-        const Block *block = stack->blocks + i;
-        self_attention(stack, &block->self, step->layers + i, step, &scratch);
-        if (stack->has_cross) cross_attention(stack, &block->cross, step->layers + i, step, &scratch);
-        feed_forward(stack, block, step->x, rows, &scratch);
+    for (ptrdiff_t from = 0; from < step->inputs; from += at_once) {
+        const ptrdiff_t inputs = step->inputs - from < at_once ? step->inputs - from : at_once;
+        const ptrdiff_t rows = inputs * step->beams;
+        float *x = step->x + from * step->beams * stack->width;
+        const Part part = {step, from, rows, x};
+        list_visible(&part, &scratch);
+        for (int32_t i = 0; i < stack->layers; i++) {
+            const Block *block = stack->blocks + i;
+            self_attention(stack, &block->self, step->layers + i, &part, &scratch);
+            if (stack->has_cross)
+                cross_attention(stack, &block->cross, step->layers + i, &part, &scratch);
+            feed_forward(stack, block, x, rows, &scratch);
+        }
+        if (stack->norm.weight) normalize(x, x, rows, stack->width, &stack->norm);
     }
-    if (stack->norm.weight) normalize(step->x, step->x, rows, stack->width, &stack->norm);
 }
 
 /* The most probable token of each row of logits [r, v], the first of equal ones, and the logarithm
