@@ -5,7 +5,7 @@ Shapes: n target tokens, m source tokens; N target words, M source words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -160,10 +160,13 @@ class TranslationPipeline:
         called while they are decoded; once it is true, a `DecodingCancelledError` ends the search.
         """
         numbers = range(first, first + len(texts)) if numbers is None else numbers
-        spans_of = self._split(texts)
+        ids_of = dict(zip(texts, self.tokenizer.encode_batch(texts), strict=True))
+        spans_of = self._split(texts, ids_of)
         parts = [(i, span) for i, spans in enumerate(spans_of) for span in spans]
         sources = [texts[i][start:stop] for i, (start, stop) in parts]
-        ids = self.tokenizer.encode_batch(sources)
+        others = [source for source in sources if source not in ids_of]  # parts of long texts
+        ids_of |= zip(others, self.tokenizer.encode_batch(others), strict=True)
+        ids = [ids_of[source] for source in sources]
         part_numbers = [n for spans in spans_of for n in range(len(spans))]
         hypotheses = self.search.translate(
             [source_ids[: self.max_source] for source_ids in ids],
@@ -184,10 +187,10 @@ class TranslationPipeline:
             translations.append(Translation(text, choices, len(spans)))
         return translations
 
-    def _split(self, texts: Sequence[str]) -> list[list[Span]]:
+    def _split(self, texts: Sequence[str], ids_of: Mapping[str, list[int]]) -> list[list[Span]]:
         """The parts of each text: none if it is blank, several if it is too long."""
         spans_of = [[(0, len(text))] if text.strip() else [] for text in texts]
-        too_long = [i for i, fits in enumerate(self._fits(texts)) if not fits]
+        too_long = [i for i, text in enumerate(texts) if len(ids_of[text]) > self.max_source]
         if too_long:  # few texts are: only then is there more to import
             from heed.pipelines.split_long import split_long
         for i in too_long:
@@ -207,9 +210,16 @@ class TranslationPipeline:
         """The choices of each source: text, and alignments where they are needed."""
         flat = [(i, hypothesis) for i, several in enumerate(hypotheses) for hypothesis in several]
         weights = self._soft_alignments(ids, flat)
+        plain = [n for n in range(len(flat)) if n not in weights]
+        decoded = self.tokenizer.decode_batch([flat[n][1].ids for n in plain])
+        plain_texts = dict(zip(plain, decoded, strict=True))
         choices: list[list[Choice]] = [[] for _ in sources]
         for n, (i, hypothesis) in enumerate(flat):
-            choices[i].append(self._choice(sources[i], hypothesis, weights.get(n)))
+            if n in weights:
+                choices[i].append(self._aligned_choice(sources[i], hypothesis, weights[n]))
+            else:
+                text = " ".join(plain_texts[n].split())
+                choices[i].append(Choice(text, hypothesis.score, hypothesis.cut))
         return choices
 
     def _soft_alignments(
@@ -226,12 +236,10 @@ class TranslationPipeline:
         weights = alignment.soft_alignments(self.models, pairs, begin=self.begin, specials=specials)
         return dict(zip(needed, weights, strict=True))
 
-    def _choice(
-        self, source: str, hypothesis: Hypothesis, weights_nm: alignment.Floats | None
+    def _aligned_choice(
+        self, source: str, hypothesis: Hypothesis, weights_nm: alignment.Floats
     ) -> Choice:
         ids, score, cut = hypothesis.ids, hypothesis.score, hypothesis.cut
-        if weights_nm is None:
-            return Choice(" ".join(self.tokenizer.decode(ids).split()), score, cut)
         copies = {}
         if self.settings.copy_unknown:
             copies = alignment.unknown_copies(self.tokenizer, ids, weights_nm, source)
