@@ -176,7 +176,7 @@ def _read_start(lab: LabContext, body: RecipeBody) -> tuple[dict[str, Any], str]
         return lab.folder.run(body.run).recipe().tables(), PurePosixPath(body.run).name
     if body.job is not None:
         job = lab.training.find(body.job)
-        return read_tables(lab.training.recipe_path(job)), job.run
+        return lab.training.read_recipe(job), job.run
     return {}, "run"
 
 
