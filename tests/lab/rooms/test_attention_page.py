@@ -145,6 +145,9 @@ def test_side_by_side_begins_with_another_run_of_the_same_task(
             page.get_by_role("button", name="Compare").click()
             page.get_by_test_id("similarity").wait_for()
             assert "run2=another" in page.url
+        # Where nothing is computed yet, a text of dev can be chosen all the same.
+        with visit_lab(chromium, lab, address("another", view="pair")) as visit:
+            visit.page.locator("select:enabled", has_text="Choose one…").wait_for()
         # A bookmark shows what it says, also one run twice.
         asked = address("tiny-translate", view="pair", run2="tiny-translate")
         with visit_lab(chromium, lab, asked) as visit:
