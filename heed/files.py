@@ -40,6 +40,10 @@ OS_ERRORS = {
     errno.ENXIO: NO_FILE,
 } | dict.fromkeys(DISK_FULL, "the disk is full.")
 """The message for each error number of the operating system."""
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+"""The flag that makes opening a symbolic link an error; 0 on a system without it."""
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | NO_FOLLOW
+"""How the file of a lock is opened."""
 DRAFT = ".draft-"
 """Prefix of names of files and folders that are still being written."""
 
@@ -252,24 +256,27 @@ def _close_folder(handle: int) -> None:
 # ------------------------------------------------------------------------------------ reading
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, *, follow_links: bool = True, append: bool = False) -> BinaryIO:
     """Open a file of a stranger's folder: an `OSError` for a pipe, a socket or a device.
 
     To open a named pipe waits until another process writes to it, and a device may have no end.
+    Without `follow_links`, a symbolic link is an `OSError`, too. With `append`, the file is made
+    where it is absent, and what is written goes to its end.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    handle = os.open(path, flags)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if append else os.O_RDONLY
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags | (0 if follow_links else NO_FOLLOW), 0o666)
     try:
         require_regular(path, os.fstat(handle))
-        return os.fdopen(handle, "rb")
+        return os.fdopen(handle, "ab" if append else "rb")
     except BaseException:
         os.close(handle)
         raise
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, *, follow_links: bool = True) -> bytes:
     """The content of a file that is opened by `open_regular`."""
-    with open_regular(path) as file:
+    with open_regular(path, follow_links=follow_links) as file:
         return file.read()
 
 
@@ -307,7 +314,7 @@ def try_lock(handle: int, *, wait: bool = False) -> bool | None:
 def lock_file(path: Path, *, wait: bool = False) -> Iterator[bool | None]:
     """Hold the lock of a file, which is created where absent; yields what `try_lock` returns."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        handle = os.open(path, LOCK_FLAGS, 0o666)
         try:
             locked = try_lock(handle, wait=wait)
             if locked and not _is_open_at(handle, path):

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,17 @@ def _suggest_section(key: str) -> str:
 
 def read_tables(path: Path) -> dict[str, Any]:
     """Read the tables of a TOML file."""
+    return parse_tables(path.read_bytes(), where=str(path))
+
+
+def parse_tables(content: bytes, *, where: str) -> dict[str, Any]:
+    """The tables of the content of a TOML file; `where` is named in the error."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(TextIOWrapper(BytesIO(content), encoding="utf-8").read())
     except RecursionError:
-        raise ConfigError(["This TOML is nested too deeply."], where=str(path)) from None
+        raise ConfigError(["This TOML is nested too deeply."], where=where) from None
     except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-        raise ConfigError([f"This is not TOML: {error}."], where=str(path)) from None
+        raise ConfigError([f"This is not TOML: {error}."], where=where) from None
 
 
 def apply_overrides(tables: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

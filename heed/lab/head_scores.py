@@ -102,7 +102,7 @@ class HeadScores:
             for number, silenced in enumerate((Heads(), *heads)):
                 if (metric, silenced) not in scores.counts:
                     scores.counts[metric, silenced] = scorer.counts(metric, silenced)
-                report({"done": number, "total": len(heads)})
+                report({"note": "Silencing heads…", "done": number, "total": len(heads)})
             whole = scores.counts[metric, Heads()]
             counts = [scores.counts[metric, silenced] for silenced in heads]
         changes = compare_counts(METRICS[metric], whole, counts, scorer.text_of)

@@ -58,6 +58,17 @@ def describe_lab(lab: Lab) -> dict[str, Any]:
     }
 
 
+@router.get("/work")
+def describe_work(lab: Lab) -> dict[str, int]:
+    """What this lab does now: a page that waits for an answer says why."""
+    trainings = sum(job.status == "training" for job in lab.training.read())
+    return {
+        "computations": lab.queue.pending,
+        "at_once": lab.queue.threads,
+        "trainings": trainings,
+    }
+
+
 @router.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE"])
 def refuse_unknown(path: str) -> None:
     """Refuse an address of the API that there is not: it is no page."""

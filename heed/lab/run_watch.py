@@ -27,6 +27,7 @@ from heed.runs.index import TEST_METRIC, describe_run
 from heed.runs.results_file import RESULTS
 from heed.runs.run import LOCK, Run, refuse_unsafe_entries
 from heed.study.trials import TRIALS
+from heed.train.optimizers.schedules import count_steps
 
 TRAINING, FINISHED, STOPPED, DAMAGED = "training", "finished", "stopped", "damaged"
 READING = "reading"
@@ -45,8 +46,8 @@ MOST_ROWS = 100
 """New rows of a run in one event."""
 KEYS = (
     *("name", "study", "status", "problem", "task", "model", "parameters", "steps", "test", "sets"),
-    *("seed", "total_steps", "rows", "metrics", "has_notes", "has_weights", "updated"),
-    *("best", "last"),
+    *("seed", "total_steps", "seconds_left", "rows", "metrics", "has_notes", "has_weights"),
+    *("updated", "best", "last"),
 )
 """What the list has of every run; None where it is not known."""
 Stamp = tuple[Any, ...]
@@ -122,14 +123,17 @@ class WatchedRun:
         finished = FINISHED if run.finished or run.has_deleted_weights else STOPPED
         listed = describe_run(run, recipe, self.metrics.lines)
         del listed["settings"], listed["best"], listed["dev"]
+        status, total = TRAINING if stamp[-1] else finished, self._count_steps(recipe)
+        left = _seconds_left(self.metrics.last_line, total) if status == TRAINING else None
         self.entry = {
             "name": self.name,
             "study": self.study,
-            "status": TRAINING if stamp[-1] else finished,
+            "status": status,
             "problem": None,
             **listed,
             "seed": recipe.tables().get("seed"),
-            "total_steps": recipe.train.steps,
+            "total_steps": total,
+            "seconds_left": left,
             "rows": self.metrics.rows,
             "metrics": self.metrics.metrics,
             "has_notes": stamp[-2] is not None,
@@ -141,6 +145,11 @@ class WatchedRun:
             metric = TEST_METRIC[recipe.task]
             self.entry["test"] = {"metric": metric, "value": self.entry["test"].get(metric)}
         return rows, is_replaced
+
+    def _count_steps(self, recipe: Recipe) -> int | None:
+        """The steps of the whole training; None where they depend on text that was not read yet."""
+        per_epoch = self._steps_per_epoch or 0
+        return count_steps(recipe.train, per_epoch) if per_epoch > 0 else recipe.train.steps
 
 
 class RunWatch:
@@ -270,6 +279,20 @@ def _study_of(name: str, studies: list[str]) -> str | None:
     """The study that a run belongs to: the innermost one whose folder it is in."""
     around = [study for study in studies if name.startswith(f"{study}/")]
     return max(around, key=len, default=None)
+
+
+def _seconds_left(line: dict[str, Any] | None, total: int | None) -> float | None:
+    """Seconds of training to the last step, without evaluations, as `heed train` prints them.
+
+    `line` is the last one of metrics.jsonl: its speed is that of the process that trains now.
+    """
+    if line is None or total is None or not line["step"]:
+        return None
+    tokens, speed = line.get("tokens"), (line.get("time") or {}).get("tokens_per_second")
+    if not tokens or not speed:
+        return None
+    seconds = tokens / line["step"] / speed * (total - line["step"])
+    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _describe_scores(recipe: Recipe, metrics: MetricsFile) -> Entry:

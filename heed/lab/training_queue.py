@@ -4,6 +4,9 @@ The queue is a file in the hidden folder `.heed-lab` of the lab's folder, read a
 whole under a lock, so that a server that is killed loses nothing. A training is a process of its
 own, `heed train` or `heed resume`, which goes on without the server. It inherits the open lock of
 its job: whether it lives is known by that lock, also to a server that was started later.
+
+No symbolic link in the folder is followed: recipes, logs and locks are opened as they are named, or
+not at all, and what is written as a whole replaces a link of its name.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
@@ -26,8 +29,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from heed import checksums
 from heed.checksums import DamagedError
 from heed.config import Recipe
+from heed.config.recipe import parse_tables
 from heed.errors import HeedError, make_printable
-from heed.files import lock_file, locked_inodes, make_folder, try_lock, write_atomic
+from heed.files import (
+    LOCK_FLAGS,
+    describe_os_error,
+    lock_file,
+    locked_inodes,
+    make_folder,
+    open_regular,
+    read_regular,
+    try_lock,
+    write_atomic,
+)
 from heed.lab.error_responses import NOT_FOUND, StatusError
 from heed.lab.lock_holder import ask_to_stop, find_holders, has_process_list
 from heed.lab.run_folder import RunFolder, is_run
@@ -104,9 +118,13 @@ class TrainingQueue:
     def read(self) -> list[Job]:
         """All jobs: those that train, those that wait, in order, and those that ended."""
         path = self.place / QUEUE
-        if self.place.is_symlink() or not path.is_file():
+        if self.place.is_symlink():
             return []
-        content = checksums.read_json(path, todo=RESTORE)
+        try:
+            data = read_regular(path, follow_links=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        content = checksums.parse_json(data, where=str(path), todo=RESTORE)
         if content.get("place") != self._describe_place():
             return []  # it came with a copy of the folder: nothing is started because of that
         try:
@@ -118,9 +136,10 @@ class TrainingQueue:
         """The job of an id; an error if there is none."""
         return _find(self.read(), job_id)
 
-    def recipe_path(self, job: Job) -> Path:
-        """The file of the recipe of a new run."""
-        return self.place / f"{job.id}.toml"
+    def read_recipe(self, job: Job) -> dict[str, Any]:
+        """The tables of the recipe of a new run."""
+        path = self._recipe_path(job)
+        return parse_tables(read_regular(path, follow_links=False), where=str(path))
 
     def describe(self) -> dict[str, Any]:
         """The queue as JSON values."""
@@ -133,7 +152,7 @@ class TrainingQueue:
                 | {
                     "place": waiting.index(job.id) + 1 if job.id in waiting else None,
                     "has_run": is_run(self.folder.root / job.run),
-                    "has_recipe": self.recipe_path(job).is_file(),
+                    "has_recipe": self._has_recipe(job),
                 }
                 for job in jobs
             ],
@@ -150,7 +169,7 @@ class TrainingQueue:
         with self._changing() as jobs:
             place_new_run(self.folder, name, [job.run for job in jobs if not job.has_ended])
             job = _add(jobs, Job(id=token_hex(6), kind="train", run=name, device=device))
-            write_atomic(self.recipe_path(job), recipe.with_absolute_paths().toml())
+            write_atomic(self._recipe_path(job), recipe.with_absolute_paths().toml())
         return job
 
     def add_resume(self, name: str, device: str = "auto") -> Job:
@@ -267,13 +286,19 @@ class TrainingQueue:
     def _start(self, jobs: list[Job], index: int) -> bool:
         """Start the process of a job; whether it was. One that cannot be started has failed."""
         job = jobs[index]
-        try:
-            command = self._build_command(job)
-        except (HeedError, OSError) as error:
-            jobs[index] = job.model_copy(update={"status": "failed", "message": str(error)})
-            return False
-        handle = os.open(self._lock_path(job), _new_file_flags(), 0o666)
-        try:
+        with ExitStack() as opened:
+            try:
+                command = self._build_command(job)
+                log = opened.enter_context(
+                    open_regular(self._log(job), follow_links=False, append=True)
+                )
+                handle = os.open(self._lock_path(job), LOCK_FLAGS, 0o666)
+            except (HeedError, OSError) as error:
+                named = describe_os_error(error) if isinstance(error, OSError) else None
+                message = str(named or error)
+                jobs[index] = job.model_copy(update={"status": "failed", "message": message})
+                return False
+            opened.callback(os.close, handle)
             try_lock(handle)
             started = job.model_copy(
                 update={"status": "training", "attempts": job.attempts + 1, "is_stopping": False}
@@ -285,9 +310,7 @@ class TrainingQueue:
             # As for `-P`: nothing in the current folder is imported.
             path = [str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(path)
-            process = launch_process(command, self._log(job), environment, inherited=(handle,))
-        finally:
-            os.close(handle)
+            process = launch_process(command, log, environment, inherited=(handle,))
         self._processes[job.id] = process
         jobs[index] = started.model_copy(update={"pid": process.pid})
         return True
@@ -296,8 +319,9 @@ class TrainingQueue:
         """The command line of a job. Plug-ins are those that the lab itself was started with."""
         if job.kind == "train":
             path = place_new_run(self.folder, job.run)
-            recipe = Recipe.read(self.recipe_path(job))
-            named = ["train", str(self.recipe_path(job)), "--run", str(path)]
+            source = str(self._recipe_path(job))
+            recipe = Recipe.of(self.read_recipe(job), where=source)
+            named = ["train", source, "--run", str(path)]
         else:
             run = self.folder.run(job.run)
             recipe = run.recipe()
@@ -376,8 +400,15 @@ class TrainingQueue:
         return f"{self.folder.root.stat().st_ino}@{platform.node()}"
 
     def _delete_files(self, job: Job) -> None:
-        for path in (self.recipe_path(job), self._log(job), self._lock_path(job)):
+        for path in (self._recipe_path(job), self._log(job), self._lock_path(job)):
             path.unlink(missing_ok=True)
+
+    def _has_recipe(self, job: Job) -> bool:
+        path = self._recipe_path(job)
+        return path.is_file() and not path.is_symlink()
+
+    def _recipe_path(self, job: Job) -> Path:
+        return self.place / f"{job.id}.toml"
 
     def _lock_path(self, job: Job) -> Path:
         return self.place / f"{job.id}.lock"
@@ -389,7 +420,7 @@ class TrainingQueue:
 def read_end_of_log(log: Path) -> list[str]:
     """The last lines that a training printed; none where it printed nothing."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log, follow_links=False) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - LOG_BYTES, 0))
             text = file.read().decode("utf-8", "replace")
     except OSError:
@@ -433,7 +464,3 @@ def _is_locked(lock: Path) -> bool:
         return inode in locked
     with lock_file(lock) as is_free:
         return is_free is False
-
-
-def _new_file_flags() -> int:
-    return os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)

@@ -18,9 +18,13 @@ from labs import lab_client
 from pydantic import BaseModel
 from serving import run_async
 
+from heed.config import Recipe
 from heed.errors import ConfigError
 from heed.lab.error_responses import StatusError, StrictJsonResponse, install_error_handlers
+from heed.lab.lab_app import describe_work
+from heed.lab.lab_context import LabContext
 from heed.lab.limits import MAX_BODY, MAX_TEXT, BodyLimit, ComputeQueue, Text
+from heed.lab.run_folder import RunFolder
 
 
 class Body(BaseModel, extra="forbid"):
@@ -220,3 +224,24 @@ def test_a_read_only_lab_refuses_changes_and_computes(tmp_path: Path) -> None:
         assert client.post("/api/playground/nothing", json={}).status_code == 404
     with lab_client(tmp_path) as client:
         assert client.put("/api/none/a", json={}).status_code == 404
+
+
+def test_the_work_of_a_lab_is_counted(tmp_path: Path) -> None:
+    """What a page that waits is told: computations that run or wait, and trainings."""
+    lab, release = LabContext(RunFolder(tmp_path)), Event()
+    with lab_client(tmp_path) as client:
+        idle = client.get("/api/work").json()
+    assert idle == {"computations": 0, "at_once": lab.queue.threads, "trainings": 0}
+    lab.training.add_training("a", Recipe.of({"task": "translate"}))
+    with lab.training._changing() as jobs:
+        jobs[0] = jobs[0].model_copy(update={"status": "training"})
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(lab.queue.run(release.wait)) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert describe_work(lab) == idle | {"computations": 5, "trainings": 1}
+        release.set()
+        await asyncio.gather(*tasks)
+
+    run_async(scenario())
+    lab.queue.close()

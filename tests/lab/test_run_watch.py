@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from lab_runs import append_rows, write_run
 
+from heed.config import Recipe
 from heed.lab import run_watch
 from heed.lab.run_folder import RunFolder
 from heed.lab.run_watch import RunWatch
 from heed.runs.index import list_runs
+from heed.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,33 @@ def test_a_run_that_grows_trains_on_another_machine(tmp_path: Path) -> None:
     append_rows(run, [6])
     statuses(watch)
     assert statuses(watch) == {"a": "training"}
+
+
+def test_a_run_that_trains_has_its_step_of_all_and_the_seconds_left(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")  # of 100 steps, with ten tokens and a second each
+
+    def progress() -> list[float | None]:
+        watch = RunWatch(RunFolder(tmp_path))
+        watch.refresh()
+        entry = watch.runs["a"].entry
+        return [entry[key] for key in ("steps", "total_steps", "seconds_left")]
+
+    assert progress() == [5, 100, None]  # it is stopped: no time is left to wait for
+    with run.locked():
+        assert progress() == [5, 100, pytest.approx(95)]
+        append_rows(run, [100])
+        assert progress() == [100, 100, 0]
+
+
+def test_steps_are_counted_by_epochs_where_the_recipe_names_these(tmp_path: Path) -> None:
+    recipe = Recipe.of({"task": "translate", "train": {"epochs": 3}, "data": {"synthetic": 60}})
+    run = Run.create(tmp_path / "a", recipe)
+    watch = RunWatch(RunFolder(tmp_path))
+    statuses(watch)
+    assert watch.runs["a"].entry["total_steps"] is None  # the text was not read yet
+    run.write_environment({"steps_per_epoch": 4})
+    statuses(watch)
+    assert watch.runs["a"].entry["total_steps"] == 12
 
 
 def test_a_damaged_run_has_its_sentence_and_recovers(tmp_path: Path) -> None:

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from browser import Scheme, wait_to_read
 from killing import FOUND, outcome
-from lab_runs import HOSTILE, write_run
+from lab_runs import HOSTILE, append_rows, write_run
 from labs import TINY, TINY_DATA, LabProcess, running_lab, serious_findings, visit_lab
 
 from heed.config import Recipe
 from heed.config.recipe import apply_overrides
+from heed.files import lock_file
 from heed.lab.lock_holder import find_holders
 from heed.lab.run_folder import RunFolder
 from heed.lab.training_queue import TrainingQueue
 from heed.runs.run import LOCK, Run
+from heed.train.progress import format_duration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -168,6 +170,50 @@ def test_a_run_is_started_stopped_and_resumed_in_the_browser(
         page.locator('[data-testid="status"]:text-is("finished")').wait_for(timeout=WAIT)
         assert status.inner_text() == "finished"
     assert outcome(runs / "mine") == unbroken
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_queue_shows_the_step_of_all_steps_and_the_time_left(
+    chromium: Browser, tmp_path: Path, width: int
+) -> None:
+    """The numbers are those of the run's metrics, and they change while the page is open."""
+    run = write_run(tmp_path / "runs" / "mine", steps=5)
+    queue = TrainingQueue(RunFolder(tmp_path / "runs"))
+    job = queue.add_resume("mine")
+    queue.add_training("later", run.recipe())
+
+    def expected() -> str:
+        last, total = run.metrics()[-1], run.recipe().train.steps or 0
+        tokens_a_step = last["tokens"] / last["step"]
+        left = (total - last["step"]) * tokens_a_step / last["time"]["tokens_per_second"]
+        return f"Step {last['step']} of {total}, about {format_duration(left)} of training left."
+
+    def buttons() -> list[Any]:
+        found = page.get_by_test_id("job").get_by_role("button")
+        return [one.bounding_box() for one in found.all()]
+
+    with queue._changing() as jobs:
+        jobs[0] = jobs[0].model_copy(update={"status": "training"})
+    with (  # this process holds the locks in place of one that trains
+        lock_file(queue.place / f"{job.id}.lock"),
+        run.locked(),
+        running_lab(tmp_path / "runs") as lab,
+        visit_lab(chromium, lab, "/train", width=width) as visit,
+    ):
+        page = visit.page
+        progress = page.get_by_test_id("progress")
+        wait_to_read(page, progress.inner_text, expected())
+        assert expected() == "Step 5 of 100, about 95 s of training left."
+        page.get_by_text("accepts this recipe").wait_for()
+        before = buttons()
+        append_rows(run, [40])
+        wait_to_read(page, progress.inner_text, expected())
+        assert buttons() == before
+        # A screen reader finds the text in the item of its run, and announces the status alone.
+        assert progress.locator("xpath=ancestor::*[@role='status' or @aria-live]").count() == 0
+        status = page.get_by_test_id("job").first.get_by_role("status")
+        assert status.inner_text() == "trains"
+        assert serious_findings(visit) == []
 
 
 def test_a_server_that_is_killed_harms_nothing(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_runs import write_run
@@ -25,6 +26,7 @@ from heed.lab.lock_holder import ask_to_stop, find_holders, is_training
 from heed.lab.run_folder import RunFolder
 from heed.lab.training_queue import Job, TrainingQueue, find_error, read_end_of_log
 from heed.runs.run import LOCK
+from heed.study.launch import launch_process
 
 RECIPE = Recipe.of(apply_overrides({"task": "translate"}, [*TINY_DATA, *TINY]))
 PRETENDER = """
@@ -250,6 +252,113 @@ def test_a_hostile_job_leads_nowhere(
     real.advance()
     assert real.read()[0].status == "failed"
     assert not (tmp_path / "outside").exists()
+
+
+UNSEEN = "heed: unseen"
+
+
+def plant(link: Path, outside: Path) -> None:
+    """Put a link in place of a file of the queue."""
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside)
+
+
+def test_a_recipe_that_is_a_link_is_not_read(
+    open_queue: Callable[..., PretendingQueue], tmp_path: Path
+) -> None:
+    job = open_queue().add_training("a", RECIPE)
+    queue = TrainingQueue(RunFolder(tmp_path / "runs"))
+    path = queue.place / f"{job.id}.toml"
+    outside = tmp_path / "outside.toml"
+    outside.write_bytes(path.read_bytes())  # it could be trained
+    assert queue.describe()["jobs"][0]["has_recipe"]
+    plant(path, outside)
+    assert not queue.describe()["jobs"][0]["has_recipe"]
+    with pytest.raises(OSError, match="symbolic link"):
+        queue.read_recipe(job)
+    queue.advance()
+    assert statuses(queue) == {"a": "failed"}
+    assert f"{path}: this is a symbolic link" in (queue.read()[0].message or "")
+    queue.remove(job.id)
+    assert outside.exists()
+
+
+@pytest.mark.parametrize("kind", ["log", "lock"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_log_or_lock_that_is_a_link_is_not_written(
+    open_queue: Callable[..., PretendingQueue], tmp_path: Path, kind: str, exists: bool
+) -> None:
+    queue = open_queue()
+    job = queue.add_training("a", RECIPE)
+    outside = tmp_path / "outside"
+    if exists:
+        outside.write_text(UNSEEN, encoding="utf-8")
+    plant(queue.place / f"{job.id}.{kind}", outside)
+    queue.advance()
+    assert statuses(queue) == {"a": "failed"}
+    assert f"{job.id}.{kind}: this is a symbolic link" in (queue.read()[0].message or "")
+    assert outside.exists() == exists
+    assert not exists or outside.read_text(encoding="utf-8") == UNSEEN
+
+
+def test_a_log_that_becomes_a_link_is_neither_written_nor_read(
+    open_queue: Callable[..., PretendingQueue], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process writes to the file that was opened, whatever its path leads to by then."""
+    queue = open_queue()
+    job = queue.add_training("a", RECIPE)
+    log, outside = queue.place / f"{job.id}.log", tmp_path / "outside"
+    outside.write_text(UNSEEN, encoding="utf-8")
+    written = tmp_path / "written"
+
+    def launch(*args: Any, **options: Any) -> Any:
+        log.rename(written)
+        plant(log, outside)
+        return launch_process(*args, **options)
+
+    monkeypatch.setattr("heed.lab.training_queue.launch_process", launch)
+    queue.advance()
+    queue.end("a.end").touch()
+    advance_until(queue, {"a": "failed"})
+    assert queue.said in written.read_text(encoding="utf-8")
+    assert outside.read_text(encoding="utf-8") == UNSEEN
+    assert "unseen" not in (queue.read()[0].message or "")
+    assert read_end_of_log(outside) == [UNSEEN]
+    assert read_end_of_log(log) == []
+
+
+def test_a_queue_that_is_a_link_is_neither_read_nor_written(
+    open_queue: Callable[..., PretendingQueue], tmp_path: Path
+) -> None:
+    queue = open_queue()
+    queue.add_training("a", RECIPE)
+    path, outside = queue.place / "queue.json", tmp_path / "outside"
+    outside.write_bytes(path.read_bytes())
+    before = outside.read_bytes()
+    plant(path, outside)
+    for use in (queue.read, queue.advance, lambda: queue.add_training("b", RECIPE)):
+        with pytest.raises(OSError, match="symbolic link"):
+            use()
+    assert outside.read_bytes() == before
+    path.unlink()
+    plant(queue.place / "queue.lock", tmp_path / "absent")
+    with pytest.raises(OSError, match="symbolic link"):
+        queue.add_training("b", RECIPE)
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_folder_that_is_a_link_is_no_queue(
+    open_queue: Callable[..., PretendingQueue], tmp_path: Path
+) -> None:
+    queue = open_queue()
+    queue.add_training("a", RECIPE)
+    queue.place.rename(tmp_path / "outside")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir()}
+    queue.place.symlink_to(tmp_path / "outside")
+    assert queue.read() == []
+    with pytest.raises(HeedError, match="this is a link"):
+        queue.add_training("b", RECIPE)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir()} == before
 
 
 def test_the_error_at_the_end_of_a_log_is_whole(tmp_path: Path) -> None:

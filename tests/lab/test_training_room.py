@@ -19,6 +19,7 @@ from heed.config.recipe import apply_overrides, toml_value
 from heed.lab.access import Access
 from heed.lab.lab_app import build_lab
 from heed.lab.lab_context import LabContext
+from heed.lab.run_folder import RunFolder
 from heed.lab.training_queue import TrainingQueue
 
 CHANGES = dict(change.split("=", 1) for change in (*TINY_DATA, *TINY))
@@ -289,3 +290,22 @@ def test_a_change_of_the_queue_is_an_event(client: TestClient) -> None:
     before = lab.watch.log.last
     start(client, "one")
     assert "queue" in [event.kind for event in lab.watch.log.since(before)]
+
+
+def test_a_job_that_trains_has_its_progress(client: TestClient, runs: Path) -> None:
+    queue = TrainingQueue(RunFolder(runs))
+    for name in ("made", "waits"):
+        queue.add_training(name, Recipe.of({"task": "translate"}))
+    with queue._changing() as jobs:
+        jobs[0] = jobs[0].model_copy(update={"status": "training"})
+
+    def progress() -> list[Any]:
+        return [job["progress"] for job in client.get("/api/training").json()["jobs"]]
+
+    assert progress() == [None, None]  # its process has not made the run yet
+    run = write_run(runs / "made")
+    with run.locked():
+        assert progress() == [{"steps": 5, "total_steps": 100, "seconds_left": 95.0}, None]
+    run.recipe_path.write_text("no recipe", encoding="utf-8")
+    run.metrics_path.unlink()
+    assert [job["run"] for job in client.get("/api/training").json()["jobs"]] == ["made", "waits"]

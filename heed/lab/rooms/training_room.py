@@ -82,7 +82,19 @@ class PlaceBody(BaseModel):
 def show_queue(lab: Lab) -> dict[str, Any]:
     """What trains, what waits and what has ended, of what was started here."""
     cursor = lab.watch.log.cursor()
-    return {"cursor": cursor, "is_read_only": lab.is_read_only, **lab.training.describe()}
+    queue = lab.training.describe()
+    for job in queue["jobs"]:
+        job["progress"] = _describe_progress(lab, job) if job["status"] == "training" else None
+    return {"cursor": cursor, "is_read_only": lab.is_read_only, **queue}
+
+
+def _describe_progress(lab: LabContext, job: dict[str, Any]) -> dict[str, Any] | None:
+    """The step of all steps of a job that trains, and the seconds left; None without a run."""
+    with suppress(HeedError):  # its folder is not made yet, or is gone
+        run = lab.watch.find(job["run"]).entry
+        if run["steps"] is not None:  # else it is damaged
+            return {key: run[key] for key in ("steps", "total_steps", "seconds_left")}
+    return None
 
 
 @router.get("/form")
@@ -164,7 +176,7 @@ def _read_start(lab: LabContext, body: RecipeBody) -> tuple[dict[str, Any], str]
         return lab.folder.run(body.run).recipe().tables(), PurePosixPath(body.run).name
     if body.job is not None:
         job = lab.training.find(body.job)
-        return read_tables(lab.training.recipe_path(job)), job.run
+        return lab.training.read_recipe(job), job.run
     return {}, "run"
 
 

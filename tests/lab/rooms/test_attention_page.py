@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,39 @@ def test_two_weights_side_by_side(chromium: Browser, tiny_lab: LabProcess, tiny_
         page.get_by_label("Second text (empty: the same)").fill("The cat sleeps.")
         page.get_by_role("button", name="Compare").click()
         page.get_by_text("paired by layer and number").wait_for()
+
+
+def test_side_by_side_begins_with_another_run_of_the_same_task(
+    chromium: Browser, tiny_runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_runs, tmp_path / "runs")
+    shutil.copytree(tiny_runs / "tiny-translate", tmp_path / "runs" / "another")
+    with running_lab(tmp_path / "runs", "--read-only") as lab:
+        with visit_lab(chromium, lab, address("another")) as visit:
+            page = visit.page
+            first = page.get_by_role("combobox", name="Run", exact=True)
+            second = page.get_by_label("Second run")
+            page.get_by_label("Side by side").check()
+            wait_to_read(page, second.input_value, "tiny-translate")
+            first.select_option("tiny-translate")
+            wait_to_read(page, second.input_value, "another")
+            first.select_option("tiny-generate")  # the only one of its task
+            wait_to_read(page, second.input_value, "tiny-generate")
+            first.select_option("tiny-translate")
+            assert "run2" not in page.url  # nothing is compared before it is asked for
+            page.get_by_role("button", name="Compare").click()
+            page.get_by_test_id("similarity").wait_for()
+            assert "run2=another" in page.url
+        # Where nothing is computed yet, a text of dev can be chosen all the same.
+        with visit_lab(chromium, lab, address("another", view="pair")) as visit:
+            visit.page.locator("select:enabled", has_text="Choose one…").wait_for()
+        # A bookmark shows what it says, also one run twice.
+        asked = address("tiny-translate", view="pair", run2="tiny-translate")
+        with visit_lab(chromium, lab, asked) as visit:
+            visit.page.get_by_test_id("similarity").wait_for()
+            visit.settle()
+            assert visit.page.get_by_label("Second run").input_value() == "tiny-translate"
+            assert "run2=tiny-translate" in visit.page.url
 
 
 @pytest.fixture(scope="module")

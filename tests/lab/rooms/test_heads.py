@@ -61,7 +61,8 @@ def test_cards_are_those_of_heed_heads(client: TestClient, tiny_runs: Path) -> N
 def test_changes_of_all_sets_are_one_family(client: TestClient, tiny_runs: Path) -> None:
     sets = [[CROSS], [DECODER], [CROSS, DECODER]]
     progress, ablation = read_stream(client, "ablate", heads=sets, limit=15)
-    assert progress[-1] == {"done": 3, "total": 3}
+    assert progress[0] == {"note": "Scoring the whole model…", "done": 0, "total": 3}
+    assert progress[-1] == {"note": "Silencing heads…", "done": 3, "total": 3}
     scorer = Scorer(open_probe_set(tiny_runs / "tiny-translate", limit=15, device="cpu"))
     first, second = Head("cross", 1, 0), Head("decoder", 0, 1)
     counts = [scorer.counts("loss", heads) for heads in ([first], [second], [first, second])]
