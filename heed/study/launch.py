@@ -21,8 +21,8 @@ def launch_process(
 ) -> subprocess.Popen[bytes]:
     """Launch a command; Ctrl-C on the terminal of this process does not reach it.
 
-    `log` is a file to append to, by its path or open already. `environment` is that of the process, by default the one of this process. `inherited` are open
-    files that the process has, too.
+    `log` is a file to append to, by its path or open already. `environment` is that of the process,
+    by default the one of this process. `inherited` are open files that the process has, too.
     """
     if isinstance(log, Path):
         make_folder(log.parent)
