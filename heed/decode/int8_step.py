@@ -62,11 +62,9 @@ class Int8Step(TransformerStep):
         if real_bm is None:
             real_bm = torch.ones_like(source_bm, dtype=torch.bool)
         counts_b = real_bm.sum(dim=1)
-        embedded = self.model.embedding(source_bm[real_bm][None])
-        x_tw = encoder.stack.embed(
-            embedded, tokens.positions_bn.expand_as(source_bm)[real_bm][None]
-        )
-        x_tw = x_tw[0].float().contiguous()
+        embedded_1tw = cast(Translator, self.model).embed_source(source_bm[real_bm][None])
+        positions_t = tokens.positions_bn.expand_as(source_bm)[real_bm]
+        x_tw = encoder.stack.embed(embedded_1tw, positions_t[None])[0].float().contiguous()
         starts = torch.cat([counts_b.new_zeros(1), counts_b.cumsum(0)])
         sources = SourcesStruct(
             x=_address(x_tw),

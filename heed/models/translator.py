@@ -93,8 +93,12 @@ class Translator(BaseModel):
 
     def encode(self, source: Tensor, tokens: Tokens, *, weights: bool = False) -> StackOutput:
         """The source's vectors."""
+        return self.encoder(self.embed_source(source), tokens, weights=weights)
+
+    def embed_source(self, source: Tensor) -> Tensor:
+        """The vectors of a source's tokens, from the table of its vocabulary."""
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
-        return self.encoder(embedding(source), tokens, weights=weights)
+        return embedding(source)
 
     def decode(
         self,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import FEW, VARIANTS, new_language_model, new_translator, texts
+from support import FEW, VARIANTS, VOCAB, new_language_model, new_translator, texts, tiny
 from torch import Tensor, nn
 
 from heed.data.batching.padding import pad_sequences
@@ -21,7 +21,7 @@ from heed.decode.search import Search
 from heed.decode.state import DecodeState
 from heed.decode.strategy import Strategy
 from heed.errors import HeedWarning
-from heed.models import LanguageModel, Translator
+from heed.models import LanguageModel, Translator, build
 from heed.nn.kernels import c_library, int8_blocks
 from heed.nn.kernels.int8_blocks import best_tokens, int8_library
 from heed.nn.kernels.quantized_linear import Int8Weights
@@ -158,6 +158,19 @@ def test_sources_of_any_shape(
         plain, found = model.encode(ids, tokens).x_bnw, step.encode(ids, tokens)
     assert not found[~real].any()
     Compared([(found[real], plain[real])]).check()
+
+
+def test_a_source_of_another_vocabulary() -> None:
+    """Its vectors are those of its own table."""
+    torch.manual_seed(0)
+    model = build("translate", tiny(), vocab=VOCAB, source_vocab=2 * VOCAB).eval()
+    assert isinstance(model, Translator)
+    int8 = Int8Weights([model])
+    ids = torch.arange(2 * VOCAB)[None]
+    with torch.inference_mode(), int8.in_use():
+        plain = model.encode(ids, Tokens.of(ids)).x_bnw
+        found = Int8Step(model, 0, int8).encode(ids, Tokens.of(ids))
+    Compared([(found, plain)]).check()
 
 
 def test_edited_heads_take_the_plain_steps() -> None:
