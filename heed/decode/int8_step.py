@@ -12,7 +12,7 @@ inputs, d head width, h heads, w model width.
 from __future__ import annotations
 
 import threading
-from ctypes import byref, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,6 +26,7 @@ from heed.nn.attention import AttentionContext, MultiHeadAttention
 from heed.nn.kernels.int8_blocks import (
     ACTIVATIONS,
     AttentionStruct,
+    BiasStruct,
     BlockStruct,
     LayerStateStruct,
     NormStruct,
@@ -77,10 +78,7 @@ class Int8Step(TransformerStep):
         if tables:
             sources.cosines, sources.sines = map(_address, tables)
         biases = encoder.biases(AttentionContext(positions_1m, positions_1m))
-        if biases:
-            pointers = (c_void_p * len(biases))(*map(_address, biases))
-            sources.biases = pointers
-            sources.bias_h, sources.bias_n = _strides(biases[0])[1:3]
+        sources.biases = (BiasStruct * encoder.struct.layers)(*map(_bias_struct, biases))
         size = library.encode_scratch(byref(encoder.struct), byref(sources))
         sources.scratch = self._scratch(size)
         library.encode(byref(encoder.struct), byref(sources))
@@ -114,7 +112,6 @@ class Int8Step(TransformerStep):
         biases: list[Tensor] = []
         if decoder.has_bias:
             biases = decoder.biases(self._self_context(state, decoder.stack.position))
-            step.bias_b, step.bias_h, step.bias_k, _ = _strides(biases[0])
         self._point_to_layers(step, state, biases)
         size = library.decode_scratch(byref(decoder.struct), byref(step))
         step.scratch = self._scratch(size)
@@ -130,7 +127,7 @@ class Int8Step(TransformerStep):
             if stack.crosses:
                 layer.source_keys, layer.source_values = self._addresses(state, f"{i}.cross")
             if biases:
-                layer.bias = _address(biases[i])
+                layer.bias = _bias_struct(biases[i])
         step.layers = layers
         if stack.crosses:
             step.source_ends = _address(state["source_ends"], torch.long)
@@ -289,6 +286,10 @@ def _address(x: Tensor, dtype: torch.dtype = torch.float32) -> int:
     if x.dtype != dtype or not x.is_contiguous() or x.device.type != "cpu":
         raise ValueError(f"a tensor is {x.dtype} with strides {x.stride()}, on {x.device}.")
     return x.data_ptr()
+
+
+def _bias_struct(bias_bhnm: Tensor) -> BiasStruct:
+    return BiasStruct(_address(bias_bhnm), *_strides(bias_bhnm)[:3])
 
 
 def _strides(x: Tensor) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +159,28 @@ def test_sources_of_any_shape(
         plain, found = model.encode(ids, tokens).x_bnw, step.encode(ids, tokens)
     assert not found[~real].any()
     Compared([(found[real], plain[real])]).check()
+
+
+@pytest.mark.parametrize("position", ["rope", "t5", "alibi"])
+@pytest.mark.parametrize("kv_heads", [None, 2])
+def test_pruned_layers(position: str, kv_heads: int | None, compared: Compared) -> None:
+    """Layers have other numbers of heads, and the biases of those that were kept."""
+    kept = {"encoder": [[4], [1, 3]], "decoder": [[2], [1, 3]], "cross": [[1, 2, 3, 4], [3]]}
+    changes: dict[str, Any] = {"position": position, "kv_heads": kv_heads}
+    translator = new_translator(kept_heads=kept, **changes)
+    weights = Int8Weights([translator])
+    search = Search([translator], Beam(2), int8=weights)
+    search.translate([ids.tolist() for ids in texts(LENGTHS)], max_extra=6)
+    writer = new_language_model(kept_heads={"decoder": kept["decoder"]}, **changes)
+    search = Search([writer], Beam(2), int8=Int8Weights([writer]))
+    search.generate([ids.tolist() for ids in texts([4, 1, 9, 2])], max_tokens=6)
+    assert {len(found) for found, _ in compared} >= {4, len(LENGTHS)}
+    ids = torch.stack(texts([9, 9]))
+    with torch.inference_mode(), weights.in_use():
+        plain = translator.encode(ids, Tokens.of(ids)).x_bnw
+        found = Int8Step(translator, 0, weights).encode(ids, Tokens.of(ids))
+    compared.append((found, plain))
+    compared.check()
 
 
 def test_a_source_of_another_vocabulary() -> None:

@@ -88,11 +88,18 @@ class StackStruct(Structure):
     )
 
 
+class BiasStruct(Structure):
+    """A position's bias of one layer, with strides."""
+
+    _fields_ = (("start", c_void_p), *((name, c_int64) for name in "bhn"))
+
+
 class LayerStateStruct(Structure):
     """Keys, values and the position's bias of one layer."""
 
-    _fields_ = tuple(
-        (name, c_void_p) for name in ("keys", "values", "source_keys", "source_values", "bias")
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "source_keys", "source_values")),
+        ("bias", BiasStruct),
     )
 
 
@@ -103,7 +110,7 @@ class StepStruct(Structure):
         ("layers", POINTER(LayerStateStruct)),
         *((name, c_void_p) for name in ("x", "visible", "done", "next_cells", "source_ends")),
         *((name, c_void_p) for name in ("cosines", "sines", "scratch")),
-        *((name, c_int64) for name in ("rotation_b", "bias_b", "bias_h", "bias_k")),
+        ("rotation_b", c_int64),
         *((name, c_int32) for name in ("inputs", "beams", "cells", "source_cells")),
     )
 
@@ -113,9 +120,8 @@ class SourcesStruct(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "starts", "cosines", "sines")),
-        ("biases", POINTER(c_void_p)),
+        ("biases", POINTER(BiasStruct)),
         ("scratch", c_void_p),
-        *((name, c_int64) for name in ("bias_h", "bias_n")),
         *((name, c_int32) for name in ("inputs", "longest")),
     )
 

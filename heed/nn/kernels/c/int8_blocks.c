@@ -66,11 +66,17 @@ typedef struct {
     int32_t activation, is_gated, is_pre_norm, has_cross;
 } Stack;
 
-/* The tensors of one layer: keys and values [b, g, c or m, d], the position's bias [b, h, k, c]. */
+/* A position's bias [b, h, n, m] of one layer, or null. Strides are 0 where one entry serves all. */
+typedef struct {
+    const float *start;
+    int64_t b, h, n;
+} Bias;
+
+/* The tensors of one layer: keys and values [b, g, c or m, d], and the bias. */
 typedef struct {
     float *keys, *values;
     const float *source_keys, *source_values;
-    const float *bias;
+    Bias bias;
 } LayerState;
 
 typedef struct {
@@ -82,8 +88,7 @@ typedef struct {
     const int64_t *source_ends;  /* [b] */
     const float *cosines, *sines; /* [b or 1, d/2] of RoPE, or null */
     void *scratch;
-    int64_t rotation_b;             /* stride of these tables, 0 where one row serves all */
-    int64_t bias_b, bias_h, bias_k; /* strides of the bias, 0 likewise */
+    int64_t rotation_b; /* stride of these tables, 0 where one row serves all */
     int32_t inputs, beams, cells, source_cells;
 } Step;
 
@@ -92,9 +97,8 @@ typedef struct {
     float *x;                     /* [all tokens, w]: embedded tokens, then the output */
     const int64_t *starts;        /* [b + 1]: the first token of each source, and the end */
     const float *cosines, *sines; /* [n, d/2] of RoPE by position, or null */
-    const float *const *biases;   /* for each layer [h or 1, n, n], or null */
+    const Bias *biases;           /* one for each layer */
     void *scratch;
-    int64_t bias_h, bias_n;
     int32_t inputs, longest;
 } Sources;
 
@@ -404,6 +408,11 @@ static void attend_head(ptrdiff_t d, const float *q, const float *keys, const fl
     }
 }
 
+/* The bias of one query to all keys, or null. */
+static inline const float *bias_of(const Bias *bias, ptrdiff_t b, ptrdiff_t h, ptrdiff_t n) {
+    return bias->start ? bias->start + b * bias->b + h * bias->h + n * bias->n : NULL;
+}
+
 /* Fetch the keys and values of the next head while this one is computed: they are far from its own,
    so that the CPU does not see them coming. */
 static inline void prefetch(const float *keys, const float *values, ptrdiff_t numbers) {
@@ -571,11 +580,10 @@ static void self_attention(const Stack *stack, const Attention *layer, const Lay
             const ptrdiff_t first = (input * g + i * g / h) * step->cells * d;
             const ptrdiff_t next = first + step->cells * d; /* of the last input, past the end */
             prefetch(state->keys + next, state->values + next, count * d);
-            const float *bias = state->bias;
-            if (bias) bias += input * step->bias_b + i * step->bias_h + beam * step->bias_k;
             attend_head(d, scratch->wide + row * stride + i * d, state->keys + first,
-                        state->values + first, d, cells, count, layer->scale, bias,
-                        scratch->scores, scratch->branch + (row * h + i) * d);
+                        state->values + first, d, cells, count, layer->scale,
+                        bias_of(&state->bias, input, i, beam), scratch->scores,
+                        scratch->branch + (row * h + i) * d);
         }
     }
     end_sublayer(stack, &layer->norm, &layer->out, part->x, part->rows, scratch);
@@ -668,7 +676,7 @@ int64_t encode_scratch(const Stack *stack, const Sources *sources) {
 }
 
 /* Attention of every token of sources `from` to `to` to all tokens of its own source. */
-static void source_attention(const Stack *stack, const Attention *layer, const float *bias,
+static void source_attention(const Stack *stack, const Attention *layer, const Bias *bias,
                              const Sources *sources, ptrdiff_t from, ptrdiff_t to,
                              const Scratch *scratch) {
     const ptrdiff_t begin = sources->starts[from], rows = sources->starts[to] - begin;
@@ -690,9 +698,8 @@ static void source_attention(const Stack *stack, const Attention *layer, const f
             const float *keys = heads + (h + i * g / h) * d, *values = keys + g * d;
             for (ptrdiff_t n = 0; n < count; n++)
                 attend_head(d, heads + n * stride + i * d, keys, values, stride, NULL, count,
-                            layer->scale,
-                            bias ? bias + i * sources->bias_h + n * sources->bias_n : NULL,
-                            scratch->scores, scratch->branch + ((first + n) * h + i) * d);
+                            layer->scale, bias_of(bias, 0, i, n), scratch->scores,
+                            scratch->branch + ((first + n) * h + i) * d);
         }
     }
     end_sublayer(stack, &layer->norm, &layer->out, x, rows, scratch);
@@ -708,8 +715,8 @@ void encode(const Stack *stack, const Sources *sources) {
         const ptrdiff_t rows = sources->starts[to] - begin;
         float *x = sources->x + begin * stack->width;
         for (int32_t i = 0; i < stack->layers; i++) {
-            const float *bias = sources->biases ? sources->biases[i] : NULL;
-            source_attention(stack, &stack->blocks[i].self, bias, sources, from, to, &scratch);
+            source_attention(stack, &stack->blocks[i].self, sources->biases + i, sources, from, to,
+                             &scratch);
             feed_forward(stack, stack->blocks + i, x, rows, &scratch);
         }
         if (stack->norm.weight) normalize(x, x, rows, stack->width, &stack->norm);
