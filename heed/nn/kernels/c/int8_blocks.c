@@ -108,14 +108,6 @@ static inline __mmask16 lanes_left(ptrdiff_t count) {
     return count >= LANES ? (__mmask16)0xffff : (__mmask16)((1u << count) - 1);
 }
 
-/* Masked stores take several times as long as whole ones on some CPUs: only the last one is. */
-static inline void store(float *target, __mmask16 lanes, __m512 x) {
-    if (lanes == 0xffff)
-        _mm512_storeu_ps(target, x);
-    else
-        _mm512_mask_storeu_ps(target, lanes, x);
-}
-
 /* e^x to about 1e-7 of its value: 2^n · e^r with |r| ≤ ln 2 / 2 and a Taylor polynomial in r. */
 static inline __m512 exponential(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x); /* of NaN, NaN */
@@ -249,7 +241,7 @@ static inline __attribute__((always_inline)) void multiply_block(
             __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[i][j]), _mm512_set1_ps(largest[i]));
             y = _mm512_fmadd_ps(y, scales, bias);
             if (adds) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(lanes, target));
-            store(target, lanes, y);
+            _mm512_mask_storeu_ps(target, lanes, y);
         }
     }
 }
@@ -306,7 +298,7 @@ static void normalize_row(const float *x, float *out, ptrdiff_t w, const Norm *n
         __m512 v = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, x + i), mean), factor);
         v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(lanes, norm->weight + i));
         if (norm->bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(lanes, norm->bias + i));
-        store(out + i, lanes, v);
+        _mm512_mask_storeu_ps(out + i, lanes, v);
     }
 }
 
@@ -392,8 +384,8 @@ static inline __attribute__((always_inline)) void attend(
             odd[0] = _mm512_fmadd_ps(next, _mm512_maskz_loadu_ps(low, b), odd[0]);
             odd[1] = _mm512_fmadd_ps(next, _mm512_maskz_loadu_ps(high, b + LANES), odd[1]);
         }
-        store(out + i, low, _mm512_mul_ps(_mm512_add_ps(even[0], odd[0]), factor));
-        if (high) store(out + i + LANES, high, _mm512_mul_ps(_mm512_add_ps(even[1], odd[1]), factor));
+        _mm512_mask_storeu_ps(out + i, low, _mm512_mul_ps(_mm512_add_ps(even[0], odd[0]), factor));
+        if (high) _mm512_mask_storeu_ps(out + i + LANES, high, _mm512_mul_ps(_mm512_add_ps(even[1], odd[1]), factor));
     }
 }
 
@@ -429,8 +421,8 @@ static void rotate(float *x, ptrdiff_t d, const float *cosines, const float *sin
         const __mmask16 lanes = lanes_left(half - i);
         const __m512 a = _mm512_maskz_loadu_ps(lanes, x + i), b = _mm512_maskz_loadu_ps(lanes, x + half + i);
         const __m512 c = _mm512_maskz_loadu_ps(lanes, cosines + i), s = _mm512_maskz_loadu_ps(lanes, sines + i);
-        store(x + i, lanes, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
-        store(x + half + i, lanes, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
+        _mm512_mask_storeu_ps(x + i, lanes, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
+        _mm512_mask_storeu_ps(x + half + i, lanes, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
     }
 }
 
@@ -499,7 +491,7 @@ static void feed_forward(const Stack *stack, const Block *block, float *x, ptrdi
             const float *gate = scratch->wide + row * all + i;
             __m512 y = activated(_mm512_maskz_loadu_ps(lanes, gate), stack->activation);
             if (stack->is_gated) y = _mm512_mul_ps(y, _mm512_maskz_loadu_ps(lanes, gate + hidden));
-            store(scratch->branch + row * hidden + i, lanes, y);
+            _mm512_mask_storeu_ps(scratch->branch + row * hidden + i, lanes, y);
         }
     end_sublayer(stack, &block->feed_forward_norm, &block->down, x, rows, scratch);
 }
