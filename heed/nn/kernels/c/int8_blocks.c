@@ -17,11 +17,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16    /* float32 numbers of a register */
-#define PANEL 64    /* outputs that are computed together, in four registers a row */
-#define ROWS 6      /* rows that are computed together: with PANEL, 24 of 32 registers */
-#define LEVELS 127  /* the largest integer of an input */
-#define SHIFT 128   /* added to inputs: the instruction multiplies unsigned by signed numbers */
+#define LANES 16   /* float32 numbers of a register */
+#define PANEL 64   /* outputs that are computed together, in four registers a row */
+#define ROWS 6     /* rows that are computed together: with PANEL, 24 of 32 registers */
+#define LEVELS 127 /* the largest integer of an input */
+#define SHIFT 128  /* added to inputs: the instruction multiplies unsigned by signed numbers */
 #define SMALLEST 1e-30f
 
 /* A linear layer. `packed` has, for each panel of 64 outputs, for each four inputs, 64 × 4 weights.
@@ -81,11 +81,11 @@ typedef struct {
 
 typedef struct {
     const LayerState *layers;
-    float *x;                    /* [r, w]: embedded tokens, then the output */
-    const uint8_t *visible;      /* [b, k, c] */
-    const uint8_t *done;         /* [b]: such inputs attend to nothing */
-    const int64_t *next_cells;   /* [k] */
-    const int64_t *source_ends;  /* [b] */
+    float *x;                     /* [r, w]: embedded tokens, then the output */
+    const uint8_t *visible;       /* [b, k, c] */
+    const uint8_t *done;          /* [b]: such inputs attend to nothing */
+    const int64_t *next_cells;    /* [k] */
+    const int64_t *source_ends;   /* [b] */
     const float *cosines, *sines; /* [b or 1, d/2] of RoPE, or null */
     void *scratch;
     int64_t rotation_b; /* stride of these tables, 0 where one row serves all */
@@ -127,7 +127,8 @@ static inline __m512 exponential(__m512 x) {
 
 static inline __m512 sigmoid(__m512 x) {
     __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+    return _mm512_div_ps(one,
+                         _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
 /* erf by formula 7.1.26 of Abramowitz and Stegun, to 1.5e-7. */
@@ -153,7 +154,8 @@ static inline __m512 activated(__m512 x, int32_t kind) {
         case SILU: return _mm512_mul_ps(x, sigmoid(x));
         case GELU:
             return _mm512_mul_ps(
-                half, _mm512_add_ps(one, error_function(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f)))));
+                half,
+                _mm512_add_ps(one, error_function(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f)))));
         default: { /* ½ x (1 + tanh z) = x · sigmoid(2 z) */
             __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
             __m512 z = _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x);
@@ -164,7 +166,9 @@ static inline __m512 activated(__m512 x, int32_t kind) {
 
 /* ------------------------------------------------------------------------- linear layers */
 
-static inline ptrdiff_t padded(ptrdiff_t size, ptrdiff_t unit) { return (size + unit - 1) / unit * unit; }
+static inline ptrdiff_t padded(ptrdiff_t size, ptrdiff_t unit) {
+    return (size + unit - 1) / unit * unit;
+}
 
 /* Reorder integers [f, w] into `packed`, and sum them for `start`. */
 void pack(const int8_t *integers, int32_t f, int32_t w, int8_t *packed, int32_t *start) {
@@ -195,7 +199,8 @@ static float quantize_row(const float *x, ptrdiff_t w, uint8_t *out) {
     __m512 scale = _mm512_set1_ps(LEVELS * (1.0f / most));
     for (ptrdiff_t i = 0; i < w; i += LANES) {
         __mmask16 lanes = lanes_left(w - i);
-        __m512i integers = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), scale));
+        __m512i integers =
+            _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), scale));
         integers = _mm512_add_epi32(integers, _mm512_set1_epi32(SHIFT));
         _mm_storeu_si128((__m128i *)(out + i), _mm512_cvtepi32_epi8(integers));
     }
@@ -212,7 +217,8 @@ static inline __attribute__((always_inline)) void multiply_block(
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[i][j] = _mm512_loadu_si512(layer->start + first + j * LANES);
+        for (int j = 0; j < 4; j++)
+            sums[i][j] = _mm512_loadu_si512(layer->start + first + j * LANES);
     for (ptrdiff_t q = 0; q < quads; q++) {
         __m512i panel_weights[4];
 #pragma GCC unroll 4
@@ -256,15 +262,18 @@ static void multiply_rows(const Linear *layer, const float *x, ptrdiff_t rows, f
         for (ptrdiff_t i = 0; i < rows; i += ROWS) {
             const uint8_t *inputs = scratch + i * stride;
             float *target = out + i * layer->f;
-#define BLOCK(count) \
-    case count: multiply_block(count, layer, panel, inputs, stride, largest + i, target, adds); break
+#define BLOCK(count)                                                                    \
+    case count:                                                                         \
+        multiply_block(count, layer, panel, inputs, stride, largest + i, target, adds); \
+        break
             switch (rows - i) {
                 BLOCK(1);
                 BLOCK(2);
                 BLOCK(3);
                 BLOCK(4);
                 BLOCK(5);
-                default: multiply_block(ROWS, layer, panel, inputs, stride, largest + i, target, adds);
+                default:
+                    multiply_block(ROWS, layer, panel, inputs, stride, largest + i, target, adds);
             }
 #undef BLOCK
         }
@@ -341,9 +350,12 @@ static inline __m512 dot(const ptrdiff_t d, const float *a, const float *b) {
 
 /* softmax(q kᵀ · scale + bias) v of one query, over `count` keys: those at `cells`, or the first
    ones, `stride` numbers apart. Without a key, zeros. `scores` has room for one more register. */
-static inline __attribute__((always_inline)) void attend(
-    const ptrdiff_t d, const float *q, const float *keys, const float *values, ptrdiff_t stride,
-    const int32_t *cells, ptrdiff_t count, float scale, const float *bias, float *scores, float *out) {
+static inline __attribute__((always_inline)) void attend(const ptrdiff_t d, const float *q,
+                                                         const float *keys, const float *values,
+                                                         ptrdiff_t stride, const int32_t *cells,
+                                                         ptrdiff_t count, float scale,
+                                                         const float *bias, float *scores,
+                                                         float *out) {
     __m512 largest = _mm512_set1_ps(-__builtin_inff()), sum = _mm512_setzero_ps();
     for (ptrdiff_t first = 0; first < count; first += LANES) {
         const __mmask16 lanes = lanes_left(count - first);
@@ -355,8 +367,10 @@ static inline __attribute__((always_inline)) void attend(
                               : _mm512_setzero_ps();
         __m512 score = _mm512_mul_ps(sum_each(products), _mm512_set1_ps(scale));
         if (bias && cells)
-            score = _mm512_add_ps(score, _mm512_mask_i32gather_ps(
-                _mm512_setzero_ps(), lanes, _mm512_maskz_loadu_epi32(lanes, cells + first), bias, 4));
+            score = _mm512_add_ps(
+                score,
+                _mm512_mask_i32gather_ps(_mm512_setzero_ps(), lanes,
+                                         _mm512_maskz_loadu_epi32(lanes, cells + first), bias, 4));
         else if (bias)
             score = _mm512_add_ps(score, _mm512_maskz_loadu_ps(lanes, bias + first));
         largest = _mm512_mask_max_ps(largest, lanes, largest, score);
@@ -370,7 +384,8 @@ static inline __attribute__((always_inline)) void attend(
     }
     const __m512 factor = _mm512_set1_ps(count ? 1.0f / _mm512_reduce_add_ps(sum) : 0.0f);
     for (ptrdiff_t i = 0; i < d; i += 2 * LANES) { /* four sums at a time hide their latency */
-        const __mmask16 low = lanes_left(d - i), high = d - i > LANES ? lanes_left(d - i - LANES) : 0;
+        const __mmask16 low = lanes_left(d - i),
+                        high = d - i > LANES ? lanes_left(d - i - LANES) : 0;
         __m512 even[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         __m512 odd[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (ptrdiff_t j = 0; j < count; j += 2) {
@@ -385,7 +400,9 @@ static inline __attribute__((always_inline)) void attend(
             odd[1] = _mm512_fmadd_ps(next, _mm512_maskz_loadu_ps(high, b + LANES), odd[1]);
         }
         _mm512_mask_storeu_ps(out + i, low, _mm512_mul_ps(_mm512_add_ps(even[0], odd[0]), factor));
-        if (high) _mm512_mask_storeu_ps(out + i + LANES, high, _mm512_mul_ps(_mm512_add_ps(even[1], odd[1]), factor));
+        if (high)
+            _mm512_mask_storeu_ps(out + i + LANES, high,
+                                  _mm512_mul_ps(_mm512_add_ps(even[1], odd[1]), factor));
     }
 }
 
@@ -419,8 +436,10 @@ static void rotate(float *x, ptrdiff_t d, const float *cosines, const float *sin
     const ptrdiff_t half = d / 2;
     for (ptrdiff_t i = 0; i < half; i += LANES) {
         const __mmask16 lanes = lanes_left(half - i);
-        const __m512 a = _mm512_maskz_loadu_ps(lanes, x + i), b = _mm512_maskz_loadu_ps(lanes, x + half + i);
-        const __m512 c = _mm512_maskz_loadu_ps(lanes, cosines + i), s = _mm512_maskz_loadu_ps(lanes, sines + i);
+        const __m512 a = _mm512_maskz_loadu_ps(lanes, x + i),
+                     b = _mm512_maskz_loadu_ps(lanes, x + half + i);
+        const __m512 c = _mm512_maskz_loadu_ps(lanes, cosines + i),
+                     s = _mm512_maskz_loadu_ps(lanes, sines + i);
         _mm512_mask_storeu_ps(x + i, lanes, _mm512_fnmadd_ps(b, s, _mm512_mul_ps(a, c)));
         _mm512_mask_storeu_ps(x + half + i, lanes, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
     }
@@ -430,22 +449,25 @@ static void rotate(float *x, ptrdiff_t d, const float *cosines, const float *sin
 
 /* Parts of the scratch memory, each from a multiple of 64 bytes on. */
 typedef struct {
-    uint8_t *rounded;  /* what `multiply_rows` needs */
-    float *normed;     /* [r, w] */
-    float *wide;       /* [r, widest]: queries, keys and values; the feed-forward layer */
-    float *branch;     /* [r, widest]: what a sublayer's last linear layer reads */
-    float *scores;     /* of one query, and room for one more register */
-    int32_t *cells;    /* [r, c]: the cells that a row sees */
-    int32_t *counts;   /* [r]: how many */
+    uint8_t *rounded; /* what `multiply_rows` needs */
+    float *normed;    /* [r, w] */
+    float *wide;      /* [r, widest]: queries, keys and values; the feed-forward layer */
+    float *branch;    /* [r, widest]: what a sublayer's last linear layer reads */
+    float *scores;    /* of one query, and room for one more register */
+    int32_t *cells;   /* [r, c]: the cells that a row sees */
+    int32_t *counts;  /* [r]: how many */
 } Scratch;
 
 /* Divide memory for so many rows, keys of a query and listed cells; returns its size in bytes. */
 static int64_t divide(const Stack *stack, int64_t rows, int64_t keys, int64_t cells, void *memory,
                       Scratch *parts) {
     const int64_t widest = stack->widest;
-    const int64_t sizes[] = {multiply_scratch(rows, widest), rows * stack->width * 4,
-                             rows * widest * 4,              rows * widest * 4,
-                             (keys + LANES) * 4,             rows * cells * 4,
+    const int64_t sizes[] = {multiply_scratch(rows, widest),
+                             rows * stack->width * 4,
+                             rows * widest * 4,
+                             rows * widest * 4,
+                             (keys + LANES) * 4,
+                             rows * cells * 4,
                              rows * 4};
     int64_t places[7], size = 0;
     for (int i = 0; i < 7; i++) {
@@ -515,7 +537,8 @@ static ptrdiff_t inputs_at_once(const Step *step) {
 
 static int64_t divide_step(const Stack *stack, const Step *step, Scratch *parts) {
     const int64_t keys = step->cells > step->source_cells ? step->cells : step->source_cells;
-    return divide(stack, inputs_at_once(step) * step->beams, keys, step->cells, step->scratch, parts);
+    return divide(stack, inputs_at_once(step) * step->beams, keys, step->cells, step->scratch,
+                  parts);
 }
 
 /* Bytes that `decode` needs as scratch memory. */
@@ -645,7 +668,8 @@ void best_tokens(const float *logits, int64_t rows, int64_t v, int64_t *tokens, 
         for (int64_t i = 0; i < v; i += LANES) {
             const __mmask16 lanes = lanes_left(v - i);
             const __m512 x = _mm512_maskz_loadu_ps(lanes, logits + i);
-            sum = _mm512_mask_add_ps(sum, lanes, sum, exponential(_mm512_sub_ps(x, _mm512_set1_ps(most))));
+            sum = _mm512_mask_add_ps(sum, lanes, sum,
+                                     exponential(_mm512_sub_ps(x, _mm512_set1_ps(most))));
         }
         logprobs[row] = -logf(_mm512_reduce_add_ps(sum));
     }
