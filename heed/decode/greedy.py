@@ -17,8 +17,8 @@ class Greedy(IndependentStrategy):
 
     def pick_scored(self, logits_bkv: Tensor, state: DecodeState) -> tuple[Tensor, Tensor]:
         """The most probable token and its log-probability."""
-        if not self.int8:
+        if self.int8_library is None:
             return super().pick_scored(logits_bkv, state)
         from heed.nn.kernels.int8_blocks import best_tokens
 
-        return best_tokens(logits_bkv)
+        return best_tokens(self.int8_library, logits_bkv)

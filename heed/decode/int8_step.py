@@ -12,7 +12,7 @@ inputs, d head width, h heads, w model width.
 from __future__ import annotations
 
 import threading
-from ctypes import byref
+from ctypes import CDLL, byref
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,7 +33,6 @@ from heed.nn.kernels.int8_blocks import (
     SourcesStruct,
     StackStruct,
     StepStruct,
-    int8_library,
 )
 from heed.nn.kernels.linear import GATES
 from heed.nn.kernels.position_forms import form_of
@@ -47,17 +46,19 @@ from heed.nn.tokens import Tokens
 class Int8Step(TransformerStep):
     """A step whose blocks run in C, where the kernels serve them."""
 
-    def __init__(self, model: GenerativeModel, number: int, weights: Int8Weights) -> None:
+    def __init__(
+        self, model: GenerativeModel, number: int, weights: Int8Weights, library: CDLL
+    ) -> None:
         super().__init__(model, number)
-        self._memory = threading.local()
+        self.library, self._memory = library, threading.local()
         self.decoder = pack_stack(cast(Stack, self.stack), weights)
         is_translator = isinstance(model, Translator)
         self.encoder = pack_stack(cast(Stack, model.encoder), weights) if is_translator else None
 
     def encode(self, source_bm: Tensor, tokens: Tokens) -> Tensor:
         """The encoded source [b, m, w], with zeros for padding."""
-        library, encoder = int8_library(), self.encoder
-        if library is None or encoder is None or encoder.has_head_edits():
+        library, encoder = self.library, self.encoder
+        if encoder is None or encoder.has_head_edits():
             return super().encode(source_bm, tokens)
         real_bm = tokens.real_bn
         if real_bm is None:
@@ -90,8 +91,8 @@ class Int8Step(TransformerStep):
         self, state: DecodeState, *, with_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
         """One token per hypothesis through the decoder blocks."""
-        library, decoder = int8_library(), self.decoder
-        if library is None or decoder is None or with_attention or decoder.has_head_edits():
+        library, decoder = self.library, self.decoder
+        if decoder is None or with_attention or decoder.has_head_edits():
             return super().next_logits(state, with_attention=with_attention)
         here_b1, visible_bkc = self._current_positions(state), state["visible"]
         x_bkw = decoder.stack.embed(self.model.embedding(state["ids"]), here_b1)

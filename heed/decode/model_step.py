@@ -238,10 +238,10 @@ def build_model_step(
     """The step of a model, by its family; in C where its blocks have a kernel for int8 weights."""
     if model.config.family == "lstm":
         return LSTMStep(model, number)
-    if int8 is not None and int8.packed:
+    if int8 is not None and int8.library is not None:
         from heed.decode.int8_step import Int8Step
 
-        return Int8Step(model, number, int8)
+        return Int8Step(model, number, int8, int8.library)
     return TransformerStep(model, number)
 
 

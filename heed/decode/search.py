@@ -88,7 +88,7 @@ class Search:
         # A copy, as another search may use the strategy with another end token.
         self.models, self.strategy = list(models), copy(strategy)
         self.specials, self.strategy.eos = specials, specials.eos
-        self.strategy.int8 = int8 is not None and bool(int8.packed)
+        self.strategy.int8_library = None if int8 is None else int8.library
         self.begin = specials.bos if begin is None else begin
         self.model_steps = [build_model_step(model, i, int8) for i, model in enumerate(models)]
         self.device = self.models[0].embedding.table.weight.device

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS
 from heed.decode.state import DecodeState, GrowAxis, StateTensors
+
+if TYPE_CHECKING:
+    from ctypes import CDLL
 
 Array = NDArray[Any]
 IsCancelled = Callable[[], bool]
@@ -51,8 +54,8 @@ class Strategy(ABC):
     """Whether `choose` needs the cross-attention weights of each step."""
     eos = DEFAULT_SPECIALS.eos
     """The token that ends a hypothesis."""
-    int8 = False
-    """Whether the kernels of int8 weights serve the choice of tokens, too."""
+    int8_library: CDLL | None = None
+    """The kernels of int8 weights, which can choose tokens, too."""
 
     def __init__(self, beams: int = 1, *, length_penalty: float = 1.0) -> None:
         self.beams, self.length_penalty = beams, length_penalty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
 
     monkeypatch.setattr(Int8Step, "next_logits", compare)
     return steps
+
+
+def library() -> CDLL:
+    kernels = int8_library()
+    assert kernels is not None
+    return kernels
+
+
+def int8_step(model: Translator, weights: Int8Weights) -> Int8Step:
+    return Int8Step(model, 0, weights, library())
 
 
 def stacks(model: Translator | LanguageModel) -> list[nn.Module]:
@@ -154,7 +165,7 @@ def test_sources_of_any_shape(
     )
     int8 = Int8Weights([model])
     ids, real = pad_sequences([x.numpy() for x in texts(lengths)], max(lengths), 0)
-    tokens, step = Tokens.of(ids, mask=real), Int8Step(model, 0, int8)
+    tokens, step = Tokens.of(ids, mask=real), int8_step(model, int8)
     with torch.inference_mode(), int8.in_use():
         plain, found = model.encode(ids, tokens).x_bnw, step.encode(ids, tokens)
     assert not found[~real].any()
@@ -178,7 +189,7 @@ def test_pruned_layers(position: str, kv_heads: int | None, compared: Compared) 
     ids = torch.stack(texts([9, 9]))
     with torch.inference_mode(), weights.in_use():
         plain = translator.encode(ids, Tokens.of(ids)).x_bnw
-        found = Int8Step(translator, 0, weights).encode(ids, Tokens.of(ids))
+        found = int8_step(translator, weights).encode(ids, Tokens.of(ids))
     compared.append((found, plain))
     compared.check()
 
@@ -192,7 +203,7 @@ def test_a_source_of_another_vocabulary() -> None:
     ids = torch.arange(2 * VOCAB)[None]
     with torch.inference_mode(), int8.in_use():
         plain = model.encode(ids, Tokens.of(ids)).x_bnw
-        found = Int8Step(model, 0, int8).encode(ids, Tokens.of(ids))
+        found = int8_step(model, int8).encode(ids, Tokens.of(ids))
     Compared([(found, plain)]).check()
 
 
@@ -245,7 +256,7 @@ def test_the_best_token_and_its_probability(
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(levels, (rows, vocabulary), generator=generator) / levels * 20 - 10
     logits[:, vocabulary // 2 + 1 :: 3] = -torch.inf
-    tokens, logprobs = best_tokens(logits[:, None])
+    tokens, logprobs = best_tokens(library(), logits[:, None])
     assert tokens.shape == logprobs.shape == (rows, 1)
     expected = [row.tolist().index(row.max()) for row in logits]
     assert tokens[:, 0].tolist() == expected
@@ -256,7 +267,7 @@ def test_the_best_token_and_its_probability(
 def test_nan_is_no_probability() -> None:
     logits = torch.zeros(2, 20)
     logits[1, 7] = torch.nan
-    assert best_tokens(logits)[1].isnan().tolist() == [False, True]
+    assert best_tokens(library(), logits)[1].isnan().tolist() == [False, True]
 
 
 # -------------------------------------------------------------------------------------- compiling

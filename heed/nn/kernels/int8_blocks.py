@@ -193,13 +193,9 @@ class PackedLinear:
         return out_rf.view(*x.shape[:-1], f)
 
 
-def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+def best_tokens(library: CDLL, logits: Tensor) -> tuple[Tensor, Tensor]:
     """The most probable token over the last dimension, and the logarithm of its probability."""
-    library = int8_library()
-    if library is None or logits.dtype != torch.float32:
-        tokens = logits.argmax(dim=-1)
-        return tokens, logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-    logits = logits.contiguous()
+    logits = logits.float().contiguous()
     tokens = torch.empty(logits.shape[:-1], dtype=torch.long)
     logprobs = torch.empty(logits.shape[:-1])
     library.best_tokens(

@@ -40,21 +40,23 @@ class Int8Weights:
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         check_int8()
-        library = int8_library()
+        self.library = int8_library()
+        """The kernels in C; None where torch computes."""
         self.packed: dict[object, PackedLinear] = {}
         """The layers that the kernels in C compute, by module."""
         self._layers: list[tuple[object, str, Callable[[Tensor], Tensor]]] = []
+        run: Callable[[Tensor], Tensor]
         for model in models:
             for owner, name, weight, bias in linear_layers(model):
                 if weight.shape[1] == 1:  # torch 2.13 multiplies integers of single columns wrongly
                     continue
-                if library is None:
+                if self.library is None:
                     run = partial(_linear, *quantize(weight, weight_levels()), bias)
-                    self._layers.append((owner, name, run))
                 else:
                     integers_wf, scales_f = quantize(weight, LEVELS)
-                    self.packed[owner] = PackedLinear(library, integers_wf.t(), scales_f, bias)
-                    self._layers.append((owner, name, self.packed[owner]))
+                    run = PackedLinear(self.library, integers_wf.t(), scales_f, bias)
+                    self.packed[owner] = run
+                self._layers.append((owner, name, run))
         self._lock, self._users = Lock(), 0
 
     @contextmanager
