@@ -5,11 +5,12 @@
     python benchmarks/short_attention_kernel.py --tiny                seconds, to try the script
 
 Measured is everything between the linear layer of queries, keys and values and the output layer:
-splitting into heads, RoPE where there is any, attention, merging, and the backward pass. `SDPA` is
-torch's, with a split by heads whose gradient is a concatenation and a transposition; `packed` packs
-these gradients in one pass; `short` is one kernel for each pass. On a GPU each is one
-captured graph, which leaves out what Python takes to launch it. Without one there are no kernels,
-and only SDPA is measured.
+splitting into heads, RoPE or T5's bias where there is any, attention, merging, and the backward
+pass. The bias is made for this one layer, and so is the gradient of its table; in a model all
+layers share the work. `SDPA` is torch's, with a split by heads whose gradient is a concatenation
+and a transposition; `packed` packs these gradients in one pass; `short` is one kernel for each
+pass. On a GPU each is one captured graph, which leaves out what Python takes to launch it. Without
+one there are no kernels, and only SDPA is measured.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -29,9 +31,9 @@ from torch import Tensor
 
 from heed.config import ModelConfig
 from heed.nn.kernels import dispatch
-from heed.nn.kernels.heads import PendingRotation
+from heed.nn.kernels.heads import SharedPosition
 from heed.nn.masks import Mask
-from heed.nn.positions import Rope
+from heed.nn.positions import Position, build_position
 
 if TYPE_CHECKING:  # There may be no Triton.
     from heed.nn.kernels.triton.short_attention import Tiling
@@ -46,17 +48,19 @@ class Shape:
     heads: int = 8
     width: int = 64
     mask: str = "causal"
-    rope: bool = False
+    position: str = "none"
 
 
 SIZES = [(512, 32), (256, 64), (128, 128), (64, 256)]
 """The last is too long for short attention."""
+POSITIONS = ("none", "rope", "t5")
 SHAPES = [
-    Shape(*size, mask=mask, rope=rope)
+    Shape(*size, mask=mask, position=position)
     for size in SIZES
-    for mask, rope in (("causal", False), ("causal", True), ("padded", False), ("padded", True))
+    for mask in ("causal", "padded")
+    for position in POSITIONS
 ]
-TINY = [Shape(2, 8, 2, 8), Shape(2, 8, 2, 8, "padded", True)]
+TINY = [Shape(2, 8, 2, 8), *(Shape(2, 8, 2, 8, "padded", name) for name in POSITIONS[1:])]
 WAYS = ("SDPA", "packed", "short")
 
 
@@ -81,16 +85,24 @@ class Work:
     packed: Tensor
     given: Tensor
     mask: Mask
-    rotation: PendingRotation | None
+    position: Position
+    places: Tensor
     shape: Shape
 
     def run(self, way: str, *, learning: bool) -> None:
         """A forward pass, and a backward pass when training."""
         self.packed.grad = None
-        counts = (self.shape.heads,) * 3
+        self.position.zero_grad()
+        counts, shared = (self.shape.heads,) * 3, SharedPosition(self.places, self.places)
         with by(way), torch.set_grad_enabled(learning):
             q, k, v = dispatch.split_heads(self.packed, counts, self.shape.width)
-            out = dispatch.attention(q, k, v, mask=self.mask, rotation=self.rotation)
+            heads = shared.heads(q, k, v, self.position, self.places)
+            out = dispatch.attention(
+                *heads[:3],
+                mask=self.mask,
+                bias=shared.bias(self.position),
+                rotation=heads.rotation,
+            )
             out = out.transpose(1, 2).flatten(2)
         if learning:
             out.backward(self.given)
@@ -107,11 +119,10 @@ def make(shape: Shape, device: str) -> Work:
     if shape.mask == "padded":
         lengths = torch.randint(n // 2, n + 1, (b, 1), device=device)
         mask.real_bm = torch.arange(n, device=device) < lengths
-    rope = Rope(ModelConfig(heads=shape.heads, head_width=shape.width)).to(device)
+    config = ModelConfig(heads=shape.heads, head_width=shape.width, position=shape.position)
+    position = build_position(config, causal=mask.causal).to(device)
     places = torch.arange(n, device=device)[None]
-    return Work(
-        packed, given, mask, PendingRotation(rope, places, places) if shape.rope else None, shape
-    )
+    return Work(packed, given, mask, position, places, shape)
 
 
 def measure(shape: Shape, device: str, rounds: int) -> dict[str, dict[str, float]]:
@@ -136,10 +147,14 @@ def report(results: dict[Shape, dict[str, dict[str, float]]]) -> str:
     columns = [f"{what}, {way}" for what in ("forward", "both") for way in WAYS]
     rows = []
     for shape, figures in results.items():
-        name = f"{shape.batch}x{shape.length} {shape.mask}{', rope' if shape.rope else ''}"
+        name = f"{shape.batch}x{shape.length} {shape.mask}{_suffix(shape.position)}"
         cells = [by_way.get(way) for by_way in figures.values() for way in WAYS]
         rows.append([name, *("" if x is None else f"{x * 1e6:.1f}" for x in cells)])
     return table("From the qkv layer's output to its gradient, µs", ["sequences", *columns], rows)
+
+
+def _suffix(position: str) -> str:
+    return "" if position == "none" else f", {position}"
 
 
 def tune(rounds: int) -> str:
@@ -147,8 +162,8 @@ def tune(rounds: int) -> str:
     from heed.nn.kernels.triton import short_attention
 
     rows = []
-    for (batch, length), rope in ((size, rope) for size in SIZES[:3] for rope in (False, True)):
-        work = make(Shape(batch, length, rope=rope), "cuda")
+    for (batch, length), position in product(SIZES[:3], POSITIONS):
+        work = make(Shape(batch, length, position=position), "cuda")
         for kernel, learning in (("forward", False), ("backward", True)):
             times = {}
             for tiling in tilings(length):
@@ -157,7 +172,7 @@ def tune(rounds: int) -> str:
                 once = side_by_side({"": run}, device="cuda", rounds=rounds, turn=0.005)
                 times[tiling] = once[""]
             for tiling, taken in sorted(times.items(), key=lambda item: item[1])[:6]:
-                name = f"{batch}x{length}{', rope' if rope else ''}, {kernel}"
+                name = f"{batch}x{length}{_suffix(position)}, {kernel}"
                 cells = [tiling.rows, tiling.warps, tiling.registers or "free"]
                 rows.append([name, *(str(x) for x in cells), f"{taken * 1e6:.1f}"])
     columns = ["texts", "rows", "warps", "registers", "µs (backward: with forward)"]
@@ -172,7 +187,7 @@ def tilings(length: int) -> list[Tiling]:
         Tiling(rows, warps, registers)
         for rows in (length // 2, length)
         for warps in (1, 2, 4, 8)
-        for registers in (None, 128)
+        for registers in (None, 168, 128, 104)
         if 8 <= rows * length // (32 * warps) <= 128
     ]
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,20 @@ def test_batches_of_every_shape_find_their_kernels(
     )
     assert needed
     assert needed <= found
+
+
+@needs_triton
+@pytest.mark.parametrize("task", ["translate", "generate"])
+def test_a_bias_needs_as_many_kernels_for_short_sequences_as_a_rotation(task: str) -> None:
+    from heed.train.precompile import dry_launch
+
+    counts = []
+    for position in ("rope", "t5", "alibi"):
+        config = recipe(task, model=SMALL | {"position": position}, data={"max_length": 100})
+        kernels = launched(partial(dry_launch.launch_training, config, 90))
+        counts.append(sum("short_attention" in str(kernel) for kernel in kernels))
+    assert counts[0] > 0
+    assert counts == counts[:1] * 3
 
 
 @needs_triton

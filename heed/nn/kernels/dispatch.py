@@ -84,14 +84,18 @@ class Kernel(NamedTuple):
 
 
 def _is_short(call: Call) -> bool:
-    """GPU, gradients, 2–128 queries, ≤ 128 keys, a `Mask` or none, no bias, no dropout."""
+    """GPU, gradients, 2–128 queries, ≤ 128 keys, a `Mask` or none, no dropout; a bias if shared.
+
+    All sequences of the batch must share it: their positions are the same, and it is no `Tensor`.
+    """
     q, k, v, _ = call.heads
-    n, (m, d) = q.shape[2], k.shape[2:]
     known = q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
-    small = 1 < n <= SHORT and m <= SHORT and d * q.element_size() <= SHORT_BYTES
-    if not (small and known and torch.is_grad_enabled() and on_gpu(q) and call.dropout == 0.0):
+    small = _are_few(q.shape[2], k.shape[2]) and q.shape[3] * q.element_size() <= SHORT_BYTES
+    if not (small and known and on_gpu(q) and call.dropout == 0.0):
         return False
-    return not isinstance(call.mask, Tensor | ExplicitMask) and _is_unbiased(call.bias)
+    if isinstance(call.mask, Tensor | ExplicitMask):
+        return False
+    return _batch_bias(call) is not None or _is_unbiased(call.bias)
 
 
 def _is_decode_step(call: Call) -> bool:
@@ -133,7 +137,8 @@ def _is_any(call: Call) -> bool:
 def _run_short(call: Call) -> Tensor:
     q, k, v, rotation = call.heads
     mask = None if isinstance(call.mask, Tensor) else call.mask
-    return attend_short(q, k, v, mask=mask, rotation=rotation, scale=call.scale)
+    bias = _batch_bias(call)
+    return attend_short(q, k, v, mask=mask, bias=bias, rotation=rotation, scale=call.scale)
 
 
 def _run_decode_step(call: Call) -> Tensor:
@@ -170,8 +175,8 @@ KERNELS = (
         "short_attention",
         _is_short,
         _run_short,
-        "one program holds a whole head; without gradients SDPA is fast enough, and nothing waits "
-        "for a kernel to be compiled",
+        "one program holds a whole head, and a bias is no dense tensor for every sequence; without "
+        "gradients SDPA is fast enough, and nothing waits for a kernel to be compiled",
     ),
     Kernel(
         "decode_attention",
@@ -205,6 +210,16 @@ KERNELS = (
     ),
 )
 """Which kernel serves a call: the first whose condition (its docstring) holds."""
+
+
+def _are_few(queries: int, keys: int) -> bool:
+    """Whether the kernel for short sequences can serve so many, and training needs it."""
+    return 1 < queries <= SHORT and keys <= SHORT and torch.is_grad_enabled()
+
+
+def _batch_bias(call: Call) -> Tensor | None:
+    """The bias that all sequences of the batch share, if there is one."""
+    return call.bias.of_batch() if isinstance(call.bias, PositionBias) else None
 
 
 def _is_unbiased(bias: PositionBias | Tensor | None) -> bool:
@@ -254,6 +269,9 @@ def prepare_shared(shared: SharedPosition, mask: Mask, position: Position) -> No
         shared.plans.get(mask, form.max_distance(position))
         if bias is not None:
             bias.by_distance()
+    few = _are_few(mask.queries, mask.keys) and not isinstance(mask, ExplicitMask)
+    if few and bias is not None and on_gpu_device(mask.device):
+        bias.of_batch()
 
 
 def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:

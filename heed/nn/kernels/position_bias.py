@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from heed.nn.kernels.distance_attention import DistanceBias, tile_plans
@@ -15,6 +16,10 @@ from heed.nn.kernels.flex_attention import ScoreMod
 from heed.nn.kernels.position_forms import form_of
 from heed.nn.masks import Mask, masked_bias
 from heed.nn.positions import Position
+
+ROW_MULTIPLE = 16
+"""Triton compiles a kernel anew for strides that are multiples of this, and for those that are not.
+With padded rows all are; and several numbers are read at once."""
 
 
 class TilePlans:
@@ -55,6 +60,7 @@ class PositionBias:
         self.form = form_of(position)
         self._dense: Tensor | None = None
         self._masked: tuple[Tensor | None, Tensor] | None = None
+        self._of_batch: Tensor | None = None
         self._by_distance: DistanceBias | None = None
 
     def dense(self) -> Tensor | None:
@@ -74,6 +80,16 @@ class PositionBias:
             self._masked = visible, masked_bias(bias, visible, dtype)
         return self._masked[1]
 
+    def of_batch(self) -> Tensor | None:
+        """The bias that all sequences of the batch share, made once for all layers.
+
+        It is contiguous [1, h, n, m] in float32, with rows padded to a multiple of ROW_MULTIPLE.
+        None where there is no bias, or sequences have their own: by queries, or by positions.
+        """
+        if self._of_batch is None and self._is_shared():
+            self._of_batch = self._pad_rows(self.dense())
+        return self._of_batch
+
     def by_distance(self) -> DistanceBias | None:
         """The bias by distance; None where the encoding has no such form."""
         if self._by_distance is None:
@@ -87,6 +103,18 @@ class PositionBias:
         return self.form.score_mod(
             self.position, self._scaled_query(), self.q_positions, self.k_positions
         )
+
+    def _is_shared(self) -> bool:
+        """Whether the bias can be the same for all sequences: asked before it is computed."""
+        one_row = self.q_positions.shape[0] == self.k_positions.shape[0] == 1
+        return one_row and not self.position.bias_uses_query
+
+    def _pad_rows(self, bias: Tensor | None) -> Tensor | None:
+        n, m = self.q_positions.shape[1], self.k_positions.shape[1]
+        if bias is None or bias.dim() != 4 or (len(bias), *bias.shape[2:]) != (1, n, m):
+            return None
+        missing = -m % ROW_MULTIPLE
+        return (F.pad(bias, (0, missing)) if missing else bias).float().contiguous()
 
     def _scaled_query(self) -> Tensor | None:
         return None if self.q_bhnd is None else self.q_bhnd * self.scale
@@ -108,6 +136,12 @@ class KeptHeadsBias(PositionBias):
     def masked(self, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """The bias of these heads as a tensor that also hides what may not be seen."""
         return self._select(self.shared.masked(visible, dtype), 1)
+
+    def of_batch(self) -> Tensor | None:
+        """The bias of these heads that all sequences of the batch share."""
+        if self._of_batch is None:
+            self._of_batch = self._select(self.shared.of_batch(), 1)
+        return self._of_batch
 
     def by_distance(self) -> DistanceBias | None:
         """The bias of these heads by distance."""

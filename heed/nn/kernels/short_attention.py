@@ -4,6 +4,9 @@ The Triton kernels are in `heed.nn.kernels.triton.short_attention`. Where querie
 are parts of one tensor, the output of one linear layer, so are their gradients: no pass over memory
 is spent on putting them together.
 
+A bias may be added that all sequences share. Its gradient is added up in float32 over the batch, in
+a fixed order.
+
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """
 
@@ -13,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel, save_inputs, saved_inputs
@@ -27,14 +31,23 @@ def attend_short(
     v_bgmd: Tensor,
     *,
     mask: Mask | None = None,
+    bias: Tensor | None = None,
     rotation: PendingRotation | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale) v, with q and k rotated first, where a rotation is pending."""
+    """softmax(q kᵀ · scale + bias) v, with q and k rotated first, where a rotation is pending.
+
+    The bias is [1, h or 1, n, m]. Its rows may be padded to a multiple of 16, so that one compiled
+    kernel serves all lengths.
+    """
+    rows = 1, *q_bhnd.shape[1:3]
+    if bias is not None and bias.shape[:3] != rows:
+        bias = bias.expand(*rows, -1)
     out: Tensor = _attention(
         q_bhnd,
         k_bgmd,
         v_bgmd,
+        bias,
         *((None, None) if rotation is None else rotation.tables()),
         *((None, None, None) if mask is None else _mask_tensors(mask)),
         mask is not None and mask.causal,
@@ -53,12 +66,13 @@ def _mask_tensors(mask: Mask) -> tuple[Tensor | None, Tensor | None, Tensor | No
 # --------------------------------------------------------------------------------------- operators
 
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? q_rotations, Tensor? k_rotations, "
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? q_rotations, Tensor? k_rotations, "
     "Tensor? real, Tensor? q_segments, Tensor? k_segments, bool causal, float scale"
 )
-_DIFFERENTIABLE = 3
-"""q, k and v are the first inputs; only they have gradients."""
-Grads = tuple[Tensor, Tensor, Tensor]
+_BIAS, _DIFFERENTIABLE = 3, 4
+"""q, k, v and the bias are the first inputs; only they have gradients."""
+Grads = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of q, k, v and the bias; the last is empty where it is not wanted."""
 
 
 def _launch(*inputs: Any) -> Tensor:
@@ -70,28 +84,52 @@ def _launch(*inputs: Any) -> Tensor:
 
 
 def _launch_backward(
-    d_out: Tensor, *inputs: Any, allocate: Callable[..., list[Tensor]] | None = None
+    d_out: Tensor,
+    bias_learns: bool,
+    *inputs: Any,
+    allocate: Callable[..., list[Tensor]] | None = None,
 ) -> Grads:
     from heed.nn.kernels.triton import short_attention
 
-    qkv = inputs[:_DIFFERENTIABLE]
+    (q, k, v, bias), call = inputs[:_DIFFERENTIABLE], short_attention.Call(*inputs)
+    qkv = [q, k, v]
     dq, dk, dv = [empty_heads(x) for x in qkv] if allocate is None else allocate(qkv)
-    short_attention.backward(short_attention.Call(*inputs), d_out, [dq, dk, dv])
-    return dq, dk, dv
+    d_scores = q.new_empty(len(q), *bias.shape[1:]) if bias_learns else None
+    short_attention.backward(call, d_out, [dq, dk, dv], d_scores)
+    if d_scores is None:
+        return dq, dk, dv, _no_gradient(q)
+    return dq, dk, dv, d_scores.sum(dim=0, keepdim=True, dtype=torch.float32)
+
+
+def _empty_gradients(
+    d_out: Tensor, bias_learns: bool, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *_: Any
+) -> Grads:
+    d_qkv = empty_heads(q), empty_heads(k), empty_heads(v)
+    if not bias_learns:
+        return *d_qkv, _no_gradient(q)
+    return *d_qkv, bias.new_empty(bias.shape, dtype=torch.float32)
+
+
+def _no_gradient(like: Tensor) -> Tensor:
+    """An operator has to return a tensor."""
+    return like.new_empty(0, dtype=torch.float32)
 
 
 def _differentiate(ctx: Any, launch: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     _, inputs = saved_inputs(ctx)
-    return *launch(d_out, *inputs), *[None] * (len(inputs) - _DIFFERENTIABLE)
+    bias_learns = ctx.needs_input_grad[_BIAS]
+    *d_qkv, d_bias = launch(d_out, bias_learns, *inputs)
+    rest = [None] * (len(inputs) - _DIFFERENTIABLE)
+    return *d_qkv, d_bias if bias_learns else None, *rest
 
 
 _attention = DifferentiableOp(
     Kernel("short_attention", f"({_INPUTS}) -> Tensor", _launch, lambda q, *_: empty_heads(q)),
     Kernel(
         "short_attention_backward",
-        f"(Tensor d_out, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor d_out, bool bias_learns, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
         lambda d_out, *inputs: _launch_backward(d_out, *inputs),
-        lambda d_out, q, k, v, *_: (empty_heads(q), empty_heads(k), empty_heads(v)),
+        _empty_gradients,
         # Gradients of q, k and v of one linear layer lie in one tensor, as the layer needs them.
         launch_eager=partial(_launch_backward, allocate=empty_grads),
     ),

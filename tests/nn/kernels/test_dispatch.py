@@ -45,12 +45,14 @@ def call(
     *,
     mask: Mask | Tensor | None = None,
     m: int | None = None,
+    rows: int = 1,
     width: int = 8,
     dropout: float = 0.0,
 ) -> dispatch.Call:
+    """`rows`: as many sequences have positions of their own."""
     m = n if m is None else m
     q, k = torch.zeros(1, 4, n, width), torch.zeros(1, 4, m, width)
-    places = torch.arange(n)[None], torch.arange(m)[None]
+    places = torch.arange(n).repeat(rows, 1), torch.arange(m).repeat(rows, 1)
     bias = None if position is None else PositionBias(position, *places, q_bhnd=q)
     return dispatch.Call(Heads(q, k, k), mask, bias, None, dropout)
 
@@ -93,11 +95,70 @@ def test_without_a_bias_short_sequences_have_a_kernel(name: str) -> None:
     position = encoding(name)
     for mask in (None, causal(64), padded(64)):
         assert serving(call(position, 64, mask=mask)) == "short_attention"
+        assert serving(call(position, 64, mask=mask, rows=2)) == "short_attention"
         assert serving(call(position, 64, mask=mask, dropout=0.1)) == "sdpa"
         with torch.no_grad():
             assert serving(call(position, 64, mask=mask)) != "short_attention"
     assert serving(call(position, 129, mask=causal(129))) == "sdpa"
     assert serving(call(position, 64, mask=torch.ones(1, 1, 64, 64, dtype=torch.bool))) == "sdpa"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("name", ["t5", "alibi"])
+def test_a_bias_has_the_kernel_for_short_sequences_where_they_share_it(name: str) -> None:
+    position = encoding(name)
+    for mask in (None, causal(64), padded(64)):
+        assert serving(call(position, 64, mask=mask)) == "short_attention"
+        assert serving(call(position, 64, mask=mask, rows=2)) == "sdpa"
+        assert serving(call(position, 64, mask=mask, dropout=0.1)) == "sdpa"
+        with torch.no_grad():
+            assert serving(call(position, 64, mask=mask)) == "sdpa"
+    assert serving(call(position, 20, m=64)) == "short_attention"
+    assert serving(call(position, 129, mask=causal(129))) == "sdpa"
+    assert serving(call(position, 64, mask=torch.ones(1, 1, 64, 64, dtype=torch.bool))) == "sdpa"
+    assert serving(call(encoding("shaw"), 64, mask=causal(64))) == "sdpa"
+    given = call(None, 64)._replace(bias=torch.zeros(1, 4, 64, 64))
+    assert serving(given) == "sdpa"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("name", ["t5", "alibi", "shaw"])
+def test_a_dense_bias_is_not_computed_to_find_that_a_call_is_not_short(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position = encoding(name)
+    monkeypatch.setattr(type(position), "bias", lambda *_: pytest.fail("computed"))
+    packed, long = call(position, 64, rows=2), call(position, 512)
+    assert not dispatch._is_short(packed)
+    assert not dispatch._is_short(long)
+    assert not dispatch._is_short(call(position, 64, dropout=0.1))
+    for case, mask in ((packed, causal(64)), (long, causal(512))):
+        bias = case.bias
+        assert isinstance(bias, PositionBias)
+        shared = SharedPosition(bias.q_positions, bias.k_positions)
+        monkeypatch.setattr(shared.plans, "get", lambda *_: None)
+        dispatch.prepare_shared(shared, mask, position)
+    with torch.no_grad():
+        assert not dispatch._is_short(call(position, 64))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_bias_for_short_sequences_is_made_once_before_the_first_layer() -> None:
+    """So all layers read one tensor, to which their gradients are added."""
+    position, places = encoding("t5"), torch.arange(20)[None]
+    shared = SharedPosition(places, places)
+    dispatch.prepare_shared(shared, causal(20), position)
+    made = shared.bias(position)._of_batch
+    assert made is not None
+    assert made is shared.bias(position).of_batch()
+    assert made.is_contiguous()
+    assert made.shape == (1, 4, 20, 32)
+    dense = shared.bias(position).dense()
+    assert dense is not None
+    assert torch.equal(made[..., :20], dense)
+    kept = shared.bias(position, kept_heads=torch.tensor([3, 1])).of_batch()
+    assert kept is not None
+    assert torch.equal(kept, made[:, [3, 1]])
 
 
 @pytest.mark.usefixtures("gpu")
@@ -117,9 +178,9 @@ def test_long_sequences_go_by_distance_where_sdpa_would_need_a_tensor() -> None:
 def test_an_encoding_without_a_form_keeps_its_dense_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     position = OwnBias(tiny(head_width=8))
     assert form_of(position) is NO_FORM
-    for n in (64, 512):
+    for n, expected in ((64, "short_attention"), (256, "sdpa"), (512, "sdpa")):
         for mask in (causal(n), padded(n)):
-            assert serving(call(position, n, mask=mask)) == "sdpa"
+            assert serving(call(position, n, mask=mask)) == expected
     monkeypatch.setitem(FORMS, OwnBias, ScoreModForm())
     assert serving(call(position, 512, mask=padded(512))) == "flex_attention"
 

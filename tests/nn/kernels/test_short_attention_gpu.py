@@ -23,9 +23,11 @@ from heed.models import build
 from heed.nn.attention import attend
 from heed.nn.kernels import dispatch, qkv_layout
 from heed.nn.kernels.heads import PendingRotation, rotate
+from heed.nn.kernels.position_bias import ROW_MULTIPLE
 from heed.nn.kernels.short_attention import attend_short
 from heed.nn.masks import Mask
 from heed.nn.positions import Rope
+from heed.nn.tokens import Tokens
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
@@ -55,6 +57,13 @@ class Call:
     mask: Mask
     rope: Rope | None
     places: tuple[Tensor, Tensor]
+    bias: Tensor | None
+    """[1, h, n, m], shared by all sequences."""
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What has a gradient."""
+        return self.packed if self.bias is None else [*self.packed, self.bias]
 
     def parts(self, packed: list[Tensor]) -> tuple[Tensor, ...]:
         """Queries, keys and values."""
@@ -67,18 +76,21 @@ class Call:
     def short(self) -> Tensor:
         """By the kernel."""
         rotation = None if self.rope is None else PendingRotation(self.rope, *self.places)
-        return attend_short(*self.parts(self.packed), mask=self.mask, rotation=rotation, scale=0.2)
+        return attend_short(
+            *self.parts(self.packed), mask=self.mask, bias=self.bias, rotation=rotation, scale=0.2
+        )
 
     def exact(self) -> tuple[Tensor, list[Tensor]]:
         """By the plain formula in float64, with the gradients."""
-        packed = [x.detach().double().requires_grad_() for x in self.packed]
-        q, k, v = self.parts(packed)
+        inputs = [x.detach().double().requires_grad_() for x in self.inputs]
+        q, k, v = self.parts(inputs[: len(self.packed)])
+        bias = None if self.bias is None else inputs[-1]
         if self.rope is not None:
             q, k = (
                 plain_rotate(x, self.rope, at) for x, at in zip((q, k), self.places, strict=True)
             )
-        out, _ = attend(q, k, v, mask=self.mask.dense(), scale=0.2)
-        return out, gradients(out, packed)
+        out, _ = attend(q, k, v, mask=self.mask.dense(), bias=bias, scale=0.2)
+        return out, gradients(out, inputs)
 
 
 def plain_rotate(x: Tensor, rope: Rope, places: Tensor) -> Tensor:
@@ -104,6 +116,7 @@ def make_call(
     width: int = 16,
     mask: str = "none",
     rotates: bool = False,
+    biased: bool = False,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Call:
@@ -117,6 +130,7 @@ def make_call(
     ]
     keys = n if m is None else m
     places = [torch.randint(200, (B, size), generator=generator).to(DEVICE) for size in (n, keys)]
+    bias = 2 * torch.randn(1, counts[0], n, keys, generator=generator).to(DEVICE)
     return Call(
         [x.requires_grad_() for x in packed],
         counts,
@@ -124,6 +138,7 @@ def make_call(
         make_mask(mask, n, keys, generator),
         Rope(tiny(head_width=width)).to(DEVICE) if rotates else None,
         (places[0], places[0] if m is None else places[1]),
+        bias.requires_grad_() if biased else None,
     )
 
 
@@ -147,13 +162,14 @@ def compare(call: Call) -> None:
     """The kernel against float64: output, gradients, and zeros where nothing is seen."""
     dtype = call.packed[0].dtype
     out, (expected, exact) = call.short(), call.exact()
-    found = gradients(out, call.packed)
+    found = gradients(out, call.inputs)
     tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
     assert out.dtype == dtype
     assert out.isfinite().all()
     assert apart(out, expected) <= tolerance
     assert all(x.isfinite().all() for x in found)
-    assert all_apart(found, [x.to(dtype) for x in exact]) <= tolerance
+    exact = [x.to(y.dtype) for x, y in zip(exact, found, strict=True)]
+    assert all_apart(found, exact) <= tolerance
     visible = call.mask.dense()
     if visible is not None:
         blind = ~visible.any(dim=-1).expand(B, call.counts[0], -1)
@@ -166,12 +182,13 @@ def compare(call: Call) -> None:
 # ------------------------------------------------------------------------------ the plain formula
 
 
-@pytest.mark.parametrize("rotates", [False, True], ids=["plain", "rotary"])
+@pytest.mark.parametrize("extra", ["plain", "rotates", "biased"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["float32", "half"])
-def test_short_equals_plain(dtype: torch.dtype, mask: str, rotates: bool) -> None:
+def test_short_equals_plain(dtype: torch.dtype, mask: str, extra: str) -> None:
     for n, m in ((32, None), (20, 45)):
-        compare(make_call(n, m, mask=mask, rotates=rotates, dtype=dtype))
+        given = {} if extra == "plain" else {extra: True}
+        compare(make_call(n, m, mask=mask, dtype=dtype, **given))
 
 
 @pytest.mark.parametrize("seed", range(12 if CUDA else 4))
@@ -187,6 +204,7 @@ def test_any_lengths_widths_and_groups(seed: int) -> None:
             mask=dice.choice(MASKS),
             rotates=dice.random() < 0.5,
             dtype=dice.choice([torch.float32, HALF]),
+            biased=dice.random() < 0.5,
             seed=seed,
         )
     )
@@ -229,6 +247,92 @@ def test_huge_scores_stay_finite() -> None:
     out = attend_short(1e3 * q, k, v, mask=call.mask)
     expected, _ = attend(1e3 * q, k, v, mask=call.mask.dense())
     assert apart(out, expected) <= 1e-4
+
+
+# ------------------------------------------------------------------------------------------- bias
+
+
+@pytest.mark.parametrize("m", [5, 17, 32, 45])
+def test_rows_of_a_bias_may_be_padded(m: int) -> None:
+    """Whatever the padding has: nothing reads it, and its gradient is zero."""
+    call, padding = make_call(20, m, mask="padding", biased=True), -m % ROW_MULTIPLE
+    assert call.bias is not None
+    expected = call.short()
+    exact = gradients(expected, call.inputs)
+    call.bias = F.pad(call.bias.detach(), (0, padding), value=3.0).requires_grad_()
+    found = call.short()
+    *others, d_bias = gradients(found, call.inputs)
+    assert torch.equal(found, expected)
+    assert all_apart([*others, d_bias[..., :m]], exact) <= 1e-6
+    assert (d_bias[..., m:] == 0).all()
+
+
+def test_one_bias_may_serve_all_heads() -> None:
+    call = make_call(20, 30, share=2, mask="causal", biased=True)
+    assert call.bias is not None
+    shared = call.bias.detach()[:, :1].requires_grad_()
+    call.bias = shared.expand(-1, 4, -1, -1)
+    exact = torch.autograd.grad(call.short().square().sum(), shared)
+    call.bias = shared
+    found = torch.autograd.grad(call.short().square().sum(), shared)
+    assert all_apart(found, exact) <= 1e-6
+
+
+def test_a_bias_is_not_rounded_to_16_bits() -> None:
+    """A large one would move its weight by some percent."""
+    call = make_call(32, biased=True, dtype=HALF)
+    assert call.bias is not None
+    call.bias = (30 * call.bias).detach().requires_grad_()
+    compare(call)
+
+
+def test_a_bias_is_added_up_in_float32_and_in_a_fixed_order() -> None:
+    call = make_call(33, share=2, mask="all", biased=True, dtype=HALF)
+    first, second = (gradients(call.short(), call.inputs)[-1] for _ in range(2))
+    assert first.dtype == torch.float32
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_gradients_of_scores_are_stored_only_for_a_bias_that_learns(
+    learns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from heed.nn.kernels.triton import short_attention
+
+    stored: list[Tensor | None] = []
+    backward = short_attention.backward
+
+    def note(call: Any, d_out: Tensor, grads: list[Tensor], d_scores: Tensor | None) -> None:
+        stored.append(d_scores)
+        backward(call, d_out, grads, d_scores)
+
+    monkeypatch.setattr(short_attention, "backward", note)
+    call = make_call(20, 30, mask="all", biased=True)
+    assert call.bias is not None
+    call.bias.requires_grad_(learns)
+    found = gradients(call.short(), call.packed)
+    call.bias.requires_grad_()
+    _, exact = call.exact()
+    assert all_apart(found, [x.float() for x in exact[:-1]]) <= 1e-5
+    assert [x is not None for x in stored] == [learns]
+
+
+@COMPILES
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_compiled_call_is_the_eager_one(learns: bool) -> None:
+    call = make_call(20, 33, mask="causal", biased=True)
+    assert call.bias is not None
+    call.bias.requires_grad_(learns)
+    wanted = call.inputs if learns else call.packed
+    parts = call.parts(call.packed)
+
+    def attend_causally(*inputs: Tensor) -> Tensor:
+        return attend_short(*inputs, mask=call.mask, bias=call.bias)
+
+    compiled = torch.compile(attend_causally, backend="aot_eager", fullgraph=True)
+    found, expected = compiled(*parts), attend_causally(*parts)
+    assert torch.equal(found, expected)
+    assert all(map(torch.equal, gradients(found, wanted), gradients(expected, wanted)))
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -367,15 +471,33 @@ def pairs() -> list[Tensor]:
     return [x.to(DEVICE) for x in (source, target, real, wanted)]
 
 
-def run(model: Any, *, plainly: bool) -> Tensor:
+def run(model: Any, *, plainly: bool, alike: bool = False) -> Tensor:
+    """The logits. `alike`: all sequences have the same positions, as in training."""
     source, target, real, wanted = pairs()
-    kwargs = {"mask": real, "target_mask": wanted}
+    here, there = (
+        Tokens.of(ids, mask=mask, positions=torch.arange(ids.shape[1], device=DEVICE))
+        if alike
+        else Tokens.of(ids, mask=mask)
+        for ids, mask in ((source, real), (target, wanted))
+    )
     if plainly:
-        logits: Tensor = model.trace(source, target, **kwargs).logits
-        return logits
-    return model(source, target, **kwargs)
+        encoded = model.encode(source, here, weights=True).x_bnw
+        return model.head(model.decode(target, there, encoded, here, weights=True).x_bnw)
+    return model(source, target, here, there)
 
 
+BIASED: dict[str, dict[str, Any]] = {
+    "t5": {"position": "t5"},
+    "t5-grouped": {"position": "t5", "kv_heads": 2},
+    "t5-pruned": {
+        "position": "t5",
+        "kept_heads": {
+            **{"encoder": [[1, 3, 4], [2]], "decoder": [[4], [1, 2, 3, 4]]},
+            "cross": [[2, 3], [1, 4]],
+        },
+    },
+    "alibi": {"position": "alibi"},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "rope": {"position": "rope"},
     "grouped": {"position": "rope", "kv_heads": 2},
@@ -391,10 +513,20 @@ def test_a_translator_trains_as_the_plain_path_would(name: str, fast: list[str])
     assert len(fast) == 6  # Two layers, each: encoder, decoder, cross-attention.
 
 
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_is_served_where_sequences_share_it(name: str, fast: list[str]) -> None:
+    model = translator(**BIASED[name])
+    found, expected = (run(model, plainly=plainly, alike=True) for plainly in (False, True))
+    assert models_apart(model, found, expected) <= 1e-4
+    assert len(fast) == 6
+
+
 @pytest.mark.parametrize("name", ["t5", "alibi", "shaw"])
-def test_a_bias_is_served_by_another_kernel(name: str, fast: list[str]) -> None:
-    model = translator(position=name)
-    assert models_apart(model, run(model, plainly=False), run(model, plainly=True)) <= 1e-4
+def test_another_bias_is_served_by_another_kernel(name: str, fast: list[str]) -> None:
+    """Where each sequence has its own positions, and where the bias depends on the query."""
+    model, alike = translator(position=name), name == "shaw"
+    found, expected = (run(model, plainly=plainly, alike=alike) for plainly in (False, True))
+    assert models_apart(model, found, expected) <= 1e-4
     assert not fast
 
 
@@ -407,22 +539,24 @@ def models_apart(model: Any, found: Tensor, expected: Tensor) -> float:
 
 
 @on_a_gpu
-def test_under_autocast_all_is_bfloat16(fast: list[str]) -> None:
-    model = translator(position="rope")
+@pytest.mark.parametrize("name", ["rope", "t5"])
+def test_under_autocast_all_is_bfloat16(name: str, fast: list[str]) -> None:
+    model = translator(position=name)
     with torch.autocast("cuda", torch.bfloat16):
-        found = run(model, plainly=False)
-    assert models_apart(model, found.float(), run(model, plainly=True)) <= 0.05
+        found = run(model, plainly=False, alike=True)
+    assert models_apart(model, found.float(), run(model, plainly=True, alike=True)) <= 0.05
     assert len(fast) == 6
 
 
 @on_a_gpu
-def test_a_captured_step_is_the_eager_one() -> None:
-    model = translator(position="rope")
+@pytest.mark.parametrize("name", ["rope", "t5"])
+def test_a_captured_step_is_the_eager_one(name: str) -> None:
+    model = translator(position=name)
     wanted = list(model.parameters())
 
     def step() -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16):
-            loss = run(model, plainly=False).float().square().mean()
+            loss = run(model, plainly=False, alike=True).float().square().mean()
         # Detached: a loss kept alive keeps the parameters' AccumulateGrad nodes, and with them the
         # stream they were made on, for the capture.
         return [loss.detach(), *torch.autograd.grad(loss, wanted)]
@@ -443,11 +577,11 @@ def test_a_captured_step_is_the_eager_one() -> None:
 
 @on_a_gpu
 @COMPILES
-@pytest.mark.parametrize("name", ["rope", "sinusoidal"])
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "t5", "t5-pruned", "alibi"])
 def test_blocks_compiled_without_a_graph_break_are_the_same(name: str) -> None:
-    model = translator(**MODELS[name])
-    eager = run(model, plainly=False)
+    model = translator(**(MODELS | BIASED)[name])
+    eager = run(model, plainly=False, alike=True)
     for stack in (model.encoder, model.decoder):
         for block in stack.blocks:
             block.compile(fullgraph=True, dynamic=False)
-    assert models_apart(model, run(model, plainly=False), eager) <= 1e-4
+    assert models_apart(model, run(model, plainly=False, alike=True), eager) <= 1e-4

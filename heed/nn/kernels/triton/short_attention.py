@@ -4,6 +4,9 @@ So the softmax needs no running correction, and the backward pass recomputes it 
 keys: nothing else is saved. No sum depends on the order in which programs run. Queries and keys may
 be rotated (RoPE) as they are read; their gradients are then rotated back as they are written.
 
+A bias that all sequences share is added to the scores. Its gradient is the sum over sequences of
+the scores' gradients, which the backward pass stores where that sum is wanted.
+
 A head is read in halves, because dimensions i and i + d/2 are rotated together; a dot product of
 heads is the sum of the dot products of their halves. A program multiplies R queries at a time by
 all C keys.
@@ -49,6 +52,7 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
+    bias: Tensor | None
     q_rotations: Tensor | None
     k_rotations: Tensor | None
     real: Tensor | None
@@ -56,6 +60,18 @@ class Call(NamedTuple):
     k_segments: Tensor | None
     causal: bool
     scale: float
+
+
+class Cells(NamedTuple):
+    """One number for each query and key: a contiguous tensor [b or 1, h, n, row], row ≥ m.
+
+    Where rows are a multiple of 16, so are all strides, and one compiled kernel serves all lengths.
+    """
+
+    data: Tensor
+    b: int
+    h: int
+    row: int
 
 
 class Shape(NamedTuple):
@@ -82,6 +98,7 @@ class Inputs(NamedTuple):
     q: Heads
     k: Heads
     v: Heads
+    bias: Cells | None
     queries: Side
     keys: Side
     n: int
@@ -204,6 +221,33 @@ def _store_halves(
 
 
 @kernel
+def _load_cells(
+    part: tl.tuple, h: int, rows: tl.tensor, columns: tl.tensor, size: int
+) -> tl.tensor:
+    """The numbers of these queries and keys [R, C] that all sequences share."""
+    rows, columns = rows[:, None], columns[None, :]
+    start = part.data + h * part.h + rows * part.row + columns
+    # A row's end, not the last key, bounds the columns: several numbers are then read at once.
+    return tl.load(start, mask=(rows < size) & (columns < part.row), other=0.0)
+
+
+@kernel
+def _store_cells(
+    values: tl.tensor,
+    part: tl.tuple,
+    b: tl.tensor,
+    h: int,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    size: int,
+) -> None:
+    """Write the numbers of one sequence's queries and keys, to the ends of their rows."""
+    rows, columns = rows[:, None], columns[None, :]
+    start = part.data + b.to(tl.int64) * part.b + h * part.h + rows * part.row + columns
+    tl.store(start, values, mask=(rows < size) & (columns < part.row))
+
+
+@kernel
 def _softmax(
     q_low: tl.tensor,
     q_high: tl.tensor,
@@ -211,14 +255,21 @@ def _softmax(
     k_high: tl.tensor,
     visible: tl.tensor,
     x: tl.tuple,
+    h: int,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    n: int,
 ) -> tl.tuple:
-    """exp(q kᵀ · scale - max) [R, C], zeros where nothing is visible, and its row sums [R, 1].
+    """exp(q kᵀ · scale + bias - max) [R, C], zeros where nothing is visible, and row sums [R, 1].
 
     The sum of a row without visible keys is given as 1, so that dividing by it gives zeros.
     """
     scores = tl.dot(q_low, tl.trans(k_low), input_precision=x.shape.PRECISION)
     scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=x.shape.PRECISION)
-    scores = tl.where(visible, scores * (x.scale * LOG2E), HIDDEN)
+    scores = scores * (x.scale * LOG2E)
+    if x.bias is not None:
+        scores += _load_cells(x.bias, h, rows, columns, n) * LOG2E
+    scores = tl.where(visible, scores, HIDDEN)
     weights = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
     weights = tl.where(visible, weights, 0.0)
     total = tl.sum(weights, axis=1)
@@ -250,7 +301,7 @@ def _forward(
     cos, sin = _cos_sin(x, x.keys, b, columns, m, False)
     k_low, k_high = _rotate(x.keys, k_low, k_high, cos, sin)
     visible = _visible(x, b, rows, columns, n, m)
-    weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x)
+    weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x, h, rows, columns, n)
     out_rd = tl.dot(weights.to(v_cd.dtype), v_cd, input_precision=x.shape.PRECISION)
     store(out_rd / total, out, x.shape, b, h, rows, n)
 
@@ -262,12 +313,16 @@ def _backward(
     dq: tl.tuple,
     dk: tl.tuple,
     dv: tl.tuple,
+    d_scores_out: tl.tuple,
     heads: int,
     BLOCKS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """One key head of one sequence and all queries that read it: their gradients."""
+    """One key head of one sequence and all queries that read it: their gradients.
+
+    The gradients of scores are those of a bias, too, and stored where `d_scores_out` is given.
+    """
     b, g = tl.program_id(0) // heads, tl.program_id(0) % heads
     n, m, columns = _decode(x.n), _decode(x.m), tl.arange(0, C)
     k_low, k_high = _load_halves(x.k, x, b, g, columns, m)
@@ -284,11 +339,13 @@ def _backward(
         cos, sin = _cos_sin(x, x.queries, b, rows, n, False)
         q_low, q_high = _rotate(x.queries, q_low, q_high, cos, sin)
         visible = _visible(x, b, rows, columns, n, m)
-        weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x)
+        weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x, h, rows, columns, n)
         weights = weights / total
         d_weights = tl.dot(d_out_rd, tl.trans(v_cd), input_precision=x.shape.PRECISION)
         delta = tl.sum(weights * d_weights, axis=1)
         d_scores = (weights * (d_weights - delta[:, None])).to(q_low.dtype)
+        if d_scores_out is not None:
+            _store_cells(d_scores, d_scores_out, b, h, rows, columns, n)
         weights_cr = tl.trans(weights.to(d_out_rd.dtype))
         dv_cd = tl.dot(weights_cr, d_out_rd, dv_cd, input_precision=x.shape.PRECISION)
         d_scores_cr = tl.trans(d_scores)
@@ -341,12 +398,17 @@ def forward(call: Call, out: Tensor) -> None:
         _forward[grid](_inputs(call), laid(out), heads, **sizes)
 
 
-def backward(call: Call, d_out: Tensor, grads: list[Tensor]) -> None:
-    """The gradients of q, k and v, written to three tensors of their shapes."""
+def backward(
+    call: Call, d_out: Tensor, grads: list[Tensor], d_scores: Tensor | None = None
+) -> None:
+    """The gradients of q, k and v, written to three tensors of their shapes.
+
+    Those of scores are written to `d_scores` [b, h, n, row], rows as long as the bias has them.
+    """
     b, heads, sizes = *call.k.shape[:2], _sizes("backward", call)
     if d_out.numel():
         tensors = [laid(x) for x in (d_out, *grads)]
-        _backward[(b * heads,)](_inputs(call), *tensors, heads, **sizes)
+        _backward[(b * heads,)](_inputs(call), *tensors, _cells(d_scores), heads, **sizes)
 
 
 def _sizes(kernel: str, call: Call) -> dict[str, int]:
@@ -376,6 +438,7 @@ def _inputs(call: Call) -> Inputs:
         laid(call.q),
         laid(call.k),
         laid(call.v),
+        _cells(call.bias),
         _side(call.q_rotations, call.q_segments, None),
         _side(call.k_rotations, call.k_segments, call.real),
         odd(n),
@@ -390,3 +453,11 @@ def _side(rotations: Tensor | None, segments: Tensor | None, real: Tensor | None
     tensors = [None if x is None else x.contiguous() for x in (rotations, segments, real)]
     strides = [0 if x is None or x.shape[0] == 1 else x.stride(0) for x in tensors]
     return Side(tensors[0], strides[0], tensors[1], odd(strides[1]), tensors[2], odd(strides[2]))
+
+
+def _cells(x: Tensor | None) -> Cells | None:
+    """A tensor [b or 1, h, n, row], copied if it is not contiguous."""
+    if x is None:
+        return None
+    _, h, n, row = x.shape
+    return Cells(x.contiguous(), h * n * row, n * row, row)
