@@ -5,7 +5,8 @@ Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from heed.nn.kernels.position_bias import PositionBias
 from heed.nn.masks import Mask, masked_bias, to_additive
+
+CUDNN_PAYS = 512
+"""Beyond so many queries or keys cuDNN's kernel is used without gradients, too: a plan is short
+beside what such calls compute. Where exactly it pays was not measured."""
 
 
 def attend_sdpa(
@@ -32,12 +37,18 @@ def attend_sdpa(
     if widened:
         q_bhnd, k_bgmd, v_bgmd = q_bhnd.float(), k_bgmd.float(), v_bgmd.float()
     causal = has_no_bias(bias) and isinstance(mask, Mask) and mask.only_causal and mask.square
-    with torch.autocast("cpu", enabled=False) if widened else nullcontext():
+    added = None if causal else mask_and_bias(mask, bias, q_bhnd)
+    settings: AbstractContextManager[object] = nullcontext()
+    if widened:
+        settings = torch.autocast("cpu", enabled=False)
+    elif _avoids_cudnn(q_bhnd, k_bgmd, added):
+        settings = _WITHOUT_CUDNN
+    with settings:
         out = F.scaled_dot_product_attention(
             q_bhnd,
             k_bgmd,
             v_bgmd,
-            attn_mask=None if causal else mask_and_bias(mask, bias, q_bhnd),
+            attn_mask=added,
             dropout_p=dropout,
             is_causal=causal,
             scale=scale,
@@ -72,6 +83,49 @@ def mask_and_bias(
     if isinstance(mask, Mask):
         return mask.additive(like.dtype)
     return None if mask is None else to_additive(mask, like.dtype)
+
+
+def _avoids_cudnn(q_bhnd: Tensor, k_bgmd: Tensor, added: Tensor | None) -> bool:
+    """Whether SDPA should choose among its other kernels: on a GPU, short, without gradients.
+
+    cuDNN builds a plan for every new shape. Training repeats its shapes, but plans took 3.4 of the
+    3.6 seconds of a run's first evaluation.
+    """
+    # A compiler chooses once for each shape, while it traces, and compiles for longer than that.
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q_bhnd.device.type != "cuda":
+        return False
+    if max(q_bhnd.shape[2], k_bgmd.shape[2]) > CUDNN_PAYS:
+        return False
+    # FlashAttention takes no tensor as a mask. Memory-efficient attention takes one with adjacent
+    # numbers in a row, but no grouped heads. Without both, only the plain formula would be left.
+    return added is None or (added.stride(-1) == 1 and q_bhnd.shape[1] == k_bgmd.shape[1])
+
+
+class _WithoutCudnn:
+    """A context in which SDPA does not choose cuDNN's kernel.
+
+    Torch has one switch for all threads: the first one in turns it off, the last one out restores
+    it. `torch.nn.attention.sdpa_kernel` would restore what another thread had switched off.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._enabled = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._enabled = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self._enabled)
+
+
+_WITHOUT_CUDNN = _WithoutCudnn()
 
 
 def _trains_in_16_bits(x: Tensor) -> bool:

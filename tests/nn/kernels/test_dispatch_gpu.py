@@ -200,6 +200,22 @@ def test_fused_equals_plain(name: str, dtype: torch.dtype, kind: str) -> None:
         compare(encoding(name, kind.startswith("causal")), scene(kind, n), dtype)
 
 
+@pytest.mark.parametrize("kind", SCENES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.no_grad()
+def test_without_gradients_fused_equals_plain(dtype: torch.dtype, kind: str) -> None:
+    """Other kernels serve then: of SDPA's, without cuDNN up to 512 tokens."""
+    for n in (1, 64, 75, 512, 531):
+        case = scene(kind, n)
+        q, k, v = (heads(n, HEADS, dtype, seed) for seed in range(3))
+        out = dispatch.attention(q, k, v, mask=case.mask, scale=SCALE)
+        visible = case.mask.dense()
+        expected, _ = attend(q.double(), k.double(), v.double(), mask=visible, scale=SCALE)
+        assert apart(out, expected) <= TOLERANCE[dtype]
+        if visible is not None:
+            assert (out[~visible.any(dim=-1).expand(B, HEADS, n)] == 0).all()
+
+
 @pytest.mark.parametrize("name", RELATIVE)
 def test_lengths_that_fill_no_tile_and_queries_that_follow_a_cache(name: str) -> None:
     for n, m in ((531, 531), (550, 833)):
