@@ -69,7 +69,8 @@ def pair(
     **changes: Any,
 ) -> tuple[tuple[Matrices, Any], tuple[Matrices, Any]]:
     """Twice the same matrices with an optimizer; the second is meant for plain steps."""
-    settings = OptimizerSettings(**{"name": "muon", "lr": 0.01, "weight_decay": 0.1} | changes)
+    usual: dict[str, Any] = {"name": "muon", "lr": 0.01, "weight_decay": 0.1}
+    settings = OptimizerSettings(**usual | changes)
     first = Matrices(shapes, times).to(DEVICE)
     models = (first, deepcopy(first))
     fused, plain = ((m, build_optimizer(m, settings, lr_tensor=lr_tensor)) for m in models)

@@ -52,7 +52,7 @@ class AmpOptimizer(Optimizer):
             grads = list(torch._foreach_div(grads, self.grad_scale))
         if self.found_inf is not None:
             finite = self.found_inf == 0
-            others = states if self.state_is_mean else [0.0] * len(grads)
+            others: list[Any] = states if self.state_is_mean else [0.0] * len(grads)
             grads = [torch.where(finite, *both) for both in zip(grads, others, strict=True)]
         return params, grads, states
 

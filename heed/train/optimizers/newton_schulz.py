@@ -48,7 +48,7 @@ def orthogonalize_stacks(stacks: Mapping[StackShape, Tensor]) -> dict[StackShape
     by_rows: defaultdict[int, list[StackShape]] = defaultdict(list)
     for shape in stacks:
         by_rows[shape[0]].append(shape)
-    result = {}
+    result: dict[StackShape, Tensor] = {}
     for rows, shapes in by_rows.items():
         xs = [stacks[shape] for shape in shapes]
         counts = [len(x) for x in xs]

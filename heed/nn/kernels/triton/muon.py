@@ -3,7 +3,7 @@
 The matrices of one shape are separate tensors. A launch gets their addresses as arguments, up to
 `MATRICES` of them, as a captured graph keeps arguments: there is no table of addresses that could
 become outdated. The products in between read matrices as one stack. A skipped step (`found_inf`)
-stores neither momenta nor weights.
+reads no gradient, and stores neither momenta nor weights.
 
 Shapes: m rows, n columns of a stacked matrix, m ≤ n; a matrix with more rows than columns is
 stacked transposed.
@@ -32,7 +32,7 @@ SMALLEST_NORM = 1e-12
 
 
 @kernel
-def _select(pointers: tuple[tl.tensor, ...], matrix: int, MATRICES: tl.constexpr) -> tl.tensor:
+def _select(pointers: tl.tuple, matrix: int, MATRICES: tl.constexpr) -> tl.tensor:
     pointer = pointers[0]
     for i in tl.static_range(1, MATRICES):
         pointer = tl.where(matrix == i, pointers[i], pointer)
@@ -47,8 +47,8 @@ def _rows_to_update(rows: int, found_inf: tl.tensor) -> tl.tensor:
 
 @kernel
 def _update_momenta(
-    grads: tuple[tl.tensor, ...],
-    momenta: tuple[tl.tensor, ...],
+    grads: tl.tuple,
+    momenta: tl.tuple,
     divisor: tl.tensor,
     found_inf: tl.tensor,
     stack: tl.tensor,
@@ -57,8 +57,7 @@ def _update_momenta(
     rate: float,
     rows: int,
     columns: int,
-    row_stride: int,
-    column_stride: int,
+    TRANSPOSED: tl.constexpr,
     MATRICES: tl.constexpr,
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
@@ -66,19 +65,24 @@ def _update_momenta(
     part, matrix = tl.program_id(0), tl.program_id(1)
     grad, momentum = _select(grads, matrix, MATRICES), _select(momenta, matrix, MATRICES)
     ahead = stack + matrix.to(tl.int64) * rows * columns
+    down, along = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
+    cell = down * columns + along
+    place = along * rows + down if TRANSPOSED else cell
     height, across = _rows_to_update(rows, found_inf), tl.cdiv(columns, TILE)
     scale = tl.load(divisor)
     total = tl.zeros([TILE, TILE], tl.float32)
-    for tile in range(part, tl.cdiv(height, TILE) * across, PARTS):
-        row = (tile // across * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
-        column = (tile % across * TILE + tl.arange(0, TILE))[None, :]
-        inside = (row < height) & (column < columns)
-        cell = row * columns + column
-        g = tl.load(grad + cell, mask=inside, other=0.0) / scale
-        m = mu * tl.load(momentum + cell, mask=inside, other=0.0) + rate * g
-        tl.store(momentum + cell, m, mask=inside)
+    for tile in range(part, tl.cdiv(rows, TILE) * across, PARTS):
+        row, column = tile // across * TILE, tile % across * TILE
+        start = row.to(tl.int64) * columns + column
+        inside = (down < height - row) & (along < columns - column)
+        g = tl.load(grad + start + cell, mask=inside, other=0.0) / scale
+        m = mu * tl.load(momentum + start + cell, mask=inside, other=0.0) + rate * g
+        tl.store(momentum + start + cell, m, mask=inside)
         u = (mu * m + rate * g).to(stack.dtype.element_ty)
-        tl.store(ahead + row * row_stride + column * column_stride, u, mask=inside)
+        if TRANSPOSED:
+            start = column.to(tl.int64) * rows + row
+        inside = (down < rows - row) & (along < columns - column)
+        tl.store(ahead + start + place, u, mask=inside)
         rounded = u.to(tl.float32)
         total += rounded * rounded
     tl.store(squares + matrix * PARTS + part, tl.sum(tl.sum(total, axis=1), axis=0))
@@ -104,7 +108,7 @@ def _normalize(
 
 @kernel
 def _update_weights(
-    weights: tuple[tl.tensor, ...],
+    weights: tl.tuple,
     stack: tl.tensor,
     lr: tl.tensor,
     found_inf: tl.tensor,
@@ -112,8 +116,7 @@ def _update_weights(
     factor: float,
     rows: int,
     columns: int,
-    row_stride: int,
-    column_stride: int,
+    TRANSPOSED: tl.constexpr,
     MATRICES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
@@ -122,13 +125,15 @@ def _update_weights(
     update = stack + matrix.to(tl.int64) * rows * columns
     height, across = _rows_to_update(rows, found_inf), tl.cdiv(columns, TILE)
     rate = tl.load(lr)
-    row = (tile // across * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
-    column = (tile % across * TILE + tl.arange(0, TILE))[None, :]
-    inside = (row < height) & (column < columns)
-    cell = row * columns + column
-    x = tl.load(update + row * row_stride + column * column_stride, mask=inside, other=0.0)
-    w = (1.0 - rate * decay) * tl.load(weight + cell, mask=inside, other=0.0)
-    tl.store(weight + cell, w - rate * factor * x.to(tl.float32), mask=inside)
+    row, column = tile // across * TILE, tile % across * TILE
+    down, along = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
+    inside = (down < height - row) & (along < columns - column)
+    cell = row.to(tl.int64) * columns + column + (down * columns + along)
+    transposed = column.to(tl.int64) * rows + row + (along * rows + down)
+    place = transposed if TRANSPOSED else cell
+    x = tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + cell, mask=inside, other=0.0)
+    tl.store(weight + cell, (1.0 - rate * decay) * w - rate * factor * x, mask=inside)
 
 
 def empty_squares(stack: Tensor) -> Tensor:
@@ -161,7 +166,8 @@ def update_momenta(
             squares[part],
             mu,
             1.0 - mu,
-            *_layout(grads[0]),
+            *grads[0].shape,
+            TRANSPOSED=_is_tall(grads[0]),
             MATRICES=MATRICES,
             PARTS=PARTS,
             TILE=TILE,
@@ -197,7 +203,9 @@ def update_weights(
             found_inf,
             decay,
             factor,
-            *_layout(weights[0]),
+            rows,
+            columns,
+            TRANSPOSED=_is_tall(weights[0]),
             MATRICES=MATRICES,
             TILE=TILE,
             num_warps=WARPS,
@@ -214,8 +222,5 @@ def _fill_up(matrices: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return (*matrices, *[matrices[0]] * (MATRICES - len(matrices)))
 
 
-def _layout(matrix: Tensor) -> tuple[int, int, int, int]:
-    """Rows and columns of a matrix, and their strides in the stack."""
-    rows, columns = matrix.shape
-    strides = (1, rows) if rows > columns else (columns, 1)
-    return rows, columns, *strides
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
