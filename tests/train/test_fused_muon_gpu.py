@@ -1,7 +1,7 @@
 """On a GPU Muon's step in few kernels equals the plain step.
 
 Without a GPU most of this runs, slowly, where Triton is and interprets its kernels
-(TRITON_INTERPRET=1). Products are float32 then, so that the two steps agree closely.
+(TRITON_INTERPRET=1). Products are float32 but in one test: bfloat16 would hide small differences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.nn.kernels.availability import HAS_TRITON
-from heed.train.optimizers import custom, fused_muon
+from heed.train.optimizers import custom, fused_muon, newton_schulz
 from heed.train.optimizers.build import OptimizerSettings, build_optimizer, step_optimizer
 from heed.train.optimizers.newton_schulz import orthogonalize, orthogonalize_stacks
 
@@ -31,17 +31,24 @@ on_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
 
 SHAPES = [(5, 3), (3, 5), (64, 64), (70, 70), (65, 130), (130, 65), (48, 1), (1, 7), (16, 300)]
 """Whole tiles, odd ends, wide and tall, pairs that share a stack, equally many rows."""
-TOLERANCE = 2e-2 if CUDA else 2e-5
-"""Of an update, as a share of its size: bfloat16 on a GPU, else float32."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Of an update, as a share of its size, by the precision of products. Five iterations amplify what
+bfloat16 rounds off: in emulation the two steps differ by up to 0.05."""
 
 
 @pytest.fixture(autouse=True)
 def _by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_products_in(torch.float32, monkeypatch)
     if not CUDA:
         from heed.nn.kernels.triton import muon
 
         monkeypatch.setattr(fused_muon, "on_gpu", lambda x: True)
         monkeypatch.setattr(muon, "PARTS", 4)  # the interpreter runs one program after another
+
+
+def compute_products_in(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (newton_schulz, fused_muon):
+        monkeypatch.setattr(module, "product_dtype", lambda matrix: dtype)
 
 
 class Matrices(nn.Module):
@@ -103,10 +110,15 @@ def snapshot(model: Matrices, optimizer: Any) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in (*model.parameters(), *state)]
 
 
-def assert_same_step(before: Sequence[Tensor], fused: Matrices, plain: Matrices) -> None:
+def assert_same_step(
+    before: Sequence[Tensor],
+    fused: Matrices,
+    plain: Matrices,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     for old, ours, theirs in zip(before, fused.all, plain.all, strict=True):
         moved, expected = ours.detach() - old, theirs.detach() - old
-        assert (moved - expected).norm() <= TOLERANCE * expected.norm()
+        assert (moved - expected).norm() <= TOLERANCE[dtype] * expected.norm()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.95])
@@ -129,6 +141,17 @@ def test_a_fused_step_is_the_plain_step(
         assert_same_step(before, fused[0], plain[0])
         for ours, theirs in zip(momenta(*fused), momenta(*plain), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_products_in_bfloat16_make_about_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_products_in(torch.bfloat16, monkeypatch)
+    fused, plain = pair()
+    before = [parameter.detach().clone() for parameter in fused[0].all]
+    for model, _ in (fused, plain):
+        model.set_gradients(0)
+    fused_only(fused[1].step)
+    plain_step(plain[1].step)
+    assert_same_step(before, fused[0], plain[0], torch.bfloat16)
 
 
 def test_more_matrices_than_a_launch_takes() -> None:
@@ -223,7 +246,7 @@ def test_a_gradient_of_another_layout_gets_the_plain_step() -> None:
     for _, optimizer in (first, second):
         optimizer.step()
     for ours, theirs in zip(first[0].all, second[0].all, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_stacks_with_equally_many_rows_are_orthogonalized_as_alone() -> None:
@@ -236,12 +259,12 @@ def test_stacks_with_equally_many_rows_are_orthogonalized_as_alone() -> None:
     expected = {shape: orthogonalize(list(stack)) for shape, stack in stacks.items()}
     together = orthogonalize_stacks(
         {
-            shape: (stack / torch.linalg.matrix_norm(stack, keepdim=True)).to(expected[shape].dtype)
+            shape: stack / torch.linalg.matrix_norm(stack, keepdim=True)
             for shape, stack in stacks.items()
         }
     )
     for shape, alone in expected.items():
-        torch.testing.assert_close(together[shape], alone, rtol=TOLERANCE, atol=TOLERANCE)
+        torch.testing.assert_close(together[shape], alone, rtol=1e-4, atol=1e-4)
 
 
 @on_gpu
