@@ -4,21 +4,24 @@
     python benchmarks/optimizer_step.py --tiny           seconds on a CPU, to try the script
 
 Gradients are random. On a GPU a step is captured and replayed, with the division of gradients and
-the check for infinities that training has. GB/s counts a read of every gradient and a read and a
-write of every parameter, which no optimizer does without.
+the check for infinities that training has; `plain muon` is Muon without its kernels. GB/s counts a
+read of every gradient and a read and a write of every parameter, which no optimizer does without.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from common import captured, keep, side_by_side, table
 
 from heed.config import ModelConfig
 from heed.models.build import build
+from heed.train.optimizers import custom
 from heed.train.optimizers.build import (
     CAPTURABLE,
     OptimizerSettings,
@@ -29,6 +32,8 @@ from heed.train.optimizers.build import (
 SHAPE = ModelConfig(layers=4, heads=8, width=512, position="t5")
 TINY = ModelConfig(layers=1, heads=2, width=32, position="t5")
 VOCABULARY = 4000
+PLAIN = "plain "
+"""Before the name of an optimizer: without its kernels."""
 alive: dict[str, object] = {}
 """What captured steps read and write: a graph knows memory by its address and does not keep it."""
 
@@ -38,12 +43,14 @@ def step(name: str, model_config: ModelConfig, device: str) -> tuple[Callable[[]
     model = build("translate", model_config, vocab=VOCABULARY).to(device)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
-    settings = OptimizerSettings(name=name, lr=1e-3, weight_decay=0.05)
+    settings = OptimizerSettings(name=name.removeprefix(PLAIN), lr=1e-3, weight_decay=0.05)
     optimizer = build_optimizer(model, settings, lr_tensor=device == "cuda")
     divisor, finite = torch.tensor(8192.0, device=device), torch.tensor(True, device=device)
 
     def run() -> None:
-        step_optimizer(optimizer, divisor, finite)
+        plain = patch.object(custom, "can_fuse", return_value=False)
+        with plain if name.startswith(PLAIN) else nullcontext():
+            step_optimizer(optimizer, divisor, finite)
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if device != "cuda":
@@ -63,7 +70,8 @@ def main() -> None:
     options = parser.parse_args()
     config = TINY if options.tiny else SHAPE
     steps, parameters = {}, 0
-    for name in sorted(CAPTURABLE):
+    plain = [f"{PLAIN}muon"] if options.device == "cuda" else []
+    for name in [*sorted(CAPTURABLE), *plain]:
         steps[name], parameters = step(name, config, options.device)
     medians = side_by_side(steps, device=options.device, rounds=options.rounds, turn=0.05)
     rows = [

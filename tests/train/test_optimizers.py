@@ -22,7 +22,7 @@ from heed.train.optimizers.build import (
     parameter_groups,
     set_lr,
 )
-from heed.train.optimizers.custom import orthogonalize
+from heed.train.optimizers.newton_schulz import orthogonalize
 from heed.train.optimizers.schedules import schedule
 
 RATES = {"sgd": 0.05, "adagrad": 0.5, "adafactor": 0.1}

@@ -103,6 +103,7 @@ def test_a_stamp_depends_on_what_kernels_depend_on(
         recipe(),
         recipe(seed=7, train={"steps": 3, "lr": 0.5}),
         recipe(data={"train": ["a.txt"]}),
+        recipe(train={"optimizer": "lion"}),
     ]
     others = [
         recipe("classify"),
@@ -110,6 +111,7 @@ def test_a_stamp_depends_on_what_kernels_depend_on(
         recipe(data={"max_length": 64}),
         recipe(train={"precision": "float32"}),
         recipe(train={"label_smoothing": 0.1}),
+        recipe(train={"optimizer": "muon"}),
     ]
     stamps = [start.stamp_path(one) for one in same + others]
     assert len({*stamps[: len(same)]}) == 1
@@ -416,6 +418,30 @@ def test_prompts_of_every_length_are_decoded_by_known_kernels(
     assert needed <= found
 
 
+@needs_triton
+@pytest.mark.parametrize("layers", [1, 12])
+@pytest.mark.parametrize("layer_decay", [1.0, 0.9])
+def test_matrices_of_all_layers_are_updated_by_known_kernels(
+    monkeypatch: pytest.MonkeyPatch, layers: int, layer_decay: float
+) -> None:
+    from heed.train.precompile import dry_launch
+
+    train = {"optimizer": "muon", "layer_decay": layer_decay}
+    config = recipe("translate", model=SMALL | {"layers": layers}, train=train)
+
+    def update(hook: Callable[..., bool]) -> None:
+        with monkeypatch.context() as patch, dry_launch.fake_gpu(90, hook):
+            patch.setattr(dry_launch, "LAYERS", layers)
+            made = dry_launch.build_model(config, 777)
+            dry_launch.train_step(made, config, dry_launch.build_batch(config, 2, 8, 8), bf16=True)
+            dry_launch.optimizer_step(made, config)
+
+    needed = {kernel for kernel in launched(update) if "muon" in str(kernel)}
+    found = launched(lambda hook: dry_launch.launch_training(config, 90, hook))
+    assert len(needed) == 5  # for tall matrices and others, and one that normalizes both
+    assert needed <= found
+
+
 COMPILE = """
 import json, sys
 from types import SimpleNamespace
@@ -444,7 +470,8 @@ print(json.dumps(hits))
 
 @needs_triton
 def test_what_was_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
-    config = json.dumps(recipe("translate", data={"max_length": 16}).tables())
+    train = {"optimizer": "muon"}
+    config = json.dumps(recipe("translate", data={"max_length": 16}, train=train).tables())
     run(COMPILE, tmp_path, config, "ahead")
     found = json.loads(run(COMPILE, tmp_path, config, "then"))
     assert found
@@ -481,13 +508,13 @@ finally:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("position", ["rope", "t5"])
-def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str) -> None:
+@pytest.mark.parametrize(("position", "optimizer"), [("rope", "adamw"), ("t5", "muon")])
+def test_a_fresh_run_compiles_nothing_itself(tmp_path: Path, position: str, optimizer: str) -> None:
     """Nor does decoding after training, once the compile process has ended."""
     changes = {
         **{"data.synthetic": 2000, "data.synthetic_test": 200, "tokenizer.vocab_size": 1200},
         **{"model.position": position, "train.steps": 60, "train.evaluate_every": 30},
-        **{"train.evaluate_test": "true", "decode.beam": 4},
+        **{"train.optimizer": optimizer, "train.evaluate_test": "true", "decode.beam": 4},
     }
     options = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     command = ["train", "demo-translate", *options, "--run", str(tmp_path / "run")]

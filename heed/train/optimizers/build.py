@@ -110,7 +110,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
     )
 
 
-def _muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
+def muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
     """The groups of `parameter_groups`, with the hidden matrices, which Muon updates, separate.
 
     The output layer is not hidden: it is the module called `head` with all that is in it, and any
@@ -178,7 +178,7 @@ def build_optimizer(
     captured CUDA graph reads at every replay; `set_lr` then writes it in place.
     """
     if settings.name == "muon":
-        groups = _muon_groups(model, settings)
+        groups = muon_groups(model, settings)
     else:
         groups = parameter_groups(model, weight_decay=settings.weight_decay)
     groups = _by_layer(model, groups, settings.layer_decay)

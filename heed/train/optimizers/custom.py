@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+from heed.train.optimizers.fused_muon import can_fuse, fused_step
+from heed.train.optimizers.newton_schulz import orthogonalize
 
 Group = dict[str, Any]
 
@@ -29,23 +32,27 @@ class AmpOptimizer(Optimizer):
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def read_group(self, group: Group) -> tuple[list[Tensor], ...]:
-        """The group's parameters that have a gradient, their gradients and state tensors.
-
-        In a skipped step the state stands for the gradient where it is a mean, else zeros do.
-        """
+    def trained(self, group: Group) -> tuple[list[Tensor], ...]:
+        """The group's parameters that have a gradient, their gradients and state tensors."""
         params = [parameter for parameter in group["params"] if parameter.grad is not None]
         for parameter in params:
             state = self.state[parameter]
             if self.state_name not in state:
                 state[self.state_name] = torch.zeros_like(parameter)
         states = [self.state[parameter][self.state_name] for parameter in params]
-        grads = [parameter.grad for parameter in params]
+        return params, [parameter.grad for parameter in params], states
+
+    def read_group(self, group: Group) -> tuple[list[Tensor], ...]:
+        """What `trained` returns, with gradients divided by `grad_scale`.
+
+        In a skipped step the state stands for the gradient where it is a mean, else zeros do.
+        """
+        params, grads, states = self.trained(group)
         if self.grad_scale is not None and grads:
             grads = list(torch._foreach_div(grads, self.grad_scale))
         if self.found_inf is not None:
             finite = self.found_inf == 0
-            others = states if self.state_is_mean else [0.0] * len(grads)
+            others: list[Any] = states if self.state_is_mean else [0.0] * len(grads)
             grads = [torch.where(finite, *both) for both in zip(grads, others, strict=True)]
         return params, grads, states
 
@@ -173,9 +180,17 @@ class Muon(AmpOptimizer):
         return loss
 
     def _orthogonal_step(self, group: Group) -> None:
-        params, grads, momenta = self.read_group(group)
+        params, grads, momenta = self.trained(group)
         if not params:
             return
+        if can_fuse([*params, *grads, *momenta]):
+            amp = {"grad_scale": self.grad_scale, "found_inf": self.found_inf}
+            fused_step(params, grads, momenta, group, **amp)
+        else:
+            self._plain_step(group)
+
+    def _plain_step(self, group: Group) -> None:
+        params, grads, momenta = self.read_group(group)
         mu, lr = group["momentum"], group["lr"] * self.unless_skipped(1.0)
         torch._foreach_lerp_(momenta, grads, 1.0 - mu)
         looks_ahead = torch._foreach_lerp(grads, momenta, mu)
@@ -192,27 +207,6 @@ class Muon(AmpOptimizer):
                     params[i].addcmul_(update, scale, value=-1.0)
                 else:
                     params[i].add_(update, alpha=-scale)
-
-
-def orthogonalize(matrices: Sequence[Tensor]) -> Tensor:
-    """Matrices of one shape, stacked, with every singular value of each near 1.
-
-    Five Newton–Schulz steps X ← aX + (b XXᵀ + c (XXᵀ)²) X on X / ‖X‖. Jordan's coefficients push
-    small singular values up fastest; all of them end between about 0.7 and 1.2. On a GPU in
-    bfloat16: fast, and precise enough for an approximation.
-    """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    rows, columns = matrices[0].shape
-    dtype = torch.bfloat16 if matrices[0].is_cuda else matrices[0].dtype
-    stacked = torch.stack([matrix.to(dtype) for matrix in matrices])
-    stacked = stacked / torch.linalg.matrix_norm(stacked, keepdim=True).clamp(min=1e-12)
-    x: Tensor = stacked.mT if rows > columns else stacked
-    for _ in range(5):
-        gram = x @ x.mT
-        # Each product is added to its first term as it is computed: one pass over memory less.
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x.mT if rows > columns else x
 
 
 def _evaluate(closure: Callable[[], float] | None) -> float | None:

@@ -35,6 +35,8 @@ from heed.models import Classifier, Model, Translator, build
 from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
 from heed.train.objective import Objective, loss
+from heed.train.optimizers.build import muon_groups, optimizer_settings
+from heed.train.optimizers.custom import Muon
 from heed.train.prepare.run_tokenizer import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
 from heed.train.validate import greedy_config
 
@@ -66,6 +68,7 @@ def launch_training(recipe: Recipe, capability: int, hook: Hook) -> None:
                 batch = build_batch(recipe, BATCH_SIZE, length, source_length)
                 with _ignore_errors():
                     train_step(model, recipe, batch, bf16=bf16)
+                    optimizer_step(model, recipe)
                 with _ignore_errors():
                     validation_step(model, batch, bf16=bf16)
 
@@ -153,6 +156,17 @@ def train_step(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> Non
     with _autocast(bf16):
         total, _ = objective(batch)
     total.backward()
+
+
+def optimizer_step(model: Model, recipe: Recipe) -> None:
+    """The optimizer's step after a training step: only Muon has kernels, for hidden matrices."""
+    if recipe.train.optimizer != "muon":
+        return
+    one = torch.ones((), device="cuda")
+    groups = muon_groups(model, optimizer_settings(recipe.train))
+    optimizer = Muon([group | {"lr": one} for group in groups if group["name"] == "muon"])
+    optimizer.grad_scale = optimizer.found_inf = one
+    optimizer.step()
 
 
 def validation_step(model: Model, batch: Batch, *, bf16: bool) -> None:

@@ -44,7 +44,7 @@ MAX_WAIT_SECONDS = 60.0
 PACKAGE = Path(__file__).parents[2]
 SOURCES = (
     *("nn", "models", "decode", "pipelines"),
-    *("train/objective.py", "train/validate.py", "train/precompile"),
+    *("train/objective.py", "train/validate.py", "train/optimizers", "train/precompile"),
 )
 """Modules of heed that decide which kernels are launched."""
 TRAINING_READY = b"ready\n"
@@ -214,7 +214,7 @@ def stamp_path(recipe: Recipe) -> Path:
         recipe.model.model_dump(),
         recipe.tokenizer.vocab_size,
         [data.max_length, data.pack],
-        [train.precision, train.objective, train.label_smoothing],
+        [train.precision, train.objective, train.label_smoothing, train.optimizer == "muon"],
         [train.evaluate_bleu, recipe.decode.model_dump()],
         [plugin.sha256 for plugin in used_plugins(recipe.model)],
     ]
