@@ -254,17 +254,23 @@ def test_huge_scores_stay_finite() -> None:
 
 @pytest.mark.parametrize("m", [5, 17, 32, 45])
 def test_rows_of_a_bias_may_be_padded(m: int) -> None:
-    """Whatever the padding has: nothing reads it, and its gradient is zero."""
+    """Whatever the padding has: it changes no bit, and its gradient is zero.
+
+    Other strides are another compiled kernel, which may round differently.
+    """
     call, padding = make_call(20, m, mask="padding", biased=True), -m % ROW_MULTIPLE
     assert call.bias is not None
-    expected = call.short()
-    exact = gradients(expected, call.inputs)
-    call.bias = F.pad(call.bias.detach(), (0, padding), value=3.0).requires_grad_()
-    found = call.short()
-    *others, d_bias = gradients(found, call.inputs)
-    assert torch.equal(found, expected)
-    assert all_apart([*others, d_bias[..., :m]], exact) <= 1e-6
-    assert (d_bias[..., m:] == 0).all()
+    plain, bias = call.short(), call.bias.detach()
+    exact = gradients(plain, call.inputs)
+    outputs = []
+    for value in (0.0, float("nan")):
+        call.bias = F.pad(bias, (0, padding), value=value).requires_grad_()
+        outputs.append(call.short())
+        *others, d_bias = gradients(outputs[-1], call.inputs)
+        assert apart(outputs[-1], plain) <= 1e-6
+        assert all_apart([*others, d_bias[..., :m]], exact) <= 1e-6
+        assert (d_bias[..., m:] == 0).all()
+    assert torch.equal(*outputs)
 
 
 def test_one_bias_may_serve_all_heads() -> None:
