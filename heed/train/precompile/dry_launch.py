@@ -35,7 +35,7 @@ from heed.models import Classifier, Model, Translator, build
 from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
 from heed.train.objective import Objective, loss
-from heed.train.prepare.run_tokenizer import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
+from heed.train.prepare.text_cache import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
 from heed.train.validate import greedy_config
 
 Hook = Callable[..., bool]
