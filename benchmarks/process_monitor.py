@@ -20,8 +20,8 @@ from common import ROOT, environment
 from heed.runs.run import Run
 
 PAUSE = 0.02
-LEARNING = " tokenizer…"
-"""The message of training after the doctor, while there is no tokenizer yet."""
+LEARNING = (" tokenizer…", "Tokenizing the text…")
+"""Messages of training after the doctor, while there is no tokenizer yet."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,14 @@ def _ends(run: Run, cache: Path, log: Path, splits: int) -> dict[str, Callable[[
     def first_line() -> bool:
         return run.metrics_path.exists() and run.metrics_path.stat().st_size > 0
 
+    def said(messages: Sequence[str]) -> bool:
+        text = log.read_text(encoding="utf-8")
+        return any(message in text for message in messages)
+
     learning = run.tokenizer_path.exists
     return {
         "imports": run.recipe_path.exists,
-        "doctor": lambda: learning() or LEARNING in log.read_text(encoding="utf-8"),
+        "doctor": lambda: learning() or said(LEARNING),
         "tokenizer": run.tokenizer_path.exists,
         "store": stores,
         "model, plan": run.environment_path.exists,

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
@@ -276,6 +277,15 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Fig
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(heading, pad=10)
     return figure
+
+
+def import_matplotlib() -> None:
+    """Import what drawing and saving needs; on a new machine matplotlib lists its fonts here.
+
+    This takes a second, so it is worth doing on a thread while something else is waited for.
+    """
+    for module in ("figure", "style", "ticker", "backends.backend_agg", "backends.backend_svg"):
+        import_module(f"matplotlib.{module}")
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:

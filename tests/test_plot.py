@@ -6,6 +6,7 @@ import html
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -175,6 +176,21 @@ def test_importing_and_drawing_never_touch_pyplot() -> None:
     )
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=60)
+
+
+def test_after_importing_matplotlib_a_figure_imports_no_more_of_it() -> None:
+    program = (
+        "import sys; from pathlib import Path; from heed import plot; plot.import_matplotlib();"
+        "before = set(sys.modules) | {'matplotlib.style.core'};"  # which does nothing
+        "figure = plot.curves({'a': [(0, 1.0)]}, title='', x='', y='', log_y=True);"
+        "plot.save(figure, Path(sys.argv[1]));"
+        "late = {name for name in set(sys.modules) - before if name.startswith('matplotlib')};"
+        "assert not late, late"
+    )
+    root = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", program, str(Path(folder) / "figure")]
+        subprocess.run(command, cwd=root, check=True, timeout=60)
 
 
 def test_panels_share_x_and_their_legend_covers_no_line() -> None:

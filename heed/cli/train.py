@@ -95,7 +95,7 @@ def train(
 
     precompile.start_early(device)  # Before torch is imported: kernels take as long to compile.
     from heed.train import resolve
-    from heed.train import run as train_run
+    from heed.train.prepare import tokenize_ahead
 
     resolved, name = resolve.resolve_recipe(
         recipe, task, train, dev, change, precision, data, test=test
@@ -103,6 +103,8 @@ def train(
     precompile.start_early(device, resolved)
     if data is not None and os.environ.get("RANK", "0") == "0":
         typer.echo(resolve.describe_files(resolved))
+    if not dry_run:
+        tokenize_ahead.start(resolved)  # Before torch is imported too.
     resolve.set_threads(threads)
     if dry_run:
         from heed.evaluate.after_training import estimate_test
@@ -117,6 +119,8 @@ def train(
         )
         typer.echo(f"export      {describe_formats(resolved)}")
     else:
+        from heed.train import run as train_run
+
         folder = run or resolve.free_folder(name)
         train_run.start(resolved, folder, device=device, console=console())
         _finish(folder, device)

@@ -24,7 +24,7 @@ from heed.models.build import describe_model
 from heed.nn.lora import merge_adapters
 from heed.runs.run import Run
 from heed.train import checkpoint, precompile
-from heed.train.distributed.ranks import is_torchrun, rank0_error_only
+from heed.train.distributed.torchrun import is_torchrun, rank0_error_only
 from heed.train.loop import Loop
 from heed.train.optimizers.build import describe_rates
 from heed.train.prepare.init_from import resolve_init

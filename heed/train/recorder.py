@@ -157,7 +157,7 @@ class Recorder:
 
     def _refuse_nan(self, weights: dict[str, Tensor]) -> None:
         """Refuse to finish a run whose weights, or the losses of these weights, are not finite."""
-        broken = next((name for name, one in weights.items() if not one.isfinite().all()), None)
+        broken = next((name for name, one in weights.items() if not is_finite(one)), None)
         best = self.settings.best_metric
         evaluation = chosen_evaluation(self.run.metrics(), best) or {}
         name = best.partition("/")[0]
@@ -222,3 +222,11 @@ class Recorder:
             raise checkpoint.disk_error(error, self.run.metrics_path) from error
         for tracker in self.trackers:
             tracker.log(state.step, flatten_metrics(event, values))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite: NaN is both ends of a range that contains it.
+
+    `tensor.isfinite().all()` writes three tensors of this size, which takes ten times as long.
+    """
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.aminmax())

@@ -1,4 +1,7 @@
-"""From a recipe and command-line flags to the recipe that is trained, and its run folder."""
+"""From a recipe and command-line flags to the recipe that is trained, and its run folder.
+
+Free of torch, so that what needs the recipe alone can begin while torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from heed.config import Recipe, apply_overrides, error_location, read_tables
 from heed.config.recipe import EXCLUSIVE
 from heed.data.corpus import file_language, find_in_folder, infer_task, refuse_missing_sides
@@ -17,7 +18,7 @@ from heed.errors import ConfigError, HeedError
 from heed.recipes import FOLDER as SHIPPED
 from heed.recipes import find
 from heed.runs.run import Run
-from heed.train.distributed.ranks import rank0_error_only
+from heed.train.distributed.torchrun import rank0_error_only
 
 SMALL_TEXT = 2**21
 """Bytes of training text up to which the default model has two layers."""
@@ -257,6 +258,8 @@ def set_threads(threads: int | None) -> None:
         return
     if not 1 <= threads <= _most_threads():
         raise ConfigError([f"threads cannot be {threads}: use 1 to {_most_threads()}."])
+    import torch
+
     torch.set_num_threads(threads)
 
 

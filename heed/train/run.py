@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
 
+from heed import plot
 from heed.config import Recipe
 from heed.config.checks import find_long_warmup, find_rank_conflicts
 from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
@@ -228,6 +230,7 @@ def _train(
         changes = run.environment().get("recipe_changes", [])
         environment = describe_training(setup, loop.loader.steps_per_epoch, changes)
         run.write_environment(environment)
+        _import_matplotlib_meanwhile()
     bar = ProgressBar(console, total=loop.steps, start=loop.state.step)
     with bar as progress, recorder.tracked(), oom_guard(recipe, run):
         loop.train(progress, after_evaluation)
@@ -240,6 +243,19 @@ def _train(
             weights = merge_adapters(setup.model, weights)
         checkpoint.write_tensors(run.weights_path, weights)
         draw_curves(run)
+
+
+def _import_matplotlib_meanwhile() -> None:
+    """Import on a thread, while training, what draws the curves at its end.
+
+    An error is left to `draw_curves`, which imports the same.
+    """
+
+    def import_quietly() -> None:
+        with suppress(Exception):
+            plot.import_matplotlib()
+
+    threading.Thread(target=import_quietly).start()
 
 
 def describe_training(

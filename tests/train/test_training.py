@@ -28,6 +28,7 @@ from heed.train.curves import draw_curves
 from heed.train.objective import Objective
 from heed.train.prepare import setup
 from heed.train.prepare.setup import prepare
+from heed.train.recorder import is_finite
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
@@ -396,6 +397,18 @@ def test_without_a_counted_step_no_loss_is_reported(
     assert "step 2/6  loss –  accuracy –  " in said
     assert "step 2  training loss – accuracy –  ·  dev loss " in said
     assert (run.figures / "loss.png").stat().st_size
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_one_number_that_is_not_finite_is_found(bad: float, dtype: torch.dtype) -> None:
+    weight = torch.linspace(-1.0, 1.0, 1000).to(dtype)
+    assert is_finite(weight)
+    for place in (0, 501, 999):
+        broken = weight.clone()
+        broken[place] = bad
+        assert not is_finite(broken)
+    assert is_finite(weight[:0])
 
 
 def test_a_training_that_ends_in_nan_says_so(text: Path) -> None:

@@ -29,6 +29,7 @@ from rich.console import Console
 from torch import Tensor
 
 from heed.errors import ConfigError, HeedError, RunError, StoppedError
+from heed.train.distributed.torchrun import REPORT_SECONDS, is_torchrun
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -39,8 +40,6 @@ TIMEOUT = timedelta(hours=1)
 A rank that is gone is noticed at once."""
 ALIVE_SECONDS = 1.0
 """Seconds in which a rank that is alive reports so, once another was lost."""
-REPORT_SECONDS = 10.0
-"""Seconds that a rank gives another to report an error. torchrun ends it before."""
 
 
 @dataclass(eq=False)
@@ -203,11 +202,6 @@ def exit_process(code: int) -> None:
         os._exit(code)
 
 
-def is_torchrun() -> bool:
-    """Whether torchrun started several processes."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 @contextmanager
 def process_group() -> Iterator[World]:
     """The ranks that torchrun started; a single rank without torchrun.
@@ -234,17 +228,6 @@ def process_group() -> Iterator[World]:
         raise _final_error(world, error) from error
     set_sigterm(before)
     dist.destroy_process_group()
-
-
-@contextmanager
-def rank0_error_only() -> Iterator[None]:
-    """Before there is a process group: an error that all ranks have is reported by rank 0."""
-    try:
-        yield
-    except HeedError:
-        if is_torchrun() and int(os.environ["RANK"]) > 0:
-            time.sleep(REPORT_SECONDS)  # torchrun ends this rank once rank 0 has reported
-        raise
 
 
 def set_sigterm(action: Any) -> Any:

@@ -37,7 +37,7 @@ from heed.nn.kernels import distance_attention
 from heed.train.objective import Objective, loss
 from heed.train.optimizers.build import muon_groups, optimizer_settings
 from heed.train.optimizers.custom import Muon
-from heed.train.prepare.run_tokenizer import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
+from heed.train.prepare.text_cache import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
 from heed.train.validate import greedy_config
 
 Hook = Callable[..., bool]

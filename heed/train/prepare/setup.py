@@ -19,7 +19,7 @@ from heed.data.corpus import Corpus, open_corpus
 from heed.data.doctor import examine
 from heed.data.held_out import hold_out_dev
 from heed.data.splits import open_splits
-from heed.data.token_store import Store, open_store
+from heed.data.token_store import Store
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.device import wants_bf16
 from heed.errors import ConfigError, DataError
@@ -29,6 +29,7 @@ from heed.runs.run import Run
 from heed.train import checkpoint
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.precompile import compiling_ahead
+from heed.train.prepare import tokenize_ahead
 from heed.train.prepare.class_weights import (
     compute_class_weights,
     read_classes,
@@ -41,7 +42,8 @@ from heed.train.prepare.init_from import (
     load_pretrained,
 )
 from heed.train.prepare.ngram_weights import initialize_ngrams
-from heed.train.prepare.run_tokenizer import get_tokenizer, open_tokenizer_text
+from heed.train.prepare.run_tokenizer import get_tokenizer
+from heed.train.prepare.text_cache import open_stores, open_tokenizer_text
 from heed.train.validate import Pair, sentence_pairs
 
 Say = Callable[[str], None]
@@ -111,10 +113,8 @@ def prepare(
             seen = world.broadcast(lambda: check_data(corpora, say))
         with world.rank0_first():
             with stage("tokenizer"):
-                dev_in_train = recipe.data.splits_off_dev and "dev" not in corpora
-                tokenizer = get_tokenizer(
-                    recipe, run, corpora["train"], pretrained, say, dev_in_train=dev_in_train
-                )
+                tokenize_ahead.wait(say)
+                tokenizer = get_tokenizer(recipe, run, corpora, pretrained, say)
             classes, class_weights = Classes(()), None
             if recipe.task == "classify":
                 classes = read_classes(corpora["train"])
@@ -249,13 +249,7 @@ def _open_batches(
 ) -> tuple[BucketedBatches | PackedBatches, dict[str, BucketedBatches]]:
     """The training batches, and the batches of every set, that of train included."""
     settings, data = recipe.train, recipe.data
-    dropout = {"train": recipe.tokenizer.dropout}
-    stores = {
-        name: open_store(
-            corpus, tokenizer, classes=classes, dropout=dropout.get(name, 0.0), seed=recipe.seed
-        )
-        for name, corpus in corpora.items()
-    }
+    stores = open_stores(recipe, corpora, tokenizer, classes)
     rows: dict[str, Rows | None] = dict.fromkeys(stores)
     if data.splits_off_dev and "dev" not in stores:
         stores["dev"] = stores["train"].without_segmentations()
