@@ -62,6 +62,23 @@ def run(code: str, cache: Path, *arguments: str) -> str:
 # ---------------------------------------------------------------------------- where there is no GPU
 
 
+STUBBED = """
+from heed.train.precompile.worker import stub_dynamo
+stub_dynamo()
+import torch
+from heed.train.optimizers.custom import Muon
+weight = torch.ones(2, 2, requires_grad=True)
+weight.grad = torch.ones(2, 2)
+Muon([{"params": [weight], "name": "muon", "lr": 0.1}]).step()
+print(bool((weight != 1).any()))
+"""
+
+
+def test_an_optimizer_steps_without_torch_dynamo(tmp_path: Path) -> None:
+    """As in the compile process, which does not wait for its import."""
+    assert run(STUBBED, tmp_path) == "True\n"
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The devices for which a compile process was started."""

@@ -42,7 +42,7 @@ def main(parent: int, gpu: int) -> None:
     os.dup2(2, 1)  # The parent reads this pipe: what libraries print must not get into it.
     capability_pipe = _query_capability(gpu)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Torch would start threads for a GPU it sees.
-    _stub_dynamo()
+    stub_dynamo()
     from triton.runtime.cache import triton_key
 
     from heed.train.precompile.dry_launch import launch_decoding, launch_training
@@ -157,12 +157,16 @@ def _capability(gpu: int) -> str:
     return "".join(digits)
 
 
-def _stub_dynamo() -> None:
-    """Replace torch._dynamo, which takes seconds to import and is only used to disable itself."""
+def stub_dynamo() -> None:
+    """Replace torch._dynamo, which takes seconds to import and is only used to keep out of things.
+
+    Modules and optimizers ask it to disable itself; a step asks for graph breaks.
+    """
     import torch
 
     stub = ModuleType("torch._dynamo")
     vars(stub)["disable"] = lambda function, *args, **kwargs: function
+    vars(stub)["graph_break"] = lambda *args, **kwargs: None
     sys.modules[stub.__name__] = vars(torch)["_dynamo"] = stub
 
 
