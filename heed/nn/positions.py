@@ -13,6 +13,7 @@ import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import POSITIONS, ModelConfig
@@ -202,7 +203,8 @@ class T5(Position):
     def bias(self, q_bhnd: Tensor | None, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """scale · table[bucket(key - query)] for each head."""
         bucket = self.lookup(distances(q_positions, k_positions))
-        return self.scaled_table()[bucket].permute(0, 3, 1, 2)
+        # The gradient of an index would sort all pairs of tokens on a GPU; this sorts many only.
+        return F.embedding(bucket, self.scaled_table()).permute(0, 3, 1, 2)
 
     def scaled_table(self) -> Tensor:
         """The bias by bucket and head."""

@@ -56,7 +56,9 @@ def orthogonalize_stacks(stacks: Mapping[StackShape, Tensor]) -> dict[StackShape
         for _ in range(STEPS):
             for x, gram in zip(xs, grams.split(counts), strict=True):
                 torch.bmm(x, x.mT, out=gram)
-            polynomials = torch.baddbmm(grams, grams, grams, beta=B, alpha=C).split(counts)
-            xs = [torch.baddbmm(x, p, x, beta=A) for x, p in zip(xs, polynomials, strict=True)]
+            polynomials = torch.baddbmm(grams, grams, grams, beta=B, alpha=C)
+            # aX as part of the product: baddbmm would first copy X to its result.
+            polynomials.diagonal(dim1=-2, dim2=-1).add_(A)
+            xs = [p @ x for x, p in zip(xs, polynomials.split(counts), strict=True)]
         result |= dict(zip(shapes, xs, strict=True))
     return result
