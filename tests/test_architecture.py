@@ -18,6 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 ORDER = (
     "arrays",
+    "child_process",
     "errors",
     "files",
     "checksums",
@@ -53,7 +54,7 @@ RESTRICTED = {
     "plot": {"errors", "files"},
     "terminal": {"errors"},
     "notebook": set(),
-    "data": {"errors", "files", "checksums", "config", "plot", "terminal"},
+    "data": {"child_process", "errors", "files", "checksums", "config", "plot", "terminal"},
     "recipes": {"errors", "config", "plot", "terminal"},
     "stats": {"arrays", "errors"},
 }

@@ -15,10 +15,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
-PACKAGE = Path(__file__).parents[1]
+from heed.child_process import child_environment
+
 ENDING = 30.0
 """Seconds that a process may take to end after it has closed its pipe."""
 
@@ -28,14 +28,13 @@ class Worker:
 
     def __init__(self, command: Sequence[str], errors: IO[bytes]) -> None:
         """Start the process; without HEED_DEBUG its standard error goes to the file `errors`."""
-        paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._errors = errors
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("HEED_DEBUG") else errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C reaches the measuring process, which ends this one
         )
         self._answers: queue.Queue[bytes] = queue.Queue()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -95,13 +94,14 @@ def train(
 
     precompile.start_early(device)  # Before torch is imported: kernels take as long to compile.
     from heed.train import resolve
+    from heed.train.distributed.torchrun import is_rank0
     from heed.train.prepare import tokenize_ahead
 
     resolved, name = resolve.resolve_recipe(
         recipe, task, train, dev, change, precision, data, test=test
     )
     precompile.start_early(device, resolved)
-    if data is not None and os.environ.get("RANK", "0") == "0":
+    if data is not None and is_rank0():
         typer.echo(resolve.describe_files(resolved))
     if not dry_run:
         tokenize_ahead.start(resolved)  # Before torch is imported too.
@@ -159,7 +159,9 @@ def resume(
 
 def _finish(folder: Path, device: str) -> None:
     """Score the test set if the recipe asks for it, and print the next command; rank 0 only."""
-    if os.environ.get("RANK", "0") != "0":
+    from heed.train.distributed.torchrun import is_rank0
+
+    if not is_rank0():
         return
     from heed.runs.run import Run
     from heed.train import resolve

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from heed import checksums
 from heed.checksums import DamagedError
+from heed.child_process import child_environment
 from heed.config import Recipe
 from heed.config.recipe import parse_tables
 from heed.errors import HeedError, make_printable
@@ -51,7 +52,6 @@ from heed.runs.run import LOCK, Run
 from heed.study.launch import launch_process
 
 FOLDER, QUEUE, QUEUE_LOCK = ".heed-lab", "queue.json", "queue.lock"
-PACKAGE = Path(__file__).resolve().parents[1]
 JOB_ID = r"[0-9a-f]{12}"
 DEVICE = r"auto|cpu|cuda(:[0-9]{1,3})?"
 MOST_WAITING = 200
@@ -306,10 +306,9 @@ class TrainingQueue:
             jobs[index] = started
             # Written before the process begins: a second server never starts it as well.
             self._write(jobs)
-            environment = {key: text for key, text in os.environ.items() if key not in SECRETS}
             # As for `-P`: nothing in the current folder is imported.
-            path = [str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
-            environment["PYTHONPATH"] = os.pathsep.join(path)
+            variables = child_environment().items()
+            environment = {key: text for key, text in variables if key not in SECRETS}
             process = launch_process(command, log, environment, inherited=(handle,))
         self._processes[job.id] = process
         jobs[index] = started.model_copy(update={"pid": process.pid})

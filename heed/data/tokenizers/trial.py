@@ -8,13 +8,13 @@ one that it did not write, a child process loads it and encodes a few texts.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from heed.child_process import child_environment
 from heed.errors import DataError
 
 MAX_BYTES = 1 << 28
@@ -53,12 +53,10 @@ def try_tokenizer(path: Path) -> None:
         raise DataError(what, where=str(path), todo=TODO)
     command = [sys.executable, "-m", __name__, str(path)]
     one_thread = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    package = str(Path(__file__).parents[3])
-    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     try:
         child = subprocess.run(
             command,
-            env=os.environ | one_thread | {"PYTHONPATH": paths},
+            env=child_environment(**one_thread),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

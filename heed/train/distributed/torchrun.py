@@ -18,12 +18,17 @@ def is_torchrun() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_rank0() -> bool:
+    """Whether this is the rank that writes files and to the console; without torchrun it is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def rank0_error_only() -> Iterator[None]:
     """Before there is a process group: an error that all ranks have is reported by rank 0."""
     try:
         yield
     except HeedError:
-        if is_torchrun() and int(os.environ["RANK"]) > 0:
+        if is_torchrun() and not is_rank0():
             time.sleep(REPORT_SECONDS)  # torchrun ends this rank once rank 0 has reported
         raise

@@ -31,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from heed.child_process import child_environment
 from heed.config import Recipe
 from heed.plugins import used_plugins
 
@@ -59,7 +60,6 @@ class CompileProcess:
         self.stamp: Path | None = None
         """File that marks the kernels of training as compiled; `decoding_stamp` marks those of
         decoding. None until a recipe is sent."""
-        path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         # The process forks, which is safe only while a library has started no threads.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         gpu = device.partition(":")[2] or "0"
@@ -68,7 +68,7 @@ class CompileProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("HEED_DEBUG") else subprocess.DEVNULL,
-            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(path)},
+            env=child_environment(**threads),
             start_new_session=True,  # Ctrl-C must reach training alone, which then stops this one.
         )
         self._stdout = cast("IO[bytes]", self._process.stdout)

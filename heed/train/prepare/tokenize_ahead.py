@@ -18,13 +18,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from heed.child_process import child_environment
 from heed.config import Recipe
+from heed.train.distributed.torchrun import is_rank0
 
 MIN_BYTES = 1 << 20
 """Less text than this is tokenized in less time than a process takes to start."""
 GRACE_SECONDS = 1.0
 """Seconds that the process has to delete its drafts when the parent has ended."""
-PACKAGE = Path(__file__).parents[2]
 
 _process: subprocess.Popen[bytes] | None = None
 """The process, from `start` to `wait`."""
@@ -33,18 +34,17 @@ _process: subprocess.Popen[bytes] | None = None
 def start(recipe: Recipe) -> None:
     """Start to tokenize the text of a recipe, on rank 0, if there is enough of it."""
     global _process
-    if recipe.init.from_model is not None or os.environ.get("RANK", "0") != "0":
+    if recipe.init.from_model is not None or not is_rank0():
         return
     files = [Path(name) for name in recipe.data.train]
     if sum(file.stat().st_size for file in files if file.is_file()) < MIN_BYTES:
         return
-    path = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     _process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("HEED_DEBUG") else subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        env=child_environment(),
     )
     if _process.stdin is not None:  # It stays open until this process ends.
         with suppress(OSError):  # The process ended at once.
