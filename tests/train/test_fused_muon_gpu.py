@@ -6,28 +6,23 @@ Without a GPU most of this runs, slowly, where Triton is and interprets its kern
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from gpu_marks import CUDA, DEVICE, needs_gpu, needs_kernels
 from torch import Tensor, nn
 
-from heed.nn.kernels.availability import HAS_TRITON
 from heed.train.optimizers import custom, fused_muon, newton_schulz
 from heed.train.optimizers.build import OptimizerSettings, build_optimizer, step_optimizer
 from heed.train.optimizers.newton_schulz import orthogonalize, orthogonalize_stacks
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
+    needs_kernels,
 ]
-on_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
 
 SHAPES = [(5, 3), (3, 5), (64, 64), (70, 70), (65, 130), (130, 65), (48, 1), (1, 7), (16, 300)]
 """Whole tiles, odd ends, wide and tall, pairs that share a stack, equally many rows."""
@@ -267,7 +262,7 @@ def test_stacks_with_equally_many_rows_are_orthogonalized_as_alone() -> None:
         torch.testing.assert_close(together[shape], alone, rtol=1e-4, atol=1e-4)
 
 
-@on_gpu
+@needs_gpu
 def test_a_captured_step_is_the_eager_step() -> None:
     """Replays read gradients at the addresses they were captured at, and the rate of each step."""
     (eager, optimizer), (captured, recorded) = pair([(64, 64), (65, 130), (130, 65)])

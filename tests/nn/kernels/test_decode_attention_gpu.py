@@ -7,13 +7,12 @@ up to a number that a kernel has read.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
+from gpu_marks import CUDA, DEVICE, INTERPRETED
 from support import TOLERANCE, apart
 from torch import Tensor
 
@@ -27,16 +26,13 @@ from heed.nn.kernels.decode_attention import (
     write_kv,
 )
 
-CUDA = torch.cuda.is_available()
 COUNTS = np.lib.NumpyVersion(np.__version__) < "2.4.0"
-INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not (CUDA or (INTERPRETED and COUNTS)), reason="neither a CUDA device nor interpreted"
     ),
 ]
-DEVICE = torch.device("cuda" if CUDA else "cpu")
 HALF = torch.bfloat16 if CUDA else torch.float16
 B, GROUPS = 3, 2
 

@@ -6,25 +6,20 @@ The reference is float64 of the same inputs. Without a GPU these tests run in Tr
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import CUDA, DEVICE, needs_kernels
 from support import apart, perturb, tiny
 from torch import Tensor, nn
 
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels import linear as linear_module
-from heed.nn.kernels.availability import HAS_TRITON
 from heed.nn.kernels.linear import ACTIVATIONS, GATES, Linear, linear_activation
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
+    needs_kernels,
     # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
@@ -129,7 +124,7 @@ def test_under_autocast_weights_keep_their_dtype(name: str) -> None:
     up, x = linear(24, 30), rows(50, 24)
     down = linear(15 if name in GATES else 30, 24)
     wanted = [x, *up.parameters(), *down.parameters()]
-    with torch.autocast(DEVICE, torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         out = down(linear_activation(x, up, name))
     assert out.dtype == torch.bfloat16
     compare(out, plainly(plainly(x, up, name), down), wanted, 0.05)

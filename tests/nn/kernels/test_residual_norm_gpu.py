@@ -6,32 +6,27 @@ slowly, where Triton is and interprets its kernels (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import CUDA, DEVICE, needs_gpu, needs_kernels
 from support import all_apart, apart, perturb, tiny
 from torch import Tensor, nn
 
 from heed.models import build
 from heed.nn.kernels import residual_norm
-from heed.nn.kernels.availability import HAS_TRITON
 from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 
 Norm = nn.LayerNorm | nn.RMSNorm
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="there is no CUDA device here"),
+    needs_kernels,
     # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
-on_gpu = pytest.mark.skipif(not CUDA, reason="there is no CUDA device here")
 # Compiling, torch warns of what it uses itself, and of settings that are faster and less exact.
 COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
 
@@ -146,14 +141,14 @@ def test_under_autocast_a_linear_layer_reads_its_own_dtype(
     wanted = [x, branch, *norm.parameters(), *map_.parameters()]
 
     def run() -> tuple[Tensor, Tensor, list[Tensor]]:
-        with torch.autocast(DEVICE, torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             joined, normed = add_norm(x, branch, norm, NONE, for_linear=True)
             out = map_(normed)
         return joined, normed, gradients((joined, out), wanted)
 
     joined, normed, found = run()
     assert (joined.dtype, normed.dtype) == (torch.float32, torch.bfloat16)
-    with torch.autocast(DEVICE, torch.bfloat16):
+    with torch.autocast(DEVICE.type, torch.bfloat16):
         assert add_norm(x, branch, norm, NONE)[1].dtype == torch.float32
     monkeypatch.setattr(residual_norm, "on_gpu", lambda x: False)
     plain_joined, plain_normed, plain = run()
@@ -316,7 +311,7 @@ def test_dropout_depends_on_the_generator_alone(place: str) -> None:
     assert not torch.equal(result(model, ids())[0], result(model, ids())[0])
 
 
-@on_gpu
+@needs_gpu
 def test_each_replay_of_a_graph_draws_new_dropout() -> None:
     """It is the dropout of eager calls with the same state of the generator."""
     norm, x, branch = build_norm("layer", 320), rows(500, 320), rows(500, 320, seed=1)
@@ -358,7 +353,7 @@ def capture(run: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list
     return graph, captured
 
 
-@on_gpu
+@needs_gpu
 @COMPILES
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_blocks_compiled_without_a_graph_break_are_the_same(place: str) -> None:

@@ -6,16 +6,15 @@ interpreter has no bfloat16; float16 takes its place there.
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_marks import CUDA, DEVICE, needs_gpu, needs_kernels
 from support import TOLERANCE, all_apart, apart, perturb, tiny
 from torch import Tensor
 
@@ -29,18 +28,14 @@ from heed.nn.masks import Mask
 from heed.nn.positions import Rope
 from heed.nn.tokens import Tokens
 
-CUDA = torch.cuda.is_available()
-INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not (CUDA or INTERPRETED), reason="neither a CUDA device nor interpreted"),
+    needs_kernels,
     # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
 ]
-on_a_gpu = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 # torch.compile warns about functions it uses itself and about faster, less exact settings.
 COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
-DEVICE = torch.device("cuda" if CUDA else "cpu")
 HALF = torch.bfloat16 if CUDA else torch.float16
 MASKS = ("none", "causal", "padding", "segments", "all")
 B = 3
@@ -210,7 +205,7 @@ def test_any_lengths_widths_and_groups(seed: int) -> None:
     )
 
 
-@on_a_gpu
+@needs_gpu
 @pytest.mark.parametrize("n", [16, 32, 64, 128])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("rotates", [False, True], ids=["plain", "rotary"])
@@ -425,7 +420,7 @@ def test_unused_parts_have_gradients_of_zero() -> None:
     assert torch.equal(found[0], expected[0])
 
 
-@on_a_gpu
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_longer_sequences_are_packed_too(dtype: torch.dtype) -> None:
     """SDPA returns adjacent heads, and its gradients are packed."""
@@ -544,7 +539,7 @@ def models_apart(model: Any, found: Tensor, expected: Tensor) -> float:
     )
 
 
-@on_a_gpu
+@needs_gpu
 @pytest.mark.parametrize("name", ["rope", "t5"])
 def test_under_autocast_all_is_bfloat16(name: str, fast: list[str]) -> None:
     model = translator(position=name)
@@ -554,7 +549,7 @@ def test_under_autocast_all_is_bfloat16(name: str, fast: list[str]) -> None:
     assert len(fast) == 6
 
 
-@on_a_gpu
+@needs_gpu
 @pytest.mark.parametrize("name", ["rope", "t5"])
 def test_a_captured_step_is_the_eager_one(name: str) -> None:
     model = translator(position=name)
@@ -581,7 +576,7 @@ def test_a_captured_step_is_the_eager_one(name: str) -> None:
     assert all(apart(a, b) <= 1e-5 for a, b in zip(captured, eager, strict=True))
 
 
-@on_a_gpu
+@needs_gpu
 @COMPILES
 @pytest.mark.parametrize("name", ["rope", "sinusoidal", "t5", "t5-pruned", "alibi"])
 def test_blocks_compiled_without_a_graph_break_are_the_same(name: str) -> None:
