@@ -217,6 +217,7 @@ def measure(work: Work, options: argparse.Namespace) -> tuple[SpeedComparison, d
         alone=work.alone and options.cuda,
         clock=options.clock,
         product_size=PRODUCT if options.tiny else None,
+        build_together=options.together,
     )
     say = partial(print, flush=True)
     comparison = compare(work.name, work.systems, settings, say=say)
@@ -248,6 +249,9 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default=WALL)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
+    parser.add_argument(
+        "--together", action="store_true", help="build all systems at once: sooner on many cores"
+    )
     parser.add_argument("--add", action="store_true", help="keep other comparisons in the results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
     options = parser.parse_args()
@@ -264,11 +268,21 @@ def main() -> None:
             comparison, found = measure(work, options)
             comparisons.append(comparison)
             figures.append(found)
+            save(name, comparisons, figures, options)  # so that nothing measured is lost
+
+
+def save(
+    name: str,
+    comparisons: Sequence[SpeedComparison],
+    figures: Sequence[dict[str, Any]],
+    options: argparse.Namespace,
+) -> None:
+    """Save what was measured so far; `--add` keeps the other comparisons of the results file."""
+    figures = list(figures)
     if options.add:
         figures = _earlier(options.out, name, [each["name"] for each in figures]) + figures
-    notes = comparison_notes(comparisons)
     text = "\n\n".join("\n".join(each["text"]) for each in figures)
-    text = "\n".join([text, "", *notes])
+    text = "\n".join([text, "", *comparison_notes(comparisons)])
     keep(name, text, {"comparisons": figures}, device=options.device, folder=options.out)
 
 

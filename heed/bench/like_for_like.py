@@ -13,8 +13,10 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,8 @@ class Options:
     """One of `heed.bench.timing.CLOCKS`; processor time is for one thread on a CPU."""
     product_size: int | None = None
     """Rows of the matrices of the peak; None: `heed.bench.timing.LARGE`."""
+    build_together: bool = False
+    """Whether all systems are built at once: sooner on many cores, but `Result.ready` is longer."""
 
 
 @dataclass(eq=False)
@@ -297,17 +301,13 @@ def _alternate(
     """Start a process for each system, build one after another, then let them take turns."""
     results = [Result(system) for system in systems]
     with ExitStack() as stack:
-        workers: list[Worker] = []
-        for spec, result in zip(specs, results, strict=True):
-            # Not all at once: imports of one would slow the build of another.
-            worker = stack.enter_context(worker_process(COMMAND))
-            workers.append(worker)
-            result.pid = worker.pid
-            say(f"  {result.system.name}, {result.system.precision}: preparing…")
-            _record_build(result, worker.ask(json.dumps(spec), LONGEST_BUILD))
-            if result.failed:
-                say(f"  {result.system.name}, {result.system.precision}: {result.failed}")
-                worker.close()
+        # Not all at once, unless asked for: imports of one would slow the build of another.
+        build = partial(_build, stack, say)
+        if options.build_together:
+            threads = stack.enter_context(ThreadPoolExecutor(len(systems)))
+            workers = list(threads.map(build, specs, results))
+        else:
+            workers = list(map(build, specs, results))
         if not options.alone and any(result.out_of_memory for result in results):
             return results  # each is measured alone, from the start
         for turn in range(1, options.turns + 1):
@@ -319,6 +319,18 @@ def _alternate(
             rates = (f"{r.rates[-1]:,.0f}" for _, r in ready if not r.failed)
             say(f"  turn {turn} of {options.turns}: {' '.join(rates)} tokens/s")
     return results
+
+
+def _build(stack: ExitStack, say: Say, spec: dict[str, Any], result: Result) -> Worker:
+    """Start a process and let it build its system; one that fails is ended."""
+    worker, system = stack.enter_context(worker_process(COMMAND)), result.system
+    result.pid = worker.pid
+    say(f"  {system.name}, {system.precision}: preparing…")
+    _record_build(result, worker.ask(json.dumps(spec), LONGEST_BUILD))
+    if result.failed:
+        say(f"  {system.name}, {system.precision}: {result.failed}")
+        worker.close()
+    return worker
 
 
 def _record_build(result: Result, answer: dict[str, Any]) -> None:
