@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.device import is_out_of_memory
+from heed.nn.kernels.weight_copies import WeightCopies
 from heed.train.counters import STEP
 from heed.train.distributed.sharding import full_tensor, no_sync
 from heed.train.optimizers.build import step_optimizer
@@ -36,10 +37,24 @@ class Limits:
 class Step:
     """Optimizer steps on a run's state, executed eagerly."""
 
-    def __init__(self, objective: nn.Module, state: State, limits: Limits, *, bf16: bool) -> None:
-        """`objective` is an `Objective`, possibly replicated or sharded."""
+    def __init__(
+        self,
+        objective: nn.Module,
+        state: State,
+        limits: Limits,
+        *,
+        bf16: bool,
+        copy_weights: bool = True,
+    ) -> None:
+        """`objective` is an `Objective`, possibly replicated or sharded.
+
+        `copy_weights`: in bf16, narrow all weights at once (`WeightCopies`).
+        """
         self.objective, self.state, self.limits, self.bf16 = objective, state, limits, bf16
         self.parameters = list(state.model.parameters())  # to collect them is slower than a norm
+        # Sharded weights are gathered layer by layer: there is nothing to copy at the start.
+        copies = copy_weights and bf16 and state.unsharded is None
+        self.weight_copies = WeightCopies.of_linear_layers(state.model if copies else None)
 
     def __call__(self, batches: list[Batch]) -> None:
         """One step on the mean loss over all targets of these batches."""
@@ -67,7 +82,8 @@ class Step:
     def backward(self, batch: Batch) -> None:
         """Add the gradient of one micro-batch."""
         counters = self.state.counters
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.bf16):
+        autocast = torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.bf16)
+        with autocast, self.weight_copies.refreshed():
             loss, correct = self.objective(batch)
         (loss / counters.sums[STEP, 2].to(loss.dtype)).backward()
         counters.add(loss.detach(), correct)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_gpu
+from heed.nn.kernels.weight_copies import narrow
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -40,10 +41,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """W x + b over the last dimension."""
         bias: Tensor | None = self.bias
-        if bias is None or not bias.requires_grad or not _trains_on_gpu(x):
-            return super().forward(x)
-        run: Any = _BiasGradient.apply
-        return run(F.linear(x, self.weight, bias.detach()), bias)
+        return linear(x, self.weight, bias) if _trains_on_gpu(x) else super().forward(x)
 
 
 class OutputLinear(Linear):
@@ -71,12 +69,25 @@ class Dropout(nn.Dropout):
         return x * mask.mul_(1 / (1 - self.p))
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """W x + b on a GPU, in autocast's dtype; the gradients of W and b are sums in float32.
+
+    Torch rounds W's gradient to 16 bits under autocast, and then widens it by another kernel.
+    """
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device)
+    if not autocast and (bias is None or not bias.requires_grad):
+        return F.linear(x, weight, bias)
+    run: Any = _Linear.apply
+    return run(x, weight, bias, torch.get_autocast_dtype(device) if autocast else x.dtype)
+
+
 def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
     """activation(up(x)); gated (Shazeer 2020), activation(gate) · value of up(x)'s two halves."""
     gated = name in GATES
     if _trains_on_gpu(x):
         run: Any = _BiasActivation.apply
-        return run(F.linear(x, up.weight), up.bias, GATES.get(name, name), gated)
+        return run(linear(x, up.weight), up.bias, GATES.get(name, name), gated)
     hidden = up(x)
     if name == "relu" and not torch.is_grad_enabled():
         return hidden.relu_()
@@ -113,20 +124,40 @@ def match_matmul_precision() -> AbstractContextManager[None]:
     )
 
 
-class _BiasGradient(torch.autograd.Function):
-    """Identity on vectors that include the bias; its gradient is theirs, summed over tokens."""
+class _Linear(torch.autograd.Function):
+    """W x + b in a dtype, which the weight's own may exceed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        ctx.dtype = bias.dtype
-        return x
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        x_narrow, w_narrow = x.to(dtype), narrow(weight, dtype)
+        ctx.save_for_backward(x_narrow, w_narrow)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        return F.linear(x_narrow, w_narrow, None if bias is None else bias.to(dtype))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         from heed.nn.kernels.triton.column_sum import column_sums
 
-        return dx, column_sums(dx).to(ctx.dtype)
+        (x, weight), (x_dtype, weight_dtype, bias_dtype) = ctx.saved_tensors, ctx.dtypes
+        dx = d_weight = d_bias = None
+        rows = dy.reshape(-1, dy.shape[-1])
+        if ctx.needs_input_grad[0]:
+            dx = _product(rows, weight, x_dtype).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            d_weight = _product(rows.mT, x.reshape(-1, x.shape[-1]), weight_dtype)
+        if ctx.needs_input_grad[2]:
+            d_bias = column_sums(rows).to(bias_dtype)
+        return dx, d_weight, d_bias, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b in this dtype, rounded once."""
+    if a.dtype == dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else a.to(dtype) @ b.to(dtype)
 
 
 class _BiasActivation(torch.autograd.Function):

@@ -171,13 +171,14 @@ def _build(
     limits = Limits(
         settings.clip, settings.max_skipped_steps, settings.split_on_oom and not several
     )
+    precision = {"bf16": bf16, "copy_weights": mode != "compile"}  # a compiler narrows by itself
     if mode == "eager" or state.device.type == "cpu" or several:
-        return Step(objective, state, limits, bf16=bf16)
+        return Step(objective, state, limits, **precision)
     parts = state.batch_splits
     shapes = [replace(shape, batch_size=-(-shape.batch_size // parts)) for shape in work.shapes]
     blanks = [blank_batch(work.example, shape) for shape in shapes]
     whole_step = parts == 1 and settings.accumulate == 1
-    return GraphStep(objective, state, limits, bf16=bf16, blanks=blanks, whole_step=whole_step)
+    return GraphStep(objective, state, limits, **precision, blanks=blanks, whole_step=whole_step)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -51,12 +51,13 @@ class GraphStep(Step):
         bf16: bool,
         blanks: Sequence[Batch],
         whole_step: bool,
+        copy_weights: bool = True,
     ) -> None:
         """Capture batches of every shape (`blanks`), which are on the device.
 
         `whole_step`: every step is one batch, so that its graph includes the optimizer.
         """
-        super().__init__(objective, state, limits, bf16=bf16)
+        super().__init__(objective, state, limits, bf16=bf16, copy_weights=copy_weights)
         self.whole_step = whole_step
         self._captured: dict[object, CapturedBatch] = {}
         self._optimizer_graph = torch.cuda.CUDAGraph()

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from gpu_marks import CUDA, DEVICE, needs_kernels
 from support import apart, perturb, tiny
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels import linear as linear_module
 from heed.nn.kernels.linear import ACTIVATIONS, GATES, Linear, linear_activation
+from heed.nn.kernels.weight_copies import WeightCopies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -156,3 +158,75 @@ def test_results_are_deterministic(name: str) -> None:
         return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
 
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+def test_partial_sums_are_added_in_a_fixed_order() -> None:
+    from heed.nn.kernels.triton.column_sum import add_parts
+
+    for parts, w in ((1, 1), (2, 33), (130, 40), (513, 768)):
+        sums = rows(parts, w).detach()
+        assert apart(add_parts(sums), sums.double().sum(dim=0)) <= 1e-6
+        assert torch.equal(add_parts(sums), add_parts(sums))
+
+
+# ------------------------------------------------------------------- under autocast
+
+
+def under_autocast(layer: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output, and the gradients of its mix by x and by all parameters."""
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        out = layer(x)
+    mix = rows(*out.shape, seed=5).detach().to(out.dtype)
+    return out, list(torch.autograd.grad(out, [x, *layer.parameters()], mix))
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["biased", "unbiased"])
+def test_under_autocast_a_gradient_of_weights_is_rounded_to_float32_alone(biased: bool) -> None:
+    layer, x = linear(24, 40, bias=biased), rows(3, 50, 24)
+    _, (_, d_weight, *_) = under_autocast(layer, x)
+    mix = rows(3, 50, 40, seed=5).detach().bfloat16().double().flatten(0, 1)
+    exact = mix.mT @ x.detach().bfloat16().double().flatten(0, 1)
+    assert d_weight.dtype == torch.float32
+    assert apart(d_weight, exact) <= 1e-5
+    assert not torch.equal(d_weight, d_weight.bfloat16().float())
+
+
+def test_with_copies_of_the_weights_every_bit_is_the_same() -> None:
+    layer, x = FeedForward(tiny(activation="gelu")).to(DEVICE), rows(2, 9, 16)
+    perturb(layer)
+    copies = WeightCopies([layer.up.weight, layer.down.weight])
+    for _ in range(2):  # the second time, of other weights
+        plain, plain_grads = under_autocast(layer, x)
+        with copies.refreshed():
+            out, grads = under_autocast(layer, x)
+        assert torch.equal(plain, out)
+        assert all(torch.equal(a, b) for a, b in zip(plain_grads, grads, strict=True))
+        perturb(layer)
+
+
+def test_copies_are_read_only_while_they_are_fresh() -> None:
+    layer, x = linear(24, 40), rows(5, 24)
+    copies = WeightCopies([layer.weight])
+    with copies.refreshed():
+        before, _ = under_autocast(layer, x)
+    with torch.no_grad():
+        layer.weight.mul_(2).add_(1)
+    after, _ = under_autocast(layer, x)
+    assert not torch.equal(before, after)
+    with copies.refreshed():
+        assert torch.equal(after, under_autocast(layer, x)[0])
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_a_model_has_copies_of_its_linear_layers_on_a_gpu_alone() -> None:
+    layer = FeedForward(tiny())
+    adapted = FeedForward(tiny())
+    parametrize.register_parametrization(adapted.up, "weight", nn.Identity())
+    both = nn.ModuleList([layer, layer, adapted])
+    assert not WeightCopies.of_linear_layers(both).weights
+    both.to(DEVICE)
+    found = WeightCopies.of_linear_layers(both).weights
+    assert {id(w) for w in found} == {
+        id(w) for w in (layer.up.weight, layer.down.weight, adapted.down.weight)
+    }
+    assert not WeightCopies.of_linear_layers(both.bfloat16()).weights

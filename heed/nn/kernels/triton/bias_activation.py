@@ -14,10 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
-from heed.nn.kernels.triton.column_sum import RESIDENT
+from heed.nn.kernels.triton.column_sum import add_parts
 
 ROWS, COLUMNS, WARPS = 32, 128, 4
 """Rows and columns of one tile, and warps: 64 bytes of bfloat16 per thread."""
+RESIDENT = 1056
+"""About as many programs of the backward pass run at once on a large GPU."""
 
 
 @kernel
@@ -174,7 +176,7 @@ def differentiate(
     if rows:
         tensors = (h, h if bias is None else bias, d_out, dh, sums)
         _differentiate[(parts, groups)](*tensors, rows, f, **_constants(h, kind, gated, bias))
-    return dh, None if bias is None else sums.sum(dim=0)
+    return dh, None if bias is None else add_parts(sums)
 
 
 def _constants(h: Tensor, kind: str, gated: bool, bias: Tensor | None) -> dict[str, object]:

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
+from heed.nn.kernels.triton.column_sum import add_parts
 
 CELLS, CELLS_A_WARP, WARPS = 2048, 512, (4, 16)
 """Fewest numbers a program holds, numbers per warp, fewest and most warps."""
@@ -253,7 +254,7 @@ def add_and_norm_backward(
             **size,
             maxnreg=REGISTERS,
         )
-    return dx, d_branch, sums.sum(dim=0)
+    return dx, d_branch, add_parts(sums.flatten(1)).view(1 + biased, w)
 
 
 def _size(w: int) -> dict[str, int]:
