@@ -145,8 +145,9 @@ def sets(options: argparse.Namespace) -> Iterator[Work]:
     for number in options.sets:
         workload = _workload(options, SETS[number])
         peers = [System("transformers", mode, "bf16", workload) for mode in options.modes]
-        heed = System("heed", options.execution, "bf16", workload)
-        yield Work(f"set {number}, 512x32", [heed, *peers], (Target(1.5),))
+        heed = partial(System, "heed", options.execution, "bf16", workload)
+        rope = heed(changes=("model.position=rope",), label="rope")
+        yield Work(f"set {number}, 512x32", [heed(), *peers, rope], (Target(1.5),))
 
 
 def few(options: argparse.Namespace) -> Iterator[Work]:

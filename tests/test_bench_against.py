@@ -328,6 +328,24 @@ def test_a_system_without_room_beside_the_others_is_measured_alone(
     assert "took all its turns alone" in comparison_text(found)
 
 
+def test_systems_that_are_built_together_take_turns_and_one_may_fail() -> None:
+    """The peer that fails, here for want of a GPU, leaves the others as they are."""
+    workload = standard_workload(LM)
+    modes = ["eager", "captured"]
+    systems = build_systems(workload, "plain", precision="float32", modes=modes)
+    said: list[str] = []
+    found = compare("tiny", systems, replace(QUICK, build_together=True), say=said.append)
+    assert [result.system for result in found.results] == systems
+    assert len({result.pid for result in found.results}) == 3
+    assert [bool(result.failed) for result in found.results] == [
+        False,
+        False,
+        QUICK.device.type == "cpu",
+    ]
+    assert all(len(r.seconds) == QUICK.turns for r in found.results if not r.failed)
+    assert [line for line in said if "preparing" in line] == said[:3]
+
+
 # ------------------------------------------------------------------------------------ the table
 
 

@@ -58,8 +58,10 @@ TINY = Grid(
     *((16, 64), (64, 256), (1, 4), (50, 200)),
     positions=("rope", "none"),
 )
-TRANSLATOR = replace(SETS[2], name="translator", vocab=4000, dropout=0.25, texts=128, length=32)
-"""The translator of `ted-en-fr/minute`: 30,000 pairs in batches of 8,192 tokens."""
+TRANSLATOR = replace(
+    SETS[2], name="translator", vocab=4000, dropout=0.25, texts=128, length=32, position="rope"
+)
+"""A translator of the shape of `ted-en-fr/minute`: 30,000 pairs in batches of 8,192 tokens."""
 SHARED = {"translator": TRANSLATOR, GPT2.name: GPT2}
 """Shapes whose batch several ranks share, on paper."""
 RANKS = 8

@@ -111,7 +111,7 @@ GPT2 = Setting(
 )
 """Without biases, as nanoGPT trains this shape."""
 SETS = {
-    number: Setting(f"set {number}", "translate", *shape, 8000, 512, 32, dropout)
+    number: Setting(f"set {number}", "translate", *shape, 8000, 512, 32, dropout, "sinusoidal")
     for number, shape, dropout in (
         (1, (2, 8, 512), 0.1),
         (2, (4, 8, 512), 0.2),
@@ -119,9 +119,12 @@ SETS = {
         (4, (6, 12, 768), 0.1),
     )
 }
-"""The translators of the report that heed reproduces: layers, heads, width."""
+"""The translators of the report that heed reproduces: layers, heads, width. Positions are those of
+the peers, Marian and nn.Transformer."""
 SMALL_LM = Setting("small LM", "generate", 4, 4, 128, 65, 12, 64, position="learned")
-SMALL_MT = Setting("small translator", "translate", 4, 8, 512, 8000, 32, 32, dropout=0.1)
+SMALL_MT = Setting(
+    "small translator", "translate", 4, 8, 512, 8000, 32, 32, dropout=0.1, position="sinusoidal"
+)
 
 
 def with_small_batch(setting: Setting) -> Setting:

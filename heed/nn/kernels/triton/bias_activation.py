@@ -14,12 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
-from heed.nn.kernels.triton.column_sum import add_parts
+from heed.nn.kernels.triton.column_sum import RESIDENT, add_parts
 
-ROWS, COLUMNS, WARPS = 32, 128, 4
-"""Rows and columns of one tile, and warps: 64 bytes of bfloat16 per thread."""
-RESIDENT = 1056
-"""About as many programs of the backward pass run at once on a large GPU."""
+ROWS, COLUMNS, BACKWARD_COLUMNS, WARPS = 32, 128, 64, 4
+"""Rows and columns of one tile, and warps: 64 bytes of bfloat16 per thread. The backward pass also
+holds sums, so its tiles are narrower."""
 
 
 @kernel
@@ -170,12 +169,13 @@ def differentiate(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of h and, in float32, of the bias."""
     rows, f = d_out.shape
-    dh, groups = torch.empty_like(h), triton.cdiv(f, COLUMNS)
+    dh, groups = torch.empty_like(h), triton.cdiv(f, BACKWARD_COLUMNS)
     parts = min(triton.cdiv(rows, ROWS), triton.cdiv(RESIDENT, groups))
     sums = h.new_empty(parts, h.shape[1], dtype=torch.float32)
     if rows:
         tensors = (h, h if bias is None else bias, d_out, dh, sums)
-        _differentiate[(parts, groups)](*tensors, rows, f, **_constants(h, kind, gated, bias))
+        constants = _constants(h, kind, gated, bias) | {"COLUMNS": BACKWARD_COLUMNS}
+        _differentiate[(parts, groups)](*tensors, rows, f, **constants)
     return dh, None if bias is None else add_parts(sums)
 
 

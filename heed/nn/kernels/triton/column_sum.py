@@ -13,11 +13,11 @@ from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
 
-ROWS, COLUMNS, WARPS = 32, 128, 4
-"""Rows and columns of one read, and warps: 64 bytes of bfloat16 per thread."""
-RESIDENT = 528
+ROWS, COLUMNS, WARPS = 32, 64, 4
+"""Rows and columns of one read, and warps: 32 bytes of bfloat16 per thread."""
+RESIDENT = 1056
 """About as many programs run at once on a large GPU."""
-PARTS, PART_COLUMNS = 128, 32
+PARTS, PART_COLUMNS = 256, 32
 """Partial sums and columns of one read, where partial sums are added."""
 
 
