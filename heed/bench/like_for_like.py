@@ -43,7 +43,10 @@ LIKE_FOR_LIKE, SAME_PRECISION, OTHER_PRECISION = (
     "other precision",
 )
 """What a row of the table is: both at their best in one precision, or the rest."""
-UNLIKE = ("train.optimizer=adamw", "train.weight_decay=0", "train.rdrop=0", "train.ema=0")
+UNLIKE = (
+    *("train.optimizer=adamw", "train.weight_decay=0", "train.rdrop=0", "train.ema=0"),
+    "train.fp8_output=false",
+)
 """Overrides of heed's recipe in a comparison: what no peer does, heed does not do either."""
 
 

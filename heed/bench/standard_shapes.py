@@ -174,7 +174,12 @@ def train_in_run(
     state = State(model, optimizer, device, ema_decay=train.ema)
     messages: list[str] = []
     ahead = PlannedWork(train.steps or MANY, shapes, example)
-    objective = Objective(model, label_smoothing=train.label_smoothing, rdrop=train.rdrop)
+    objective = Objective(
+        model,
+        label_smoothing=train.label_smoothing,
+        rdrop=train.rdrop,
+        fp8_output=train.fp8_output,
+    )
     step = build_step(recipe, objective, state, ahead, bf16=bf16, say=messages.append)
 
     def update(batches: list[Batch]) -> None:

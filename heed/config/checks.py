@@ -47,6 +47,7 @@ def find_conflicts(recipe: Recipe, *, pretrained_cross_attention: bool = True) -
         *_check_language_model(recipe),
         *_check_best_metric(recipe),
         *_check_trackers(recipe),
+        *_check_fp8_output(recipe),
         *_check_small_data(recipe),
         *_check_word_ngrams(recipe),
         *_check_init(recipe, pretrained_cross_attention),
@@ -153,6 +154,27 @@ def _check_best_metric(recipe: Recipe) -> Iterator[str]:
 
 def _check_trackers(recipe: Recipe) -> Iterator[str]:
     yield from (missing_tracker(name) for name in recipe.train.track if find_spec(name) is None)
+
+
+def _check_fp8_output(recipe: Recipe) -> Iterator[str]:
+    train = recipe.train
+    if not train.fp8_output:
+        return
+    if recipe.task == "classify":
+        yield (
+            "[train] fp8_output is for an output layer over a vocabulary, which a classifier does "
+            "not have: leave it out."
+        )
+    if train.rdrop:
+        yield (
+            "[train] fp8_output and rdrop do not go together: R-Drop's loss has no 8-bit form. "
+            "Leave one of them out."
+        )
+    if train.precision == "float32":
+        yield (
+            "[train] fp8_output is for precision 'bf16' or 'auto', not 'float32': change one of "
+            "them."
+        )
 
 
 def _check_small_data(recipe: Recipe) -> Iterator[str]:

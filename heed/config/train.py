@@ -151,6 +151,9 @@ class TrainConfig(Section):
     is off."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Precision of the forward pass; auto is bf16 where the device is fast at it."""
+    fp8_output: bool = False
+    """Compute the matrix products of the output layer in 8-bit floating point, on GPUs that have
+    them: faster, less exact (docs/speed.md). Elsewhere the layer keeps the run's precision."""
     execution: Literal["auto", "eager", "graphs", "compile"] = "auto"
     """How steps are executed: eagerly, as captured CUDA graphs, or with blocks compiled by
     torch.compile (on a GPU then captured). Auto chooses what finishes first."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
+from heed.nn.kernels.fp8_cross_entropy import find_obstacle
 from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
 from heed.nn.rdrop import pair_rows, rdrop_loss, repeat_rows
 from heed.nn.tokens import Tokens
@@ -36,11 +37,13 @@ def loss(
     label_smoothing: float = 0.0,
     class_weights: Tensor | None = None,
     rdrop: float = 0.0,
+    fp8_output: bool = False,
 ) -> Loss:
     """Cross-entropy of a batch in nats, optionally with class weights.
 
     With `rdrop` each sequence is read twice with different dropout, and the KL divergence of the
-    two predictions is added (`heed.nn.rdrop`).
+    two predictions is added (`heed.nn.rdrop`). With `fp8_output` the output layer's matrix products
+    are in 8-bit floating point, where `find_fp8_obstacle` finds no obstacle.
     """
     inputs = _repeat_rows(batch) if rdrop else batch
     if isinstance(model, Classifier):
@@ -71,8 +74,24 @@ def loss(
             ignore_index=IGNORE_INDEX,
             label_smoothing=label_smoothing,
             rdrop=rdrop,
+            fp8=fp8_output,
         )
     return Loss(total, correct / 2 if rdrop else correct, batch.count)
+
+
+def find_fp8_obstacle(model: Model, device: torch.device, *, bf16: bool) -> str | None:
+    """Why training does not compute this model's output layer in 8 bits; None where it does."""
+    if isinstance(model, Classifier):
+        return "a classifier has none over a vocabulary"
+    head, dtype = model.head, torch.bfloat16 if bf16 else torch.float32
+    inputs_trained = any(p.requires_grad for p in model.parameters() if p is not head.weight)
+    return find_obstacle(
+        device,
+        dtype,
+        head.weight.shape[1],
+        biased=head.bias is not None,
+        trained=head.weight.requires_grad and inputs_trained,
+    )
 
 
 def _repeat_rows(batch: Batch) -> Batch:
@@ -115,9 +134,11 @@ class Objective(nn.Module):
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
         rdrop: float = 0.0,
+        fp8_output: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.label_smoothing, self.rdrop = model, label_smoothing, rdrop
+        self.fp8_output = fp8_output
         weights = None
         if class_weights is not None:
             weights = torch.tensor(class_weights, device=next(model.parameters()).device)
@@ -131,5 +152,6 @@ class Objective(nn.Module):
             label_smoothing=self.label_smoothing,
             class_weights=self.class_weights,
             rdrop=self.rdrop,
+            fp8_output=self.fp8_output,
         )
         return part.total, part.correct

@@ -294,6 +294,7 @@ def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmea
         label_smoothing=settings.label_smoothing,
         class_weights=setup.class_weights,
         rdrop=settings.rdrop,
+        fp8_output=settings.fp8_output,
     )
     step_objective: nn.Module = objective
     if world.is_distributed:

@@ -129,6 +129,7 @@ def test_a_stamp_depends_on_what_kernels_depend_on(
         recipe(train={"precision": "float32"}),
         recipe(train={"label_smoothing": 0.1}),
         recipe(train={"optimizer": "muon"}),
+        recipe(train={"fp8_output": True}),
     ]
     stamps = [start.stamp_path(one) for one in same + others]
     assert len({*stamps[: len(same)]}) == 1
@@ -387,6 +388,54 @@ def test_batches_of_every_shape_find_their_kernels(
 
 
 @needs_triton
+@pytest.mark.parametrize(("capability", "fp8_output"), [(90, True), (90, False), (80, True)])
+def test_an_8_bit_output_layer_has_kernels_where_the_gpu_has_products(
+    capability: int, fp8_output: bool
+) -> None:
+    from heed.train.precompile import dry_launch
+
+    config = recipe(data={"max_length": 32}, train={"fp8_output": fp8_output})
+    kernels = launched(partial(dry_launch.launch_training, config, capability))
+    found = {"fp8_cross_entropy" in str(kernel) for kernel in kernels}
+    assert found == ({True, False} if fp8_output and capability == 90 else {False})
+
+
+@needs_triton
+@settings(max_examples=12)
+@given(
+    task=st.sampled_from(["translate", "generate"]),
+    width=st.sampled_from([32, 48, 128]),
+    vocab=st.sampled_from([50, 777, 4000, 8000, 50_304]),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=4),
+)
+def test_an_8_bit_output_layer_finds_its_kernels_for_every_batch(
+    task: str, width: int, vocab: int, smoothing: float, shapes: list[tuple[int, int]]
+) -> None:
+    from heed.train.precompile import dry_launch
+
+    config = recipe(
+        task,
+        model=SMALL | {"width": width},
+        data={"max_length": 32},
+        tokenizer={"vocab_size": vocab},
+        train={"fp8_output": True, "label_smoothing": smoothing},
+    )
+
+    def train(hook: Callable[..., bool]) -> None:
+        with dry_launch.fake_gpu(90, hook):
+            made = dry_launch.build_model(config, vocab)
+            for size, eights in shapes:
+                batch = dry_launch.build_batch(config, size, 8 * eights, 8 * eights)
+                dry_launch.train_step(made, config, batch, bf16=True)
+
+    needed = {kernel for kernel in launched(train) if "cross_entropy" in str(kernel)}
+    found = launched(lambda hook: dry_launch.launch_training(config, 90, hook))
+    assert len(needed) == 4  # cross-entropy, its gradient, and rounding of inputs and weights
+    assert needed <= found
+
+
+@needs_triton
 @pytest.mark.parametrize("task", ["translate", "generate"])
 def test_a_bias_needs_as_many_kernels_for_short_sequences_as_a_rotation(task: str) -> None:
     from heed.train.precompile import dry_launch
@@ -487,7 +536,7 @@ print(json.dumps(hits))
 
 @needs_triton
 def test_what_was_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
-    train = {"optimizer": "muon"}
+    train = {"optimizer": "muon", "fp8_output": True}
     config = json.dumps(recipe("translate", data={"max_length": 16}, train=train).tables())
     run(COMPILE, tmp_path, config, "ahead")
     found = json.loads(run(COMPILE, tmp_path, config, "then"))

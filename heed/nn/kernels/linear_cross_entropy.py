@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heed.nn.kernels import fp8_cross_entropy as fp8_kernels
 from heed.nn.kernels.availability import on_gpu
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
 from heed.nn.rdrop import rdrop_loss_and_grad
@@ -42,6 +43,7 @@ def linear_cross_entropy(
     bias_v: Tensor | None = None,
     max_logits: int | None = None,
     rdrop: float = 0.0,
+    fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Sum of losses over targets other than `ignore_index`, and how many are predicted correctly.
 
@@ -51,6 +53,9 @@ def linear_cross_entropy(
 
     With `rdrop`, rows are pairs: two passes over one sequence with different dropout
     (`heed.nn.rdrop`). Each row's cross-entropy counts half, and R-Drop's loss is added.
+
+    With `fp8`, matrix products are in 8-bit floating point where
+    `heed.nn.kernels.fp8_cross_entropy.find_obstacle` finds no obstacle and R-Drop is off.
     """
     if targets_n.shape != x_nw.shape[:1]:
         raise ValueError(f"{len(x_nw)} rows, but targets {list(targets_n.shape)}")
@@ -59,7 +64,7 @@ def linear_cross_entropy(
     needs_grad = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
     max_logits = max_logits or (MAX_LOGITS_RDROP if rdrop and x_nw.is_cuda else None)
     total, correct, *_ = _linear_cross_entropy(
-        *tensors, targets_n, ignore_index, label_smoothing, rdrop, max_logits, needs_grad
+        *tensors, targets_n, ignore_index, label_smoothing, rdrop, max_logits, fp8, needs_grad
     )
     return total, correct
 
@@ -98,10 +103,13 @@ def _launch(
     smoothing: float,
     rdrop: float,
     max_logits: int | None,
+    fp8: bool,
     needs_grad: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, correct predictions, and gradients of x, weight and bias, empty where not needed."""
     with torch.autocast(x_nw.device.type, enabled=False):
+        if fp8 and not rdrop and _has_fp8(x_nw, bias_v, needs_grad):
+            return _launch_fp8(x_nw, weight_vw, targets_n, ignore_index, smoothing, max_logits)
         weight_vw, targets_n = weight_vw.to(x_nw.dtype), targets_n.contiguous()
         bias_v = None if bias_v is None else bias_v.to(x_nw.dtype)
         (n, _), v, sum_dtype = x_nw.shape, len(weight_vw), _sum_dtype(x_nw)
@@ -135,6 +143,39 @@ def _launch(
                 columns = d_rv.sum(dim=0, dtype=sum_dtype)
                 d_bias.copy_(columns if start == 0 else d_bias + columns)
         return losses_n.sum(), correct_n.sum(), dx, d_weight, d_bias
+
+
+def _has_fp8(x_nw: Tensor, bias_v: Tensor | None, needs_grad: list[bool]) -> bool:
+    if len(x_nw) == 0:
+        return False
+    settings = {"biased": bias_v is not None, "trained": all(needs_grad[:2])}
+    return fp8_kernels.find_obstacle(x_nw.device, x_nw.dtype, x_nw.shape[1], **settings) is None
+
+
+def _launch_fp8(
+    x_nw: Tensor,
+    weight_vw: Tensor,
+    targets_n: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    max_logits: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The outputs of `_launch` by 8-bit products."""
+    losses_n = x_nw.new_empty(len(x_nw), dtype=torch.float32)
+    correct_n = x_nw.new_empty(len(x_nw), dtype=torch.int32)
+    v = fp8_kernels.round_up(len(weight_vw), fp8_kernels.VOCAB_MULTIPLE)
+    limit = max_logits or max(fp8_kernels.MAX_LOGITS, MIN_ROWS * v)
+    dx, d_weight = fp8_kernels.fp8_cross_entropy(
+        x_nw,
+        weight_vw,
+        targets_n.contiguous(),
+        losses_n,
+        correct_n,
+        ignore_index,
+        smoothing,
+        chunk_rows(len(x_nw), v, gpu=True, max_logits=limit),
+    )
+    return losses_n.sum(), correct_n.sum(), dx, d_weight, losses_n.new_empty(0)
 
 
 def _plain_copies(x: Tensor) -> int:
@@ -278,7 +319,7 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     saved = zip(ctx.saved_tensors, ctx.needs_grad, ctx.dtypes, strict=True)
     grads = [_scale(x, d_total, dtype) if needed else None for x, needed, dtype in saved]
-    return *grads, None, None, None, None, None, None
+    return *grads, None, None, None, None, None, None, None
 
 
 def _scale(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -290,7 +331,7 @@ _linear_cross_entropy = DifferentiableOp(
     Kernel(
         "linear_cross_entropy",
         "(Tensor x, Tensor weight, Tensor? bias, Tensor targets, int ignore_index, "
-        "float smoothing, float rdrop, int? max_logits, bool[] needs_grad) "
+        "float smoothing, float rdrop, int? max_logits, bool fp8, bool[] needs_grad) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
         _launch,
         _fake,

@@ -24,6 +24,7 @@ from heed.device import is_out_of_memory
 from heed.errors import ConfigError
 from heed.nn.stack import Block
 from heed.train.execution.cuda_graphs import GraphStep, blank_batch
+from heed.train.objective import find_fp8_obstacle
 from heed.train.optimizers.build import CAPTURABLE
 from heed.train.state import State
 from heed.train.step import Limits, Step
@@ -60,6 +61,11 @@ def build_step(
     """
     if state.device.type == "cpu" and not recipe.train.split_on_oom:
         keep_freed_memory()  # a batch to be split needs what the whole one has freed
+    if recipe.train.fp8_output:
+        obstacle = find_fp8_obstacle(state.model, state.device, bf16=bf16)
+        if obstacle:
+            precision = "bf16" if bf16 else "float32"
+            say(f"Output layer: in {precision} in spite of fp8_output, because {obstacle}.")
     build, mode = partial(_build, objective, recipe, state, work, bf16), recipe.train.execution
     if mode == "graphs" and state.world.is_distributed:
         mode = "auto"

@@ -148,7 +148,10 @@ def train_step(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> Non
     """The forward and backward pass of a training step."""
     settings = recipe.train
     objective = Objective(
-        model.train(), label_smoothing=settings.label_smoothing, rdrop=settings.rdrop
+        model.train(),
+        label_smoothing=settings.label_smoothing,
+        rdrop=settings.rdrop,
+        fp8_output=settings.fp8_output,
     )
     if recipe.data.pack:
         each = batch.positions.repeat(len(batch.ids), 1)
@@ -251,6 +254,7 @@ def fake_gpu(capability: int, hook: Hook) -> Iterator[None]:
             (driver, "_active", FakeDriver(capability)),
             (knobs.runtime, "jit_cache_hook", hook),
             (torch.cuda, "get_device_properties", lambda device: properties),
+            (torch.cuda, "get_device_capability", lambda device: divmod(capability, 10)),
             (torch.cuda, "is_current_stream_capturing", lambda: True),
             (torch.cuda, "graph_pool_handle", lambda: (0, 0)),
         ):

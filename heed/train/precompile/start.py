@@ -215,6 +215,7 @@ def stamp_path(recipe: Recipe) -> Path:
         recipe.tokenizer.vocab_size,
         [data.max_length, data.pack],
         [train.precision, train.objective, train.label_smoothing, train.optimizer == "muon"],
+        train.fp8_output,
         [train.evaluate_bleu, recipe.decode.model_dump()],
         [plugin.sha256 for plugin in used_plugins(recipe.model)],
     ]

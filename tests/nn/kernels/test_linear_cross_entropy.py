@@ -278,7 +278,7 @@ def arguments(
 ) -> tuple[Any, ...]:
     x, weight, bias, targets = inputs(12, 9, 4, dtype=dtype)
     wanted = [True, True, biased]
-    return x, weight, bias if biased else None, targets, IGNORED, 0.1, rdrop, 30, wanted
+    return x, weight, bias if biased else None, targets, IGNORED, 0.1, rdrop, 30, False, wanted
 
 
 @pytest.mark.parametrize("biased", [False, True])

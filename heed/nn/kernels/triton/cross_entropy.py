@@ -26,6 +26,7 @@ def _cross_entropy(
     targets: tl.tensor,
     losses: tl.tensor,
     correct: tl.tensor,
+    levels: tl.tensor | None,
     v: int,
     IGNORED: tl.constexpr,
     SMOOTHING: tl.constexpr,
@@ -75,6 +76,8 @@ def _cross_entropy(
             loss -= SMOOTHING * (tl.sum(ahead, axis=0) / v)
         tl.store(losses + row, loss)
         tl.store(correct + row, (known & (own == top)).to(tl.int32))
+        if levels is not None:
+            tl.store(levels + row, top + log_total)
         if own == top:
             # Of equal logits the first is the prediction, as in argmax.
             equal = tl.zeros([LANES], tl.int32)
@@ -103,11 +106,13 @@ def chunk_cross_entropy(
     ignore_index: int,
     smoothing: float,
     gradient: bool,
+    levels_r: Tensor | None = None,
 ) -> Tensor:
     """Write each row's loss (float32) and whether it is correct (int32); return the gradient.
 
     The gradient, if needed, overwrites the logits and the padding between two rows: with padded
-    rows a thread moves 16 bytes at once, whatever the size of the vocabulary.
+    rows a thread moves 16 bytes at once, whatever the size of the vocabulary. `levels_r`, if given,
+    gets the logarithm of the softmax's denominator of every row whose target is not ignored.
     """
     rows, v = logits_rv.shape
     lanes = min(LANES, max(64, triton.next_power_of_2(v)))
@@ -117,6 +122,7 @@ def chunk_cross_entropy(
         targets_r,
         losses_r,
         correct_r,
+        levels_r,
         v,
         IGNORED=ignore_index,
         SMOOTHING=smoothing,
