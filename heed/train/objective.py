@@ -79,10 +79,10 @@ def loss(
     return Loss(total, correct / 2 if rdrop else correct, batch.count)
 
 
-def find_fp8_obstacle(model: Model, device: torch.device, *, bf16: bool) -> str | None:
+def find_fp8_obstacle(model: nn.Module, device: torch.device, *, bf16: bool) -> str | None:
     """Why training does not compute this model's output layer in 8 bits; None where it does."""
-    if isinstance(model, Classifier):
-        return "a classifier has none over a vocabulary"
+    if not isinstance(model, Translator | LanguageModel):
+        return "this model has none over a vocabulary"
     head, dtype = model.head, torch.bfloat16 if bf16 else torch.float32
     inputs_trained = any(p.requires_grad for p in model.parameters() if p is not head.weight)
     return find_obstacle(

@@ -120,7 +120,7 @@ def test_sizes_are_rounded_up(size: int, multiple: int) -> None:
 
 
 def obstacle(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str | None:
-    settings = {"device": CUDA, "dtype": torch.bfloat16, "w": 64} | changes
+    settings: dict[str, Any] = {"device": CUDA, "dtype": torch.bfloat16, "w": 64} | changes
     capability = settings.pop("capability", (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(kernels, "HAS_TRITON", settings.pop("triton", True))

@@ -240,7 +240,7 @@ def test_powers_of_two_in_inputs_and_weights_change_no_bit() -> None:
     x, weight, targets = inputs(40, 100, 32)
     total, correct, dx, d_weight = run(x, weight, targets)
     scaled = [part.detach().mul(f).requires_grad_() for part, f in ((x, 8.0), (weight, 0.125))]
-    again, correct_again, dx_again, d_weight_again = run(*scaled, targets)
+    again, correct_again, dx_again, d_weight_again = run(scaled[0], scaled[1], targets)
     assert (total, correct) == (again, correct_again)
     assert torch.equal(dx_again, dx / 8)
     assert torch.equal(d_weight_again, d_weight * 8)
