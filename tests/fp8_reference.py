@@ -40,7 +40,7 @@ def logits_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor
 
 def fp8_reference(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0) -> Outcome:
     """Cross-entropy of a linear layer whose three matrix products have 8-bit factors."""
-    x, weight = x.detach(), weight.detach()
+    x, weight = x.detach(), weight.detach().to(x.dtype)
     (x8, x_scale), (weight8, weight_scale) = quantized(x), quantized(weight)
     logits = (x8.float() @ weight8.float().mT * (x_scale * weight_scale)).bfloat16()
     total = torch.nn.functional.cross_entropy(

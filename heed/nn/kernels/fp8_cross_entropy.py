@@ -82,6 +82,7 @@ def fp8_cross_entropy(
     (n, w), v = x_nw.shape, len(weight_vw)
     padded_n, padded_v = round_up(n, MULTIPLE), round_up(v, VOCAB_MULTIPLE)
     rows = min(round_up(rows, MULTIPLE), padded_n)
+    weight_vw = weight_vw.to(x_nw.dtype)
     x_scale, weight_scale = compute_scale(x_nw), compute_scale(weight_vw)
     d_scale = torch.full_like(x_scale, 1 / GRADIENT_FACTOR)
     x_nw, x_wn = quantize(x_nw, x_scale.reciprocal(), padded_n)

@@ -89,12 +89,12 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "float32"])
 @pytest.mark.parametrize(("n", "w"), [(5, 16), (64, 64), (100, 48), (130, 208)])
-def test_rounding_is_that_of_torch(n: int, w: int, dtype: torch.dtype) -> None:
+def test_rounding_is_that_of_torch(n: int, w: int) -> None:
     from heed.nn.kernels.triton.fp8_cross_entropy import quantize
 
-    x = torch.randn(n, w, generator=torch.Generator().manual_seed(n)).to(DEVICE, dtype)
+    x = torch.randn(n, w, generator=torch.Generator().manual_seed(n))
+    x = x.to(DEVICE, torch.bfloat16)
     x[0, :4] = torch.tensor([0.0, float("nan"), 1e-9, -1e-3])
     scale = fp8_cross_entropy.compute_scale(x.nan_to_num())
     rows = round_up(n, 16)

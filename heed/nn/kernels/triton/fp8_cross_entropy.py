@@ -1,7 +1,13 @@
 """Passes over memory around 8-bit matrix products: rounding of factors, the gradient of logits.
 
 A program takes one tile, rounds it, and writes it twice, as it lies and transposed. Padding of rows
-and columns is written as zeros. Shapes: n rows, r rows of a chunk, v vocabulary, w width.
+and columns is written as zeros.
+
+No 8-bit number moves from one thread to another, because Triton 3.6 loses some of those. Pairs of
+adjacent columns are read as one integer of 32 bits and written as one of 16. Four adjacent rows of
+a column are packed into an integer of 32 bits, and such integers are transposed.
+
+Shapes: n rows, r rows of a chunk, v vocabulary, w width.
 """
 
 from __future__ import annotations
@@ -21,51 +27,82 @@ FACTOR, LOG2_FACTOR = tl.constexpr(GRADIENT_FACTOR), tl.constexpr(math.log2(GRAD
 QUANTIZE_ROWS, QUANTIZE_COLUMNS, QUANTIZE_WARPS = 64, 64, 4
 """Tile and warps of `quantize`: half a cache line of 8-bit numbers each way."""
 GRADIENT_ROWS, GRADIENT_COLUMNS, GRADIENT_WARPS = 64, 128, 8
-"""Tile and warps of `logits_gradient`: 32 numbers per thread, which needs 64 registers."""
+"""Tile and warps of `logits_gradient`."""
 
 
 @kernel
-def _store_twice(
-    values: tl.tensor,
+def _load_pairs(
+    pairs: tl.tensor, row: tl.tensor, column: tl.tensor, end: tl.tensor, half: int
+) -> tl.tuple:
+    """Numbers of even and of odd columns in float32, zeros where a row's `end` is 0.
+
+    `pairs` are two bfloat16 numbers each, `half` of them in a row, `column` is a pair's number.
+    """
+    inside = column[None, :] < end[:, None]
+    bits = tl.load(pairs + row.to(tl.int64)[:, None] * half + column[None, :], mask=inside, other=0)
+    return (bits << 16).to(tl.float32, bitcast=True), (bits & -65536).to(tl.float32, bitcast=True)
+
+
+@kernel
+def _round(values: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """Numbers rounded to 8 bits, each in an integer of 32 bits."""
+    return values.to(TYPE).to(tl.uint8, bitcast=True).to(tl.int32)
+
+
+@kernel
+def _store_pairs(
+    even: tl.tensor,
+    odd: tl.tensor,
     y: tl.tensor,
-    y_t: tl.tensor,
     row: tl.tensor,
     column: tl.tensor,
     rows: int,
-    columns: int,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    half: int,
 ) -> None:
-    """Write a tile [ROWS, COLUMNS] to a matrix [rows, columns] and to its transpose."""
-    down, along = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    start = y + row.to(tl.int64) * columns + column
-    inside = (down < rows - row)[:, None] & (along < columns - column)[None, :]
-    tl.store(start + down[:, None] * columns + along[None, :], values, mask=inside)
-    start = y_t + column.to(tl.int64) * rows + row
-    inside = (along < columns - column)[:, None] & (down < rows - row)[None, :]
-    tl.store(start + along[:, None] * rows + down[None, :], tl.trans(values), mask=inside)
+    """Write rounded numbers of even and of odd columns to y [rows, half], two in 16 bits."""
+    inside = (row < rows)[:, None] & (column < half)[None, :]
+    at = y + row.to(tl.int64)[:, None] * half + column[None, :]
+    tl.store(at, (even | (odd << 8)).to(tl.int16), mask=inside)
+
+
+@kernel
+def _store_fours(
+    packed: tl.tensor, y_t: tl.tensor, four: tl.tensor, column: tl.tensor, fours: int, columns: int
+) -> None:
+    """Write four rows of some columns at once to y_t [columns, fours], transposed."""
+    inside = (column < columns)[:, None] & (four < fours)[None, :]
+    at = y_t + column.to(tl.int64)[:, None] * fours + four[None, :]
+    tl.store(at, tl.trans(packed), mask=inside)
 
 
 @kernel
 def _quantize(
-    x: tl.tensor,
+    pairs: tl.tensor,
     inverse: tl.tensor,
     y: tl.tensor,
     y_t: tl.tensor,
     n: int,
     rows: int,
     columns: int,
+    TYPE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    across = tl.cdiv(columns, COLUMNS)
-    row, column = tl.program_id(0) // across * ROWS, tl.program_id(0) % across * COLUMNS
-    down, along = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    inside = (down < n - row)[:, None] & (along < columns - column)[None, :]
-    at = x + row.to(tl.int64) * columns + column + down[:, None] * columns + along[None, :]
-    values = tl.load(at, mask=inside, other=0.0).to(tl.float32) * tl.load(inverse)
-    rounded = values.to(y.dtype.element_ty)
-    _store_twice(rounded, y, y_t, row, column, rows, columns, ROWS, COLUMNS)
+    across, half = tl.cdiv(columns, COLUMNS), columns // 2
+    four = tl.program_id(0) // across * (ROWS // 4) + tl.arange(0, ROWS // 4)
+    column = tl.program_id(0) % across * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    factor = tl.load(inverse)
+    even = tl.zeros([ROWS // 4, COLUMNS // 2], tl.int32)
+    odd = tl.zeros([ROWS // 4, COLUMNS // 2], tl.int32)
+    for i in tl.static_range(4):
+        row = 4 * four + i
+        first, second = _load_pairs(pairs, row, column, tl.where(row < n, half, 0), half)
+        first, second = _round(first * factor, TYPE), _round(second * factor, TYPE)
+        _store_pairs(first, second, y, row, column, rows, half)
+        even |= first << (8 * i)
+        odd |= second << (8 * i)
+    _store_fours(even, y_t, four, 2 * column, rows // 4, columns)
+    _store_fours(odd, y_t, four, 2 * column + 1, rows // 4, columns)
 
 
 @kernel
@@ -74,20 +111,17 @@ def _gradient_of(
     level: tl.tensor,
     spread: tl.tensor,
     target: tl.tensor,
-    along: tl.tensor,
-    end: int,
+    column: tl.tensor,
+    size: int,
     SMOOTHING: tl.constexpr,
 ) -> tl.tensor:
-    """The gradient of the logits x of some columns of a tile, times FACTOR.
-
-    `target` is the target's column in the tile, `end` the tile's columns before the padding.
-    """
+    """The gradient of the logits x of some columns, times FACTOR; zeros from column `size` on."""
     values = tl.exp2(x * LOG2E - level[:, None])
     if SMOOTHING > 0:
         values -= spread[:, None]
-    is_target = along[None, :] == target[:, None]
+    is_target = column[None, :] == target[:, None]
     values = tl.where(is_target, values - (1 - SMOOTHING) * FACTOR, values)
-    return tl.where((along < end)[None, :], values, 0.0)
+    return tl.where((column < size)[None, :], values, 0.0)
 
 
 @kernel
@@ -101,59 +135,55 @@ def _logits_gradient(
     size: int,
     rows: int,
     columns: int,
+    TYPE: tl.constexpr,
     IGNORED: tl.constexpr,
     SMOOTHING: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """One tile of the gradient. Two bfloat16 logits are read as one integer of 32 bits.
-
-    Where it sees a conversion from 16 bits, Triton computes the tile twice, once for each layout in
-    which it is stored.
-    """
-    across = tl.cdiv(columns, COLUMNS)
-    row, column = tl.program_id(0) // across * ROWS, tl.program_id(0) % across * COLUMNS
-    down, along = tl.arange(0, ROWS), tl.arange(0, COLUMNS // 2)
-    target = tl.load(targets + row + down, mask=down < r - row, other=IGNORED)
-    counted = target != IGNORED
-    # The target's column in this tile, in 32 bits; -1 where it lies in another.
-    near = counted & (target >= column) & (target < column + COLUMNS)
-    target_column = tl.where(near, target - column, -1).to(tl.int32)
-    # Rows that do not count are not read: their exponentials are 2 to the power of -inf.
-    level = tl.load(levels + row + down, mask=counted, other=float("inf"))
-    level = level * LOG2E - LOG2_FACTOR
-    spread = tl.where(counted, SMOOTHING * FACTOR / size, 0.0)
-    half, start = columns // 2, row.to(tl.int64) * (columns // 2) + column // 2
-    inside = counted[:, None] & (along < half - column // 2)[None, :]
-    at = pairs + start + down[:, None] * half + along[None, :]
-    bits = tl.load(at, mask=inside, other=0)
-    first = (bits << 16).to(tl.float32, bitcast=True)
-    second = (bits & -65536).to(tl.float32, bitcast=True)
-    end = size - column
-    first = _gradient_of(first, level, spread, target_column, 2 * along, end, SMOOTHING)
-    second = _gradient_of(second, level, spread, target_column, 2 * along + 1, end, SMOOTHING)
-    rounded = tl.interleave(first, second).to(d.dtype.element_ty)
-    _store_twice(rounded, d, d_t, row, column, rows, columns, ROWS, COLUMNS)
+    across, half = tl.cdiv(columns, COLUMNS), columns // 2
+    four = tl.program_id(0) // across * (ROWS // 4) + tl.arange(0, ROWS // 4)
+    column = tl.program_id(0) % across * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+    even = tl.zeros([ROWS // 4, COLUMNS // 2], tl.int32)
+    odd = tl.zeros([ROWS // 4, COLUMNS // 2], tl.int32)
+    for i in tl.static_range(4):
+        row = 4 * four + i
+        target = tl.load(targets + row, mask=row < r, other=IGNORED)
+        counted = target != IGNORED
+        target = tl.where((target >= 0) & (target < size), target, -1).to(tl.int32)
+        # Rows that do not count are not read: their exponentials are 2 to the power of -inf.
+        level = tl.load(levels + row, mask=counted, other=float("inf"))
+        level = level * LOG2E - LOG2_FACTOR
+        spread = tl.where(counted, SMOOTHING * FACTOR / size, 0.0)
+        first, second = _load_pairs(pairs, row, column, tl.where(counted, half, 0), half)
+        first = _gradient_of(first, level, spread, target, 2 * column, size, SMOOTHING)
+        second = _gradient_of(second, level, spread, target, 2 * column + 1, size, SMOOTHING)
+        first, second = _round(first, TYPE), _round(second, TYPE)
+        _store_pairs(first, second, d, row, column, rows, half)
+        even |= first << (8 * i)
+        odd |= second << (8 * i)
+    _store_fours(even, d_t, four, 2 * column, rows // 4, columns)
+    _store_fours(odd, d_t, four, 2 * column + 1, rows // 4, columns)
 
 
-def quantize(
-    x_nw: Tensor, inverse: Tensor, rows: int, dtype: torch.dtype = torch.float8_e4m3fn
-) -> tuple[Tensor, Tensor]:
-    """x times `inverse`, a tensor with one number, rounded: [rows, w] and transposed [w, rows].
+def quantize(x_nw: Tensor, inverse: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """x times `inverse` in float8_e4m3fn: [rows, w] and transposed [w, rows].
 
-    Rows after the n rows of x are zeros.
+    x is bfloat16, `inverse` a tensor with one number. Rows after the n rows of x are zeros. `rows`
+    and w are multiples of 4.
     """
     n, w = x_nw.shape
-    y, y_t = x_nw.new_empty(rows, w, dtype=dtype), x_nw.new_empty(w, rows, dtype=dtype)
+    y, y_t = (x_nw.new_empty(s, dtype=torch.float8_e4m3fn) for s in ((rows, w), (w, rows)))
     tiles = triton.cdiv(rows, QUANTIZE_ROWS) * triton.cdiv(w, QUANTIZE_COLUMNS)
     _quantize[(tiles,)](
-        x_nw.contiguous(),
+        x_nw.contiguous().view(torch.int32),
         inverse,
-        y,
-        y_t,
+        y.view(torch.int16),
+        y_t.view(torch.int32),
         n,
         rows,
         w,
+        TYPE=tl.float8e4nv,
         ROWS=QUANTIZE_ROWS,
         COLUMNS=QUANTIZE_COLUMNS,
         num_warps=QUANTIZE_WARPS,
@@ -183,12 +213,13 @@ def logits_gradient(
         logits_rv.view(torch.int32),
         targets_r,
         levels_r,
-        d_rv,
-        d_vr,
+        d_rv.view(torch.int16),
+        d_vr.view(torch.int32),
         len(targets_r),
         v,
         rows,
         columns,
+        TYPE=tl.float8e5,
         IGNORED=ignore_index,
         SMOOTHING=smoothing,
         ROWS=GRADIENT_ROWS,
