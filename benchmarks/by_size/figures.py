@@ -43,16 +43,17 @@ def _draw_length(series: list[Series]) -> Figure:
                     continue
                 scales = [1e6 / v.size if quantity == TIME else 1 / MIB for v in found.values]
                 panels.setdefault(label, []).append(_curve(found, one, scales, number))
-    title = "Cost of a training step by length, for equally many tokens"
-    return panels, title, "tokens in a sequence"
+    title, names = "Cost of a training step by length, for equally many tokens", _names(chosen)
+    return panels, f"{title}, {names[0]}" if len(names) == 1 else title, "tokens in a sequence"
 
 
 def _draw_shape(series: list[Series]) -> Figure:
     questions = ("width", "depth", "vocabulary")
     chosen = [one for one in series if one.question in questions and len(one.values) > 1]
+    varied = [question for question in questions if any(o.question == question for o in chosen)]
     panels: dict[str, list[Curve]] = {}
     for one in chosen:
-        first = one.values[0].size
+        first = one.values[0].size if len(varied) > 1 else 1
         label, scale = ("ms per step", 1e3) if one.quantity == TIME else ("MiB of a step", 1 / MIB)
         curve = _curve(
             one,
@@ -62,8 +63,10 @@ def _draw_shape(series: list[Series]) -> Figure:
             unit=first,
         )
         panels.setdefault(label, []).append(curve)
-    title = "Cost of a training step by width, depth and vocabulary, one varied at a time"
-    return panels, title, "size, as a multiple of the smallest"
+    if len(varied) == 1:
+        return panels, f"Cost of a training step by {varied[0]}", varied[0]
+    title = f"Cost of a training step by {', '.join(varied[:-1])} and {''.join(varied[-1:])}"
+    return panels, f"{title}, one varied at a time", "size, as a multiple of the smallest"
 
 
 def _draw_corpus(series: list[Series]) -> Figure:

@@ -170,7 +170,7 @@ def gpu_section(content: dict[str, Any], measured: list[Measurement]) -> str:
         parts += [markdown(*length_rows(measured))]
     figures = {
         "length": "Cost of a training step by length on a GPU",
-        "shape": "Cost of a training step by width, depth and vocabulary on a GPU",
+        "shape": "Cost of a training step by the model's shape on a GPU",
         "decoding": "Greedy decoding by batch and by output length on a GPU",
     }
     drawn = {"shape" if one in ("width", "depth", "vocabulary") else one for one in shapes}
