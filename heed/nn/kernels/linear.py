@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_gpu
-from heed.nn.kernels.weight_copies import narrow
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -131,6 +130,8 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
+        from heed.nn.kernels.weight_copies import narrow
+
         x_narrow, w_narrow = x.to(dtype), narrow(weight, dtype)
         ctx.save_for_backward(x_narrow, w_narrow)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
