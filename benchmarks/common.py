@@ -95,8 +95,16 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def keep(name: str, text: str, figures: object, *, device: str, folder: Path | None = None) -> None:
-    """Print a result and save it as text and as JSON."""
+def keep(
+    name: str,
+    text: str,
+    figures: object,
+    *,
+    device: str,
+    folder: Path | None = None,
+    show: bool = True,
+) -> None:
+    """Save a result as text and as JSON, and print it unless `show` is off."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     info = machine(device)
@@ -104,4 +112,5 @@ def keep(name: str, text: str, figures: object, *, device: str, folder: Path | N
     (folder / f"{name}.txt").write_text(f"{head}\n\n{text}\n", encoding="utf-8")
     document = {"machine": info, "figures": figures}
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{head}\n\n{text}", flush=True)
+    if show:
+        print(f"{head}\n\n{text}", flush=True)

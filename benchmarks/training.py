@@ -280,7 +280,8 @@ def main() -> None:
             comparison, found = measure(work, options)
             comparisons.append(comparison)
             figures.append(found)
-            save(name, comparisons, figures, options)  # so that nothing measured is lost
+            save(name, comparisons, figures, options, show=False)  # nothing measured is lost
+    save(name, comparisons, figures, options, show=True)
 
 
 def save(
@@ -288,6 +289,8 @@ def save(
     comparisons: Sequence[SpeedComparison],
     figures: Sequence[dict[str, Any]],
     options: argparse.Namespace,
+    *,
+    show: bool,
 ) -> None:
     """Save what was measured so far; `--add` keeps the other comparisons of the results file."""
     figures = list(figures)
@@ -295,7 +298,8 @@ def save(
         figures = _earlier(options.out, name, [each["name"] for each in figures]) + figures
     text = "\n\n".join("\n".join(each["text"]) for each in figures)
     text = "\n".join([text, "", *comparison_notes(comparisons)])
-    keep(name, text, {"comparisons": figures}, device=options.device, folder=options.out)
+    kept = {"comparisons": figures}
+    keep(name, text, kept, device=options.device, folder=options.out, show=show)
 
 
 if __name__ == "__main__":

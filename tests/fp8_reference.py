@@ -54,6 +54,21 @@ def fp8_reference(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float =
     return Outcome(total, correct, dx.to(x.dtype), d_weight)
 
 
+def exact_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0
+) -> list[Tensor]:
+    """Loss and gradients of x and weight in float64."""
+    parts = [part.detach().double().requires_grad_() for part in (x, weight)]
+    total = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(*parts),
+        targets,
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    return [total, *torch.autograd.grad(total, parts)]
+
+
 def round_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have Triton's interpreter round to 8 bits to nearest even, as torch and a GPU do.
 

@@ -301,7 +301,7 @@ def _save_workloads(systems: Sequence[System], folder: Path) -> dict[int, Path]:
 def _alternate(
     systems: Sequence[System], specs: Sequence[dict[str, Any]], options: Options, say: Say
 ) -> list[Result]:
-    """Start a process for each system, build one after another, then let them take turns."""
+    """Start a process for each system, which builds it, then let them take turns."""
     results = [Result(system) for system in systems]
     with ExitStack() as stack:
         # Not all at once, unless asked for: imports of one would slow the build of another.

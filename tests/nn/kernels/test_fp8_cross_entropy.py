@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from fp8_reference import IGNORED, fp8_reference
+from fp8_reference import IGNORED, exact_cross_entropy, fp8_reference
 from hypothesis import given
 from hypothesis import strategies as st
 from support import apart
@@ -40,19 +39,6 @@ def inputs(
     return x.requires_grad_(), weight.requires_grad_(), targets.masked_fill(hidden, IGNORED)
 
 
-def exactly(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> list[Tensor]:
-    """Loss and gradients in float64."""
-    parts = [part.detach().double().requires_grad_() for part in (x, weight)]
-    total = F.cross_entropy(
-        F.linear(*parts),
-        targets,
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
-    return [total, *torch.autograd.grad(total, parts)]
-
-
 # ------------------------------------------------------------------------------- how exact it is
 
 
@@ -63,7 +49,7 @@ def test_it_is_cross_entropy_within_8_bits(
     """An element of e4m3 is rounded by 2⁻⁴ of itself at most, one of e5m2 by 2⁻³."""
     x, weight, targets = inputs(*sizes, ignored=0.2, seed=seed)
     found = fp8_reference(x, weight, targets, smoothing)
-    total, dx, d_weight = exactly(x, weight, targets, smoothing)
+    total, dx, d_weight = exact_cross_entropy(x, weight, targets, smoothing)
     assert found.total.item() == pytest.approx(total.item(), rel=0.05, abs=0.05)
     if smoothing < 0.5:  # otherwise gradients are differences of nearly equal numbers
         assert apart(found.dx, dx) <= 0.15
@@ -73,7 +59,7 @@ def test_it_is_cross_entropy_within_8_bits(
 def test_errors_average_out_over_a_real_shape() -> None:
     x, weight, targets = inputs(512, 2000, 128)
     found = fp8_reference(x, weight, targets)
-    total, dx, d_weight = exactly(x, weight, targets, 0.0)
+    total, dx, d_weight = exact_cross_entropy(x, weight, targets, 0.0)
     assert found.total.item() == pytest.approx(total.item(), rel=1e-3)
     assert apart(found.dx, dx) <= 0.06
     assert apart(found.d_weight, d_weight) <= 0.06

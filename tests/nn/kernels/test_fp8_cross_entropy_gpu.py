@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from fp8_reference import (
     IGNORED,
+    exact_cross_entropy,
     fp8_reference,
     quantized,
     round_as_a_gpu,
@@ -67,19 +68,6 @@ def run(x: Tensor, weight: Tensor, targets: Tensor, **settings: Any) -> list[Ten
     """Loss, correct predictions and gradients."""
     total, correct = linear_cross_entropy(x, weight, targets, fp8=True, **settings)
     return [total.detach(), correct, *torch.autograd.grad(total, [x, weight])]
-
-
-def exactly(x: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0) -> list[Tensor]:
-    """Loss and gradients in float64."""
-    parts = [part.detach().double().requires_grad_() for part in (x, weight)]
-    total = F.cross_entropy(
-        F.linear(*parts),
-        targets,
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
-    return [total, *torch.autograd.grad(total, parts)]
 
 
 # ------------------------------------------------------------------------------------ the kernels
@@ -172,7 +160,7 @@ def test_it_equals_the_reference(smoothing: float, chunked: bool) -> None:
 def test_it_is_cross_entropy_within_8_bits() -> None:
     n, v, w = (4096, 20_011, 256) if CUDA else (256, 500, 64)
     x, weight, targets = inputs(n, v, w)
-    total, dx, d_weight = exactly(x, weight, targets)
+    total, dx, d_weight = exact_cross_entropy(x, weight, targets)
     found, _, *gradients = run(x, weight, targets)
     assert found.item() == pytest.approx(total.item(), rel=1e-2)
     assert apart(gradients[0], dx) <= 0.06
