@@ -1,7 +1,8 @@
 """Kernels in C: compiled by the machine's own compiler when they are first needed, and kept.
 
-A source is compiled once for each content and set of flags. The library stays in the cache folder,
-for its owner alone. One that another user could have written, or that is damaged, is never loaded.
+A source is compiled once for each content, set of flags and kind of CPU. The library stays in the
+cache folder, for its owner alone. One that another user could have written, or that is damaged, is
+never loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import stat
 import subprocess
 from collections.abc import Sequence
 from ctypes import CDLL
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,8 +35,10 @@ def load_library(source: Path, flags: Sequence[str]) -> CDLL:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise CompilerError(f"there is no C compiler ({', '.join(COMPILERS)}).")
-    content = source.read_bytes()
-    key = hashlib.sha256(repr((compiler, FLAGS, tuple(flags))).encode() + content).hexdigest()
+    headers = sorted(source.parent.glob("*.h"))
+    content = b"".join(path.read_bytes() for path in (source, *headers))
+    settings = repr((compiler, FLAGS, tuple(flags), cpu_instructions()))
+    key = hashlib.sha256(settings.encode() + content).hexdigest()
     kept = cache_root() / "kernels" / f"{source.stem}-{key[:32]}.so"
     if _is_sound(kept):
         return CDLL(str(kept))
@@ -48,6 +52,17 @@ def load_library(source: Path, flags: Sequence[str]) -> CDLL:
         except OSError:  # a cache folder that cannot be written: compile again next time
             return CDLL(str(built))
     return CDLL(str(kept))
+
+
+@cache
+def cpu_instructions() -> tuple[str, ...]:
+    """The sets of instructions that this CPU has, as Linux lists them; elsewhere none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ()
+    flags = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    return tuple(flags.partition(":")[2].split())
 
 
 def _with_checksum(content: bytes) -> bytes:

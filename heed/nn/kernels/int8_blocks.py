@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heed.errors import HeedWarning
-from heed.nn.kernels.c_library import CompilerError, load_library
+from heed.nn.kernels.c_library import CompilerError, cpu_instructions, load_library
 
 SOURCE = Path(__file__).parent / "c" / "int8_blocks.c"
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
@@ -154,12 +154,7 @@ def int8_library() -> CDLL | None:
 def _has_instructions() -> bool:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
-    return all(name in flags for name in INSTRUCTIONS)
+    return set(INSTRUCTIONS) <= set(cpu_instructions())
 
 
 class PackedLinear:
