@@ -4,15 +4,16 @@
     python benchmarks/optimizer_step.py --tiny           seconds on a CPU, to try the script
 
 Gradients are random. On a GPU a step is captured and replayed, with the division of gradients and
-the check for infinities that training has; `plain muon` is Muon without its kernels. GB/s counts a
-read of every gradient and a read and a write of every parameter, which no optimizer does without.
+the check for infinities that training has. There `plain` names an optimizer without heed's kernels:
+`plain adamw` is torch's fused AdamW. GB/s counts a read of every gradient and a read and a write of
+every parameter, which no optimizer does without.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from common import captured, keep, side_by_side, table
 
 from heed.config import ModelConfig
 from heed.models.build import build
-from heed.train.optimizers import custom
+from heed.train.optimizers import custom, fused_adamw
 from heed.train.optimizers.build import (
     CAPTURABLE,
     OptimizerSettings,
@@ -48,8 +49,9 @@ def step(name: str, model_config: ModelConfig, device: str) -> tuple[Callable[[]
     divisor, finite = torch.tensor(8192.0, device=device), torch.tensor(True, device=device)
 
     def run() -> None:
-        plain = patch.object(custom, "can_fuse", return_value=False)
-        with plain if name.startswith(PLAIN) else nullcontext():
+        with ExitStack() as stack:
+            for module in (custom, fused_adamw) if name.startswith(PLAIN) else ():
+                stack.enter_context(patch.object(module, "can_fuse", return_value=False))
             step_optimizer(optimizer, divisor, finite)
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -70,7 +72,9 @@ def main() -> None:
     options = parser.parse_args()
     config = TINY if options.tiny else SHAPE
     steps, parameters = {}, 0
-    plain = [f"{PLAIN}muon"] if options.device == "cuda" else []
+    plain = (
+        [f"{PLAIN}{name}" for name in ("adamw", "adam", "muon")] if options.device == "cuda" else []
+    )
     for name in [*sorted(CAPTURABLE), *plain]:
         steps[name], parameters = step(name, config, options.device)
     medians = side_by_side(steps, device=options.device, rounds=options.rounds, turn=0.05)

@@ -120,7 +120,7 @@ def test_a_stamp_depends_on_what_kernels_depend_on(
         recipe(),
         recipe(seed=7, train={"steps": 3, "lr": 0.5}),
         recipe(data={"train": ["a.txt"]}),
-        recipe(train={"optimizer": "lion"}),
+        recipe(train={"optimizer": "adamw"}),
     ]
     others = [
         recipe("classify"),
@@ -129,7 +129,10 @@ def test_a_stamp_depends_on_what_kernels_depend_on(
         recipe(train={"precision": "float32"}),
         recipe(train={"label_smoothing": 0.1}),
         recipe(train={"optimizer": "muon"}),
+        recipe(train={"optimizer": "adam"}),
+        recipe(train={"optimizer": "lion"}),
         recipe(train={"fp8_output": True}),
+        recipe(train={"rdrop": 5.0}),
     ]
     stamps = [start.stamp_path(one) for one in same + others]
     assert len({*stamps[: len(same)]}) == 1
@@ -482,6 +485,18 @@ def test_prompts_of_every_length_are_decoded_by_known_kernels(
     found = launched(lambda hook: dry_launch.launch_decoding(config, 90, hook))
     assert needed
     assert needed <= found
+
+
+@needs_triton
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon", "lion"])
+@pytest.mark.parametrize("width", [32, 34])
+def test_a_step_of_adam_has_two_kernels_whatever_the_model(optimizer: str, width: int) -> None:
+    from heed.train.precompile import dry_launch
+
+    model, train = SMALL | {"width": width}, {"optimizer": optimizer}
+    config = recipe(model=model, data={"max_length": 32}, train=train)
+    kernels = launched(partial(dry_launch.launch_training, config, 90))
+    assert sum("adamw" in str(kernel) for kernel in kernels) == (0 if optimizer == "lion" else 2)
 
 
 @needs_triton

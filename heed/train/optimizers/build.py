@@ -1,7 +1,8 @@
 """Optimizers by name, and their parameter groups.
 
 torch's optimizers are used where it has them in one kernel; the others are in
-`heed.train.optimizers.custom`.
+`heed.train.optimizers.custom`. AdamW and Adam have a faster kernel on a GPU
+(`heed.train.optimizers.fused_adamw`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from heed.config.train import OPTIMIZERS
 from heed.errors import ConfigError, HeedError
 from heed.models.layer_index import layer_indices
 from heed.train.optimizers.custom import Adagrad, Group, Lion, Muon
+from heed.train.optimizers.fused_adamw import FusedAdam, FusedAdamW, can_fuse
 
 CAPTURABLE = frozenset(OPTIMIZERS) - {"adafactor"}
 """Optimizers whose step a CUDA graph can capture, built with `lr_tensor=True`. Adafactor reads
@@ -192,7 +194,10 @@ def build_optimizer(
     if kind in (Adam, AdamW, Muon):
         options["capturable"] = lr_tensor and device.type == "cuda"
     options["lr"] = groups[0]["lr"]
-    optimizer = kind(groups, **options, **_fastest_kernels(kind, parameters, options))
+    kernels = _fastest_kernels(kind, parameters, options)
+    if kernels.get("fused") and can_fuse(parameters):
+        kind = FusedAdamW if kind is AdamW else FusedAdam if kind is Adam else kind
+    optimizer = kind(groups, **options, **kernels)
     optimizer.register_load_state_dict_pre_hook(_keep_kernels)
     if options.get("momentum") and kind is SGD:
         # Zeros: a skipped first step would otherwise leave uninitialized memory.

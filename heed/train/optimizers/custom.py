@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
+from heed.train.optimizers.fused_adamw import FusedAdamW
 from heed.train.optimizers.fused_muon import can_fuse, fused_step
 from heed.train.optimizers.newton_schulz import orthogonalize
 
@@ -161,7 +162,7 @@ class Muon(AmpOptimizer):
     ) -> None:
         # AdamW has no parameters itself: at each step it gets this optimizer's groups and state,
         # so that there is one state to save.
-        self._adamw = AdamW([{"params": []}], **adamw)
+        self._adamw = FusedAdamW([{"params": []}], **adamw)
         defaults = self._adamw.defaults | {"momentum": momentum}
         super().__init__(params, defaults)
 

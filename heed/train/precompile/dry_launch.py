@@ -35,8 +35,10 @@ from heed.models import Classifier, Model, Translator, build
 from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
 from heed.train.objective import Objective, loss
-from heed.train.optimizers.build import muon_groups, optimizer_settings
+from heed.train.optimizers.build import muon_groups, optimizer_settings, parameter_groups
 from heed.train.optimizers.custom import Muon
+from heed.train.optimizers.fused_adamw import FusedAdam, FusedAdamW
+from heed.train.precompile.start import KERNEL_OPTIMIZERS
 from heed.train.prepare.text_cache import CHARACTERS_PER_TOKEN, MAX_VOCAB, MIN_VOCAB
 from heed.train.validate import greedy_config
 
@@ -162,12 +164,18 @@ def train_step(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> Non
 
 
 def optimizer_step(model: Model, recipe: Recipe) -> None:
-    """The optimizer's step after a training step: only Muon has kernels, for hidden matrices."""
-    if recipe.train.optimizer != "muon":
+    """The optimizer's step after a training step, by those that have kernels."""
+    if recipe.train.optimizer not in KERNEL_OPTIMIZERS:
         return
-    one = torch.ones((), device="cuda")
-    groups = muon_groups(model, optimizer_settings(recipe.train))
-    optimizer = Muon([group | {"lr": one} for group in groups if group["name"] == "muon"])
+    one, settings = torch.ones((), device="cuda"), optimizer_settings(recipe.train)
+    optimizer: Any
+    if settings.name == "muon":
+        groups = muon_groups(model, settings)
+        optimizer = Muon([group | {"lr": one} for group in groups], fused=True)
+    else:
+        groups = parameter_groups(model, weight_decay=settings.weight_decay)
+        kind = FusedAdamW if settings.name == "adamw" else FusedAdam
+        optimizer = kind([group | {"lr": one} for group in groups], fused=True)
     optimizer.grad_scale = optimizer.found_inf = one
     optimizer.step()
 

@@ -48,6 +48,8 @@ SOURCES = (
     *("train/objective.py", "train/validate.py", "train/optimizers", "train/precompile"),
 )
 """Modules of heed that decide which kernels are launched."""
+KERNEL_OPTIMIZERS = ("adamw", "adam", "muon")
+"""Optimizers with Triton kernels."""
 TRAINING_READY = b"ready\n"
 """Line the compile process prints when all kernels of training are compiled."""
 
@@ -214,8 +216,9 @@ def stamp_path(recipe: Recipe) -> Path:
         recipe.model.model_dump(),
         recipe.tokenizer.vocab_size,
         [data.max_length, data.pack],
-        [train.precision, train.objective, train.label_smoothing, train.optimizer == "muon"],
-        train.fp8_output,
+        [train.precision, train.objective, train.label_smoothing],
+        train.optimizer if train.optimizer in KERNEL_OPTIMIZERS else None,
+        [train.fp8_output, train.rdrop],
         [train.evaluate_bleu, recipe.decode.model_dump()],
         [plugin.sha256 for plugin in used_plugins(recipe.model)],
     ]
