@@ -4,7 +4,7 @@ Logits are computed for one chunk of rows at a time. Their cross-entropy replace
 gradient, which is multiplied into the gradients of inputs and weights before the next chunk reuses
 the memory. The loss is a scalar, so the backward pass only scales these gradients.
 
-Shapes: n rows, r rows of a chunk, v vocabulary, w width.
+Shapes: n rows, r rows of a chunk, v vocabulary, p vocabulary with padding, w width.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ MIN_ROWS = 256
 ROWS_MULTIPLE = 128
 """Chunks of a multiple of so many rows fill the tiles of a matrix product."""
 MAX_LOGITS_RDROP = 2**26
-"""Logits to hold at once on a GPU with R-Drop, which makes several copies of them in float32."""
+"""Logits to hold at once on a GPU with R-Drop's plain formula, which copies them in float32."""
 ALIGNMENT = 64
 """On a GPU rows of logits begin at multiples of this: matrix products are slow otherwise."""
+MULTIPLE = 8
+"""A vocabulary that is no multiple of this is padded where kernels write the gradient: products are
+several times as slow where 16 bytes cannot be read at once."""
 
 
 def linear_cross_entropy(
@@ -62,7 +65,6 @@ def linear_cross_entropy(
     x_nw = x_nw.to(_product_dtype(x_nw))
     tensors = (x_nw, weight_vw, bias_v)
     needs_grad = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
-    max_logits = max_logits or (MAX_LOGITS_RDROP if rdrop and x_nw.is_cuda else None)
     total, correct, *_ = _linear_cross_entropy(
         *tensors, targets_n, ignore_index, label_smoothing, rdrop, max_logits, fp8, needs_grad
     )
@@ -110,39 +112,41 @@ def _launch(
     with torch.autocast(x_nw.device.type, enabled=False):
         if fp8 and not rdrop and _has_fp8(x_nw, bias_v, needs_grad):
             return _launch_fp8(x_nw, weight_vw, targets_n, ignore_index, smoothing, max_logits)
-        weight_vw, targets_n = weight_vw.to(x_nw.dtype), targets_n.contiguous()
-        bias_v = None if bias_v is None else bias_v.to(x_nw.dtype)
         (n, _), v, sum_dtype = x_nw.shape, len(weight_vw), _sum_dtype(x_nw)
+        # Without gradients the plain formula is used: it compiles nothing.
+        use_triton = any(needs_grad) and _has_kernel(x_nw)
+        p = _align(v) if use_triton and v % MULTIPLE else v
+        weight_pw, targets_n = _pad_rows(weight_vw, p, x_nw.dtype), targets_n.contiguous()
+        bias_p = None if bias_v is None else _pad_rows(bias_v, p, x_nw.dtype)
         losses_n = x_nw.new_empty(n, dtype=sum_dtype)
         correct_n = x_nw.new_empty(n, dtype=torch.int32)
-        dx, d_weight, d_bias = _empty_gradients(x_nw, weight_vw, needs_grad)
+        dx, d_weight, d_bias = _empty_gradients(x_nw, weight_pw, needs_grad)
         if n == 0:
             d_weight.zero_()
             d_bias.zero_()
-        # Without gradients the plain formula is used: it compiles nothing.
-        use_triton = any(needs_grad) and _has_kernel(x_nw)
         if x_nw.is_cuda and not use_triton:
-            max_logits = (max_logits or MAX_LOGITS_GPU) // _plain_copies(x_nw)
+            limit = MAX_LOGITS_RDROP if rdrop else MAX_LOGITS_GPU
+            max_logits = (max_logits or limit) // _plain_copies(x_nw)
         rows = chunk_rows(n, v, gpu=x_nw.is_cuda, max_logits=max_logits)
         rows += rows % 2 if rdrop else 0
-        buffer_rv = _logits_buffer(x_nw, min(rows, n), v)
-        cross_entropy = _triton_chunk_cross_entropy if use_triton else chunk_cross_entropy
-        if rdrop:
-            cross_entropy = partial(_chunk_rdrop, cross_entropy, rdrop)
+        buffer_rp = _logits_buffer(x_nw, min(rows, n), p)
+        cross_entropy = _chunk_function(rdrop, use_triton)
         for start in range(0, n, rows):
             chunk = slice(start, start + rows)
-            x_rw, logits_rv = x_nw[chunk], buffer_rv[: n - start]
-            _linear(x_rw, weight_vw, bias_v, logits_rv)
-            tensors = (logits_rv, targets_n[chunk], losses_n[chunk], correct_n[chunk])
+            x_rw, logits_rp = x_nw[chunk], buffer_rp[: n - start]
+            _linear(x_rw, weight_pw, bias_p, logits_rp)
+            tensors = (logits_rp[:, :v], targets_n[chunk], losses_n[chunk], correct_n[chunk])
             d_rv = cross_entropy(*tensors, ignore_index, smoothing, any(needs_grad))
+            # Kernels overwrite logits by their gradient, and padding by zeros.
+            d_rp = logits_rp if use_triton else d_rv
             if needs_grad[0]:
-                torch.mm(d_rv, weight_vw, out=dx[chunk])
+                torch.mm(d_rp, weight_pw, out=dx[chunk])
             if needs_grad[1]:
-                _add_product(d_weight, d_rv.mT, x_rw, first=start == 0)
+                _add_product(d_weight, d_rp.mT, x_rw, first=start == 0)
             if needs_grad[2]:
-                columns = d_rv.sum(dim=0, dtype=sum_dtype)
+                columns = d_rp.sum(dim=0, dtype=sum_dtype)
                 d_bias.copy_(columns if start == 0 else d_bias + columns)
-        return losses_n.sum(), correct_n.sum(), dx, d_weight, d_bias
+        return losses_n.sum(), correct_n.sum(), dx, d_weight[:v], d_bias[:v]
 
 
 def _has_fp8(x_nw: Tensor, bias_v: Tensor | None, needs_grad: list[bool]) -> bool:
@@ -200,8 +204,21 @@ def _empty_gradients(
 
 def _logits_buffer(x_nw: Tensor, rows: int, v: int) -> Tensor:
     """An empty tensor for logits [rows, v]."""
-    wide = -(-v // ALIGNMENT) * ALIGNMENT if x_nw.is_cuda else v
-    return x_nw.new_empty(rows, wide)[:, :v]
+    return x_nw.new_empty(rows, _align(v) if x_nw.is_cuda else v)[:, :v]
+
+
+def _align(v: int) -> int:
+    return -(-v // ALIGNMENT) * ALIGNMENT
+
+
+def _pad_rows(x: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """x in this dtype, followed by zeros up to so many rows; not copied if it is so already."""
+    if len(x) == rows:
+        return x.to(dtype)
+    padded = x.new_empty(rows, *x.shape[1:], dtype=dtype)
+    padded[: len(x)].copy_(x)
+    padded[len(x) :].zero_()
+    return padded
 
 
 def _linear(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor) -> None:
@@ -227,10 +244,17 @@ def _has_kernel(x: Tensor) -> bool:
     return on_gpu(x) and x.dtype != torch.float64
 
 
-def _triton_chunk_cross_entropy(*args: Any) -> Tensor:
-    from heed.nn.kernels.triton.cross_entropy import chunk_cross_entropy
+def _chunk_function(rdrop: float, use_triton: bool) -> Callable[..., Tensor]:
+    """The cross-entropy of a chunk of logits, with R-Drop or without."""
+    if not use_triton:
+        return partial(_chunk_rdrop, rdrop) if rdrop else chunk_cross_entropy
+    if rdrop:
+        from heed.nn.kernels.triton.rdrop_cross_entropy import chunk_rdrop
 
-    return chunk_cross_entropy(*args)
+        return partial(chunk_rdrop, rdrop)
+    from heed.nn.kernels.triton import cross_entropy
+
+    return cross_entropy.chunk_cross_entropy
 
 
 def chunk_cross_entropy(
@@ -268,7 +292,6 @@ def chunk_cross_entropy(
 
 
 def _chunk_rdrop(
-    cross_entropy: Callable[..., Tensor],
     rdrop: float,
     logits_rv: Tensor,
     targets_r: Tensor,
@@ -282,7 +305,7 @@ def _chunk_rdrop(
     pairs_r2v = logits_rv.to(losses_r.dtype).unflatten(0, (-1, 2))
     counted_r1 = (targets_r != ignore_index)[:, None]
     rdrop_r, d_rdrop_rv = rdrop_loss_and_grad(pairs_r2v, rdrop)
-    d_rv = cross_entropy(
+    d_rv = chunk_cross_entropy(
         logits_rv, targets_r, losses_r, correct_r, ignore_index, smoothing, gradient
     )
     rdrop_r1 = rdrop_r[:, None].expand(-1, 2).flatten()[:, None]

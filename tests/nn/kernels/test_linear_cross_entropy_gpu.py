@@ -108,11 +108,12 @@ def test_the_kernel_equals_torch_row_by_row(dtype: torch.dtype, v: int, smoothin
 
     n, wide = 37, -(-v // 64) * 64
     generator = torch.Generator().manual_seed(v)
-    # The padding between rows is not read, so it may be NaN.
+    # Padding does not count, so it may be NaN.
     buffer = torch.full((n, wide), float("nan"))
     buffer[:, :v] = 3 * torch.randn(n, v, generator=generator)
     buffer[::3] = buffer[::3].round()
-    logits = buffer.to("cuda", dtype)[:, :v]
+    buffer = buffer.to("cuda", dtype)
+    logits = buffer[:, :v]
     targets = torch.randint(v, (n,), generator=generator).to("cuda")
     targets[::2] = logits.float().argmax(dim=-1)[::2]
     targets[::5] = IGNORED
@@ -134,6 +135,7 @@ def test_the_kernel_equals_torch_row_by_row(dtype: torch.dtype, v: int, smoothin
     rounding = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(d.double(), d_exact, rtol=rounding, atol=1e-6)
     assert (d[::5] == 0).all()
+    assert (buffer[:, v:] == 0).all()
 
 
 def test_a_target_outside_the_vocabulary_gives_nan() -> None:
