@@ -22,11 +22,21 @@ class BaseModel(nn.Module):
 
 
 def build_stack(
-    config: ModelConfig, *, layers: int | None = None, causal: bool, cross: bool = False
+    config: ModelConfig,
+    *,
+    layers: int | None = None,
+    causal: bool,
+    cross: bool = False,
+    for_linear: bool = False,
 ) -> Stack | LSTMStack:
-    """An encoder, a decoder, or a decoder with a source, of the family that the config names."""
-    kind = LSTMStack if config.family == "lstm" else Stack
-    return kind(config, layers=layers or config.layers, causal=causal, cross=cross)
+    """An encoder, a decoder, or a decoder with a source, of the family that the config names.
+
+    `for_linear`: linear layers alone read its output.
+    """
+    layers = layers or config.layers
+    if config.family == "lstm":
+        return LSTMStack(config, layers=layers, causal=causal, cross=cross)
+    return Stack(config, layers=layers, causal=causal, cross=cross, for_linear=for_linear)
 
 
 def build_embedding(config: ModelConfig, vocab: int) -> TokenEmbedding:

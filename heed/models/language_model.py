@@ -22,7 +22,7 @@ class LanguageModel(BaseModel):
         super().__init__()
         self.config, self.causal = config, causal
         self.embedding = build_embedding(config, vocab)
-        self.stack = build_stack(config, causal=causal)
+        self.stack = build_stack(config, causal=causal, for_linear=config.lm_head_scale is None)
         self.head = VocabularyHead(config, vocab, self.embedding)
 
     def forward(

@@ -21,8 +21,14 @@ class Translator(BaseModel):
         self.embedding = build_embedding(config, vocab)
         separate = source_vocab is not None or not config.tie_embeddings
         self.source_embedding = build_embedding(config, source_vocab or vocab) if separate else None
-        self.encoder = build_stack(config, causal=False)
-        self.decoder = build_stack(config, layers=config.decoder_layers, causal=True, cross=True)
+        self.encoder = build_stack(config, causal=False, for_linear=True)
+        self.decoder = build_stack(
+            config,
+            layers=config.decoder_layers,
+            causal=True,
+            cross=True,
+            for_linear=config.lm_head_scale is None,
+        )
         self.head = VocabularyHead(config, vocab, self.embedding)
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.kernels.linear import GATES, Dropout, OutputLinear, linear_activation
+from heed.nn.kernels.linear import GATES, Dropout, OutputLinear, feed_forward
 
 
 class FeedForward(nn.Module):
@@ -22,4 +22,4 @@ class FeedForward(nn.Module):
 
     def forward(self, x_bnw: Tensor) -> Tensor:
         """down(activation(up(x))), or down(activation(gate(x)) · up(x))."""
-        return self.down(self.dropout(linear_activation(x_bnw, self.up, self.activation)))
+        return feed_forward(x_bnw, self.up, self.activation, self.dropout, self.down)

@@ -97,9 +97,19 @@ def _build_attention(
 class Stack(nn.Module):
     """Blocks in a row: an encoder; with `causal` a decoder; with `cross` one with a source."""
 
-    def __init__(self, config: ModelConfig, *, layers: int, causal: bool, cross: bool) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        layers: int,
+        causal: bool,
+        cross: bool,
+        for_linear: bool = False,
+    ) -> None:
+        """`for_linear`: linear layers alone read the output, so autocast may narrow it here."""
         super().__init__()
         self.causal, self.crosses, self.pre_norm = causal, cross, config.norm_place == "pre"
+        self.for_linear = for_linear
         self.position = build_position(config, causal=causal)
         self.position_limit = type(self.position).limit(config)
         self.layer_positions = _layer_positions(self.position, config, layers, causal=causal)
@@ -170,7 +180,7 @@ class Stack(nn.Module):
                 out.self_weights.append(self_weights)
                 if cross_weights is not None:
                     out.cross_weights.append(cross_weights)
-        out.x_bnw = stream.finish(self.norm)
+        out.x_bnw = stream.finish(self.norm, for_linear=self.for_linear)
         return out
 
     def layer_position(self, layer: int) -> Position:

@@ -8,6 +8,7 @@ on the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.device import is_out_of_memory
+from heed.nn.kernels.parameter_gradients import ParameterStream
 from heed.nn.kernels.weight_copies import WeightCopies
 from heed.train.counters import STEP
 from heed.train.distributed.sharding import full_tensor, no_sync
@@ -83,10 +85,16 @@ class Step:
         """Add the gradient of one micro-batch."""
         counters = self.state.counters
         autocast = torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.bf16)
-        with autocast, self.weight_copies.refreshed():
+        stream = self.parameter_stream(batch)
+        with autocast, self.weight_copies.refreshed(), stream.active() if stream else nullcontext():
             loss, correct = self.objective(batch)
-        (loss / counters.sums[STEP, 2].to(loss.dtype)).backward()
+        with stream.joined() if stream else nullcontext():
+            (loss / counters.sums[STEP, 2].to(loss.dtype)).backward()
         counters.add(loss.detach(), correct)
+
+    def parameter_stream(self, batch: Batch) -> ParameterStream | None:
+        """A stream for the gradients of parameters; launched one by one, kernels never overlap."""
+        return None
 
     def optimizer_step(self) -> None:
         """Clip the gradient, update the weights and their average, clear the gradient."""

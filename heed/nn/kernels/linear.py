@@ -1,8 +1,7 @@
 """Linear layers, dropout and activations with few passes over memory.
 
-Without Triton, without gradients and under torch.compile these are torch's own steps.
-
-Shapes: w width, f feed-forward width.
+Without Triton, without gradients and under torch.compile these are torch's own steps. What a GPU
+runs while it trains is in `linear_gpu`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_gpu
 
@@ -31,16 +29,16 @@ GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
 
 
 class Linear(nn.Linear):
-    """W x + b.
-
-    The gradient of b is a sum over all tokens. Torch's kernel for it takes several times as long as
-    reading the tokens does, so on a GPU `triton/column_sum.py` computes it.
-    """
+    """W x + b; while it trains on a GPU, by `linear_gpu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b over the last dimension."""
+        if not _trains_on_gpu(x):
+            return super().forward(x)
+        from heed.nn.kernels import linear_gpu
+
         bias: Tensor | None = self.bias
-        return linear(x, self.weight, bias) if _trains_on_gpu(x) else super().forward(x)
+        return linear_gpu.linear(x, self.weight, bias)
 
 
 class OutputLinear(Linear):
@@ -68,25 +66,13 @@ class Dropout(nn.Dropout):
         return x * mask.mul_(1 / (1 - self.p))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W x + b on a GPU, in autocast's dtype; the gradients of W and b are sums in float32.
-
-    Torch rounds W's gradient to 16 bits under autocast, and then widens it by another kernel.
-    """
-    device = x.device.type
-    autocast = torch.is_autocast_enabled(device)
-    if not autocast and (bias is None or not bias.requires_grad):
-        return F.linear(x, weight, bias)
-    run: Any = _Linear.apply
-    return run(x, weight, bias, torch.get_autocast_dtype(device) if autocast else x.dtype)
-
-
 def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
     """activation(up(x)); gated (Shazeer 2020), activation(gate) · value of up(x)'s two halves."""
     gated = name in GATES
     if _trains_on_gpu(x):
-        run: Any = _BiasActivation.apply
-        return run(linear(x, up.weight), up.bias, GATES.get(name, name), gated)
+        from heed.nn.kernels import linear_gpu
+
+        return linear_gpu.linear_activation(x, up, GATES.get(name, name), gated=gated)
     hidden = up(x)
     if name == "relu" and not torch.is_grad_enabled():
         return hidden.relu_()
@@ -94,6 +80,19 @@ def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
         return ACTIVATIONS[name](hidden)
     gate, value = hidden.chunk(2, dim=-1)
     return ACTIVATIONS[name](gate) * value
+
+
+def feed_forward(
+    x: Tensor, up: nn.Linear, name: str, dropout: nn.Dropout, down: nn.Linear
+) -> Tensor:
+    """down(dropout(activation(up(x)))), by fewer passes over memory where products have GELU."""
+    drops = dropout.training and dropout.p > 0
+    if name == "gelu_tanh" and not drops and _trains_on_gpu(x):
+        from heed.nn.kernels import linear_gpu
+
+        if linear_gpu.has_gelu_products(x, up, down):
+            return linear_gpu.feed_forward_gelu(x, up, down)
+    return down(dropout(linear_activation(x, up, name)))
 
 
 def _trains_on_gpu(x: Tensor) -> bool:
@@ -121,67 +120,3 @@ def match_matmul_precision() -> AbstractContextManager[None]:
         deterministic=cudnn.deterministic,
         allow_tf32=tf32,
     )
-
-
-class _Linear(torch.autograd.Function):
-    """W x + b in a dtype, which the weight's own may exceed."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        from heed.nn.kernels.weight_copies import narrow
-
-        x_narrow, w_narrow = x.to(dtype), narrow(weight, dtype)
-        ctx.save_for_backward(x_narrow, w_narrow)
-        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        return F.linear(x_narrow, w_narrow, None if bias is None else bias.to(dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from heed.nn.kernels.triton.column_sum import column_sums
-
-        (x, weight), (x_dtype, weight_dtype, bias_dtype) = ctx.saved_tensors, ctx.dtypes
-        dx = d_weight = d_bias = None
-        rows = dy.reshape(-1, dy.shape[-1])
-        if ctx.needs_input_grad[0]:
-            dx = _product(rows, weight, x_dtype).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            d_weight = _product(rows.mT, x.reshape(-1, x.shape[-1]), weight_dtype)
-        if ctx.needs_input_grad[2]:
-            d_bias = column_sums(rows).to(bias_dtype)
-        return dx, d_weight, d_bias, None
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b in this dtype, rounded once."""
-    if a.dtype == dtype:
-        return a @ b
-    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda else a.to(dtype) @ b.to(dtype)
-
-
-class _BiasActivation(torch.autograd.Function):
-    """activation(x + bias) as one kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
-        from heed.nn.kernels.triton.bias_activation import activate
-
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        ctx.save_for_backward(rows, bias)
-        ctx.kind, ctx.shape = (kind, gated), x.shape
-        out = activate(rows, bias, kind, gated)
-        return out.view(*x.shape[:-1], out.shape[-1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        from heed.nn.kernels.triton.bias_activation import differentiate
-
-        rows, bias = ctx.saved_tensors
-        kind, gated = ctx.kind
-        d_rows = d_out.reshape(-1, d_out.shape[-1]).contiguous()
-        dx, d_bias = differentiate(rows, bias, kind, gated, d_rows)
-        d_bias = None if d_bias is None else d_bias.to(bias.dtype)
-        return dx.view(ctx.shape), d_bias, None, None

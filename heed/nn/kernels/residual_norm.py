@@ -11,13 +11,16 @@ Shapes: b batch, n tokens, w model width.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_gpu
+
+if TYPE_CHECKING:
+    from heed.nn.kernels.parameter_gradients import ParameterStream
 
 MAX_WIDTH = 8192
 """The kernel holds whole rows; it does not take wider ones."""
@@ -89,9 +92,10 @@ class ResidualStream(NamedTuple):
             return self
         return self._with(self.x_bnw + self.dropout(self.branch_bnw))
 
-    def finish(self, norm: nn.Module) -> Tensor:
-        """The norm of the stream after the last block."""
-        return add_norm(*self[:2], norm, self.dropout, seed=self.seeds.take())[1]
+    def finish(self, norm: nn.Module, *, for_linear: bool = False) -> Tensor:
+        """The norm of the stream after the last block; `for_linear` as in `add_norm`."""
+        seed = self.seeds.take()
+        return add_norm(*self[:2], norm, self.dropout, seed=seed, for_linear=for_linear)[1]
 
     def _with(self, x_bnw: Tensor, branch_bnw: Tensor | None = None) -> ResidualStream:
         return ResidualStream(x_bnw, branch_bnw, self.dropout, self.pre_norm, self.seeds)
@@ -114,9 +118,12 @@ def add_norm(
     dropped = _probability(dropout) if branch_bnw is not None else 0.0
     seeded = dropped == 0.0 or (seed is not None and dropped < 1.0)
     if seeded and _has_kernel(x_bnw, branch_bnw, norm):
-        bias, kind = getattr(norm, "bias", None), (isinstance(norm, nn.LayerNorm), norm.eps)
+        from heed.nn.kernels.parameter_gradients import parameter_stream
+
+        parameters = cast(Tensor, norm.weight), getattr(norm, "bias", None)
+        kind, stream = (isinstance(norm, nn.LayerNorm), norm.eps), parameter_stream(*parameters)
         run: Any = _AddNorm.apply
-        return run(x_bnw, branch_bnw, norm.weight, bias, seed, *kind, dropped, for_linear)
+        return run(x_bnw, branch_bnw, *parameters, seed, *kind, dropped, for_linear, stream)
     if branch_bnw is not None:
         x_bnw = x_bnw + (branch_bnw if dropped == 0.0 else dropout(branch_bnw))
     return x_bnw, norm(x_bnw)
@@ -157,6 +164,7 @@ class _AddNorm(torch.autograd.Function):
         eps: float,
         dropped: float,
         for_linear: bool,
+        parameter_stream: ParameterStream | None,
     ) -> tuple[Tensor, Tensor]:
         from heed.nn.kernels.triton.residual_norm import NormConfig, add_and_norm
 
@@ -167,7 +175,8 @@ class _AddNorm(torch.autograd.Function):
         )
         stream, normed, moments = add_and_norm(x, branch, seed, weight, bias, ctx.config, dtype)
         ctx.save_for_backward(stream, moments, seed, weight)
-        ctx.has = branch is not None, bias is not None
+        ctx.has_branch, ctx.parameters = branch is not None, (weight, bias)
+        ctx.stream = parameter_stream
         ctx.set_materialize_grads(False)
         return stream, normed
 
@@ -176,18 +185,27 @@ class _AddNorm(torch.autograd.Function):
     def backward(
         ctx: Any, d_stream: Tensor | None, d_normed: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        from heed.nn.kernels.triton.column_sum import add_parts
         from heed.nn.kernels.triton.residual_norm import add_and_norm_backward
 
         stream, moments, seed, weight = ctx.saved_tensors
-        has_branch, has_bias = ctx.has
+        has_bias = ctx.parameters[1] is not None
         if d_normed is None:
             d_normed = torch.zeros_like(stream)
         dx, d_branch, sums = add_and_norm_backward(
             stream, moments, seed, weight, ctx.config, d_stream, d_normed, ctx.dtypes, has_bias
         )
-        sums = sums.to(weight.dtype)
-        d_bias = sums[1] if has_bias else None
-        return dx, d_branch if has_branch else None, sums[0], d_bias, *[None] * 5
+
+        def parameter_gradients() -> tuple[Tensor, Tensor | None]:
+            totals = add_parts(sums).to(weight.dtype).view(-1, len(weight))
+            return totals[0], totals[1] if has_bias else None
+
+        gradients: tuple[Tensor | None, Tensor | None] = None, None
+        if ctx.stream is None:
+            gradients = parameter_gradients()
+        else:
+            ctx.stream.add_gradients(ctx.parameters, parameter_gradients, (sums,))
+        return dx, d_branch if ctx.has_branch else None, *gradients, *[None] * 6
 
 
 def _normed_dtype(sum_dtype: torch.dtype, device: str, *, for_linear: bool) -> torch.dtype:

@@ -1,7 +1,7 @@
-"""16-bit copies of the weights of linear layers, all made by one launch.
+"""16-bit copies of the weights and biases of linear layers, all made by one launch.
 
-Under autocast torch narrows every weight by a kernel of its own, and most of these kernels are too
-short to fill a GPU.
+Under autocast torch narrows every parameter by a kernel of its own, and most of these kernels are
+too short to fill a GPU.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class WeightCopies:
 
     @classmethod
     def of_linear_layers(cls, model: nn.Module | None) -> WeightCopies:
-        """Copies of the float32 weights of a model's linear layers, where these are on a GPU."""
+        """Copies of the float32 parameters of a model's linear layers that are on a GPU."""
         modules = () if model is None else model.modules()
-        layers = (module for module in modules if isinstance(module, nn.Linear))
+        layers = [module for module in modules if isinstance(module, nn.Linear)]
         # An adapted weight (LoRA) is computed anew whenever it is read.
-        weights = (layer._parameters.get("weight") for layer in layers)
+        weights = (layer._parameters.get(name) for layer in layers for name in ("weight", "bias"))
         found = (w for w in weights if w is not None and w.dtype == torch.float32 and on_gpu(w))
         return cls(list(dict.fromkeys(found)))
 

@@ -21,8 +21,13 @@ from heed.data.batching.batch import Batch
 from heed.data.batching.length_buckets import BatchShape
 from heed.data.tokenizers.special_tokens import UNK
 from heed.decode.cuda_graph import no_garbage_collection
+from heed.nn.kernels.parameter_gradients import ParameterStream
 from heed.train.state import State
 from heed.train.step import Limits, Step
+
+MAX_TOKENS = 16_384
+"""Targets of a batch up to which gradients of parameters have a stream of their own. It gains 13%
+of a step of 512 targets, 2% of one of 16,384, and nothing beyond: a product then fills a GPU."""
 
 
 @dataclass
@@ -60,6 +65,7 @@ class GraphStep(Step):
         super().__init__(objective, state, limits, bf16=bf16, copy_weights=copy_weights)
         self.whole_step = whole_step
         self._captured: dict[object, CapturedBatch] = {}
+        self._parameter_stream = ParameterStream(state.device)
         self._optimizer_graph = torch.cuda.CUDAGraph()
         self._capture(blanks)
 
@@ -80,6 +86,10 @@ class GraphStep(Step):
             super().backward(batch)
         else:
             captured.replay(batch)
+
+    def parameter_stream(self, batch: Batch) -> ParameterStream | None:
+        """A stream for the gradients of parameters, if a batch leaves room for it on the GPU."""
+        return self._parameter_stream if batch.ids.numel() <= MAX_TOKENS else None
 
     def optimizer_step(self) -> None:
         """Clip the gradient, step the optimizer, average the weights, clear the gradient."""

@@ -6,6 +6,8 @@ The reference is float64 of the same inputs. Without a GPU these tests run in Tr
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels import linear as linear_module
+from heed.nn.kernels import linear_gpu
 from heed.nn.kernels.linear import ACTIVATIONS, GATES, Linear, linear_activation
 from heed.nn.kernels.weight_copies import WeightCopies
 
@@ -191,6 +194,19 @@ def test_under_autocast_a_gradient_of_weights_is_rounded_to_float32_alone(biased
     assert not torch.equal(d_weight, d_weight.bfloat16().float())
 
 
+def test_a_computed_weight_does_not_stay_in_memory() -> None:
+    """Its copy in 16 bits does, for the backward pass."""
+    layer, x = linear(24, 40), rows(5, 24)
+    weight = layer.weight * 2
+    alive = weakref.ref(weight)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        out = linear_gpu.linear(x, weight, layer.bias)
+    del weight
+    assert alive() is None
+    out.float().sum().backward()
+    assert layer.weight.grad is not None
+
+
 def test_with_copies_of_the_weights_every_bit_is_the_same() -> None:
     layer, x = FeedForward(tiny(activation="gelu")), rows(2, 9, 16)
     perturb(layer)
@@ -228,7 +244,7 @@ def test_a_model_has_copies_of_its_linear_layers_on_a_gpu_alone() -> None:
     assert not WeightCopies.of_linear_layers(both).weights
     both.to(DEVICE)
     found = WeightCopies.of_linear_layers(both).weights
-    assert {id(w) for w in found} == {
-        id(w) for w in (layer.up.weight, layer.down.weight, adapted.down.weight)
-    }
+    biases = layer.up.bias, layer.down.bias, adapted.up.bias, adapted.down.bias
+    expected = layer.up.weight, layer.down.weight, adapted.down.weight, *biases
+    assert {id(w) for w in found} == {id(w) for w in expected}
     assert not WeightCopies.of_linear_layers(both.bfloat16()).weights

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support import apart, new_language_model, texts
+from support import apart, new_language_model, texts, tiny
 from torch import Tensor, nn
 
+from heed.models import build
 from heed.nn.kernels.residual_norm import add_norm, draw_seeds
 from heed.nn.stack import Stack
 
@@ -84,3 +87,13 @@ def test_every_parameter_learns(place: str) -> None:
     loss = model(torch.stack(texts([7, 7]))).square().sum()
     grads: tuple[Tensor, ...] = torch.autograd.grad(loss, list(model.parameters()))
     assert all(grad.abs().sum() > 0 for grad in grads)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_an_output_that_is_scaled_is_not_for_linear_layers_alone(scale: float | None) -> None:
+    """It would be rounded to 16 bits twice."""
+    config = tiny(lm_head_scale=scale)
+    generator: Any = build("generate", config, vocab=20)
+    translator: Any = build("translate", config, vocab=20)
+    assert generator.stack.for_linear == translator.decoder.for_linear == (scale is None)
+    assert translator.encoder.for_linear

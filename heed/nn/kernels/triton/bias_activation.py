@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
-from heed.nn.kernels.triton.column_sum import RESIDENT, add_parts
+from heed.nn.kernels.triton.column_sum import RESIDENT
 
 ROWS, COLUMNS, BACKWARD_COLUMNS, WARPS = 32, 128, 64, 4
 """Rows and columns of one tile, and warps: 64 bytes of bfloat16 per thread. The backward pass also
@@ -167,7 +167,7 @@ def activate(h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
 def differentiate(
     h: Tensor, bias: Tensor | None, kind: str, gated: bool, d_out: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of h and, in float32, of the bias."""
+    """Gradients of h and, as partial sums [p, k · f] in float32, of the bias."""
     rows, f = d_out.shape
     dh, groups = torch.empty_like(h), triton.cdiv(f, BACKWARD_COLUMNS)
     parts = min(triton.cdiv(rows, ROWS), triton.cdiv(RESIDENT, groups))
@@ -176,7 +176,7 @@ def differentiate(
         tensors = (h, h if bias is None else bias, d_out, dh, sums)
         constants = _constants(h, kind, gated, bias) | {"COLUMNS": BACKWARD_COLUMNS}
         _differentiate[(parts, groups)](*tensors, rows, f, **constants)
-    return dh, None if bias is None else add_parts(sums)
+    return dh, None if bias is None else sums
 
 
 def _constants(h: Tensor, kind: str, gated: bool, bias: Tensor | None) -> dict[str, object]:

@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from heed.nn.kernels.triton import kernel
-from heed.nn.kernels.triton.column_sum import add_parts
 
 CELLS, CELLS_A_WARP, WARPS = 2048, 512, (4, 16)
 """Fewest numbers a program holds, numbers per warp, fewest and most warps."""
@@ -218,9 +217,10 @@ def add_and_norm_backward(
     dtypes: tuple[torch.dtype, torch.dtype],
     biased: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x and of the branch, in `dtypes`, and of weight and bias, if any [1 or 2, w].
+    """Gradients of x and of the branch, in `dtypes`, and of weight and bias, if any.
 
-    Without dropout and with equal dtypes the first two are one tensor.
+    Without dropout and with equal dtypes the first two are one tensor. The last are partial sums in
+    float32 [p, w, or 2w with a bias].
     """
     w, dropped = weight_w.shape[0], config.dropped
     d_normed = d_normed.contiguous()
@@ -254,7 +254,7 @@ def add_and_norm_backward(
             **size,
             maxnreg=REGISTERS,
         )
-    return dx, d_branch, add_parts(sums.flatten(1)).view(1 + biased, w)
+    return dx, d_branch, sums.flatten(1)
 
 
 def _size(w: int) -> dict[str, int]:
