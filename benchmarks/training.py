@@ -8,7 +8,8 @@
 
 A step is forward, loss, backward, clipping and AdamW, on random tokens without padding. Every
 system has a process of its own, and turns alternate between them (`heed.bench.like_for_like`).
-GPT-2's batches fill a GPU, so there each system takes all its turns alone and exits. nanoGPT is
+Of GPT-2 two batch sizes at once fill a GPU, so there each system takes all its turns alone and
+exits, but with `--texts 64` they alternate, too. nanoGPT is
 measured as a plain GPT of its shape (`heed.bench.peers.PlainGPT`), compiled as nanoGPT compiles,
 with bfloat16 autocast, torch's flash attention and fused AdamW.
 """
@@ -29,6 +30,7 @@ from common import RESULTS, keep, machine
 
 from heed.bench.against import peer_modes, standard_workload
 from heed.bench.like_for_like import TURN, TURNS, Options, Row, SpeedComparison, System, compare
+from heed.bench.peer_step import MODES
 from heed.bench.speed_table import comparison_notes, comparison_text
 from heed.bench.standard_shapes import (
     GPT2,
@@ -100,34 +102,19 @@ class Work:
 
 
 def gpt2(options: argparse.Namespace) -> Iterator[Work]:
-    """GPT-2's 124M shape beside a plain GPT of nanoGPT's shape, each alone on the GPU."""
-    sizes = {texts: _workload(options, replace(GPT2, texts=texts)) for texts in (64, 128)}
-    workload, double = sizes.values()
-    heed, plain = partial(System, "heed", precision="bf16"), partial(System, "plain")
-    plain = partial(plain, precision="bf16")
+    """GPT-2's 124M shape beside a plain GPT of nanoGPT's shape; large batches alone on the GPU."""
+    systems, fp8 = [], ("train.fp8_output=true",)
+    for texts in options.texts:
+        workload, label = _workload(options, replace(GPT2, texts=texts)), f"{texts} texts"
+        heed = partial(System, "heed", options.execution, "bf16", workload)
+        systems += [heed(label=label), heed(changes=fp8, label=f"{label}, fp8 output layer")]
+        modes = options.modes if texts == GPT2.texts else {"compiled"} & set(options.modes)
+        systems += [System("plain", mode, "bf16", workload, label=label) for mode in modes]
     yield Work(
         "GPT-2 124M, 1,024 tokens",
-        [
-            heed(mode=options.execution, workload=workload, label="64 texts"),
-            heed(mode=options.execution, workload=double, label="128 texts"),
-            *(
-                heed(
-                    mode=options.execution,
-                    workload=some,
-                    changes=("train.fp8_output=true",),
-                    label=f"{texts} texts, fp8 output layer",
-                )
-                for texts, some in sizes.items()
-            ),
-            *(plain(mode=mode, workload=workload, label="64 texts") for mode in options.modes),
-            *(
-                plain(mode=mode, workload=double, label="128 texts")
-                for mode in options.modes
-                if mode == "compiled"
-            ),
-        ],
+        systems,
         (SpeedTarget(620_000), Target(1.0), Target(1.0, "compiled")),
-        alone=True,
+        alone=max(options.texts) > GPT2.texts,
     )
 
 
@@ -260,6 +247,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
     parser.add_argument("--clock", choices=CLOCKS, default=WALL)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="peers' modes; default: all")
+    parser.add_argument("--texts", nargs="+", type=int, default=[64, 128], help="of GPT-2")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
     parser.add_argument(
         "--together", action="store_true", help="build all systems at once: sooner on many cores"
@@ -272,7 +261,8 @@ def main() -> None:
         parser.error("--clock processor is for a CPU with --threads 1")
     set_threads(options.threads)
     options.execution = "graphs" if options.cuda else "eager"
-    options.modes = peer_modes(torch.device(options.device), compiled=options.compile)
+    modes = peer_modes(torch.device(options.device), compiled=options.compile)
+    options.modes = [mode for mode in modes if mode in (options.modes or modes)]
     name = f"training-{options.device}"
     comparisons, figures = [], []
     for key in options.only or DEFAULT[options.device]:
