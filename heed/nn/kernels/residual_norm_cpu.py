@@ -30,14 +30,16 @@ def add_norm_in_c(
     x: Tensor, branch: Tensor | None, norm: nn.Module, dropped: float, *, for_linear: bool
 ) -> tuple[Tensor, Tensor] | None:
     """x + dropout(branch) and its norm, as `add_norm` has them; None where C does not serve."""
-    library = _library() if trains_on_cpu(x) and _serves(x, branch, norm) else None
-    if library is None:
+    if not trains_on_cpu(x) or not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+        return None
+    weight, eps, is_centred = norm.weight, norm.eps, isinstance(norm, nn.LayerNorm)
+    bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+    library = _library()
+    if library is None or eps is None or not _serves(x, branch, weight, bias):
         return None
     is_narrow = for_linear and _narrows()
-    kind = isinstance(norm, nn.LayerNorm), norm.eps
-    bias = getattr(norm, "bias", None)
     run: Any = _AddNorm.apply
-    return run(library, x, branch, norm.weight, bias, *kind, dropped, is_narrow)
+    return run(library, x, branch, weight, bias, is_centred, eps, dropped, is_narrow)
 
 
 def drop_in_c(x: Tensor, dropped: float) -> Tensor | None:
@@ -51,7 +53,7 @@ def drop_in_c(x: Tensor, dropped: float) -> Tensor | None:
 
 def draw_seed() -> int:
     """A dropout seed from torch's generator."""
-    return int(torch.empty((), dtype=torch.int64).random_())
+    return int(torch.randint(2**63 - 1, ()))
 
 
 @cache
@@ -68,24 +70,21 @@ def _library() -> CDLL | None:
     return library
 
 
-def _serves(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:
-    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.eps is None:
+def _serves(x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> bool:
+    w = x.shape[-1]
+    if weight is None or not 0 < w <= MAX_WIDTH or not x.is_contiguous():
         return False
-    parameters = norm.weight, getattr(norm, "bias", None)
-    if parameters[0] is None or not 0 < x.shape[-1] <= MAX_WIDTH or not x.is_contiguous():
+    if not _is_plain(weight, w) or not (bias is None or _is_plain(bias, w)):
         return False
-    if any(part is not None and not _is_plain(part, x.shape[-1:]) for part in parameters):
-        return False
-    if branch is not None:
-        dtypes = (torch.float32, torch.bfloat16)
-        if branch.dtype not in dtypes or branch.shape != x.shape or not branch.is_contiguous():
-            return False
-    return True
+    if branch is None:
+        return True
+    is_known = branch.dtype == torch.float32 or branch.dtype == torch.bfloat16
+    return is_known and branch.shape == x.shape and branch.is_contiguous()
 
 
-def _is_plain(parameter: Tensor, shape: torch.Size) -> bool:
-    is_float = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
-    return is_float and parameter.shape == shape and parameter.is_contiguous()
+def _is_plain(parameter_w: Tensor, w: int) -> bool:
+    is_float = parameter_w.dtype == torch.float32 and parameter_w.is_cpu
+    return is_float and parameter_w.shape == (w,) and parameter_w.is_contiguous()
 
 
 def _narrows() -> bool:
