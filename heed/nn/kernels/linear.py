@@ -87,6 +87,11 @@ def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
     if _trains_on_gpu(x):
         run: Any = _BiasActivation.apply
         return run(linear(x, up.weight), up.bias, GATES.get(name, name), gated)
+    if torch.is_grad_enabled():
+        from heed.nn.kernels.bias_activation_cpu import bias_activation, has_kernel
+
+        if has_kernel(x):
+            return bias_activation(F.linear(x, up.weight), up.bias, GATES.get(name, name), gated)
     hidden = up(x)
     if name == "relu" and not torch.is_grad_enabled():
         return hidden.relu_()
