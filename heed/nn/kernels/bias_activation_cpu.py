@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels.cpu_library import cpu_library
+from heed.nn.kernels.cpu_library import cpu_library, has_memory
 
 KINDS = ("gelu", "gelu_tanh", "silu")
 """Activations, in the order of the C source. ReLU is not faster than torch's."""
@@ -27,10 +27,12 @@ MIN_NUMBERS = 2**15
 
 def has_kernel(x: Tensor, kind: str) -> bool:
     """Whether `bias_activation` can follow the product of these inputs and a weight."""
-    if kind not in KINDS or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if kind not in KINDS or x.device.type != "cpu" or not has_memory(x):
         return False
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    return x.dtype in DTYPES and dtype in DTYPES and _library() is not None
+    if x.dtype not in DTYPES or dtype not in DTYPES or torch.compiler.is_compiling():
+        return False
+    return _library() is not None
 
 
 def bias_activation(h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:

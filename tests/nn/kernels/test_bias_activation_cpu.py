@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import apart, perturb, tiny
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
 
 from heed.nn.feed_forward import FeedForward
@@ -280,6 +281,12 @@ def test_the_kernel_is_for_training_in_its_dtypes(monkeypatch: pytest.MonkeyPatc
     layer("relu")(x)
     feed_forward.double()(x.double())
     assert calls == ["activate", "differentiate"]
+
+
+def test_fake_tensors_are_left_to_torch() -> None:
+    """They have a shape and no numbers; a kernel in C would read where nothing is."""
+    with FakeTensorMode():
+        assert layer("gelu")(torch.randn(5, 16)).shape == (5, 16)
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-/* Cross-entropy of a chunk of logits, which its gradient overwrites. Rows are computed one by one: a
-   row stays in the CPU's cache from the first loop over it to the last.
+/* Cross-entropy of a chunk of logits, which its gradient overwrites. Rows are computed one by one:
+   a row stays in the CPU's cache from the first loop over it to the last.
 
    The plain twin is chunk_cross_entropy of nn/kernels/linear_cross_entropy.py: the same formulas. A
    row's results depend on no other row and on no number of threads, to the last bit.

@@ -7,8 +7,8 @@
 #include <string.h>
 
 /* e^x to about 1e-7 of its value, for x from -87 to 88; elsewhere meaningless; of NaN, NaN.
-   It is 2^n · e^r with |r| ≤ ln 2 / 2, and a polynomial in r that is fitted to 3e-9. Adding 1.5 · 2^23
-   rounds to integers, and leaves n in the lowest bits. */
+   It is 2^n · e^r with |r| ≤ ln 2 / 2, and a polynomial in r that is fitted to 3e-9. Adding
+   1.5 · 2^23 rounds to integers, and leaves n in the lowest bits. */
 static inline float exponential_in_range(float x) {
     float n = x * 1.44269504f + 12582912.0f;
     uint32_t bits;
