@@ -90,10 +90,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
     """activation(up(x)); gated (Shazeer 2020), activation(gate) · value of up(x)'s two halves."""
-    gated = name in GATES
+    kind, gated = GATES.get(name, name), name in GATES
     if _trains_on_gpu(x):
         run: Any = _BiasActivation.apply
-        return run(linear(x, up.weight), up.bias, GATES.get(name, name), gated)
+        return run(linear(x, up.weight), up.bias, kind, gated)
+    if torch.is_grad_enabled():
+        from heed.nn.kernels.bias_activation_cpu import bias_activation, has_kernel
+
+        if has_kernel(x, kind):
+            return bias_activation(F.linear(x, up.weight), up.bias, kind, gated)
     hidden = up(x)
     if name == "relu" and not torch.is_grad_enabled():
         return hidden.relu_()

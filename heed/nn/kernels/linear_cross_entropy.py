@@ -129,6 +129,8 @@ def _launch(
         cross_entropy = _triton_chunk_cross_entropy if use_triton else chunk_cross_entropy
         if rdrop:
             cross_entropy = partial(_chunk_rdrop, cross_entropy, rdrop)
+        elif any(needs_grad) and not use_triton:
+            cross_entropy = _compiled_cross_entropy(x_nw) or cross_entropy
         for start in range(0, n, rows):
             chunk = slice(start, start + rows)
             x_rw, logits_rv = x_nw[chunk], buffer_rv[: n - start]
@@ -231,6 +233,15 @@ def _triton_chunk_cross_entropy(*args: Any) -> Tensor:
     from heed.nn.kernels.triton.cross_entropy import chunk_cross_entropy
 
     return chunk_cross_entropy(*args)
+
+
+def _compiled_cross_entropy(x: Tensor) -> Callable[..., Tensor] | None:
+    """The kernel in C for float32 on a CPU; None elsewhere, and where nothing compiles."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return None
+    from heed.nn.kernels.cross_entropy_cpu import load_kernel
+
+    return load_kernel()
 
 
 def chunk_cross_entropy(
