@@ -126,6 +126,23 @@ def _is_cpu_decode_step(call: Call) -> bool:
     return call.dropout == 0.0 and fits_decode_cpu(q, k)
 
 
+def _is_short_cpu(call: Call) -> bool:
+    """CPU, gradients, ≤ 32 bits, short as on a GPU, a `Mask` or none, no dropout, a C compiler.
+
+    A bias is served if all sequences of the batch share it.
+    """
+    q, k, v, _ = call.heads
+    known = q.device.type == "cpu" and q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
+    few = known and _are_few(q.shape[2], k.shape[2]) and not torch.compiler.is_compiling()
+    if not few or call.dropout != 0.0 or isinstance(call.mask, Tensor | ExplicitMask):
+        return False
+    from heed.nn.kernels.short_attention_cpu import fits_short_cpu
+
+    if not fits_short_cpu(q, k, v):
+        return False
+    return _batch_bias(call) is not None or _is_unbiased(call.bias)
+
+
 def _is_any(call: Call) -> bool:
     """Everything else: any device, mask, bias and dropout."""
     return True
@@ -165,6 +182,14 @@ def _run_cpu_decode_step(call: Call) -> Tensor:
     return attend_decode_cpu(q, k, v, mask_and_bias(call.mask, call.bias, q), call.scale)
 
 
+def _run_short_cpu(call: Call) -> Tensor:
+    from heed.nn.kernels.short_attention_cpu import attend_short_cpu
+
+    mask = None if isinstance(call.mask, Tensor) else call.mask
+    heads, bias = call.heads.rotated(), _batch_bias(call)
+    return attend_short_cpu(*heads, mask=mask, bias=bias, scale=call.scale)
+
+
 def _run_sdpa(call: Call) -> Tensor:
     heads, (_, mask, bias, scale, dropout) = call.heads.rotated(), call
     return attend_sdpa(*heads, mask=mask, bias=bias, scale=scale, dropout=dropout)
@@ -201,6 +226,12 @@ KERNELS = (
         _is_cpu_decode_step,
         _run_cpu_decode_step,
         "SDPA's CPU kernel takes heads one by one; two products over all heads are faster",
+    ),
+    Kernel(
+        "short_attention_cpu",
+        _is_short_cpu,
+        _run_short_cpu,
+        "SDPA's CPU kernel is made for long sequences; one thread holds a whole head in its cache",
     ),
     Kernel(
         "sdpa",
@@ -277,7 +308,8 @@ def prepare_shared(shared: SharedPosition, mask: Mask, position: Position) -> No
 def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
     """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
     trains = torch.is_grad_enabled() and packed_bnw.requires_grad
-    if trains and on_gpu(packed_bnw) and not torch.compiler.is_compiling():
+    has_kernels = on_gpu(packed_bnw) or packed_bnw.device.type == "cpu"
+    if trains and has_kernels and not torch.compiler.is_compiling():
         return qkv_layout.split_heads_autograd(packed_bnw, counts, width)
     return qkv_layout.split_heads(packed_bnw, counts, width)
 

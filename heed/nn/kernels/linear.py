@@ -1,7 +1,7 @@
 """Linear layers, dropout and activations with few passes over memory.
 
-Without Triton, without gradients and under torch.compile these are torch's own steps. What a GPU
-runs while it trains is in `linear_gpu`.
+Without gradients and under torch.compile these are torch's own steps. What a GPU runs while it
+trains is in `linear_gpu`; what a CPU runs, in `bias_activation_cpu` and `residual_norm_cpu`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Dropout(nn.Dropout):
     """x · mask / (1 - p), each number kept with probability 1 - p (Srivastava et al. 2014).
 
     On a CPU torch draws a double for every number, which takes longer than the rest of dropout.
-    Here 32 random bits decide, and the bits of two numbers are drawn at once.
+    Here 32 random bits decide, and the bits of two numbers are drawn at once. In training, one pass
+    in C computes the bits from a seed.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,6 +60,12 @@ class Dropout(nn.Dropout):
         drawn = self.training and 0.0 < self.p < 1.0 and x.device.type == "cpu"
         if not drawn or torch.compiler.is_compiling():
             return super().forward(x)
+        if torch.is_grad_enabled():
+            from heed.nn.kernels.residual_norm_cpu import drop_in_c
+
+            found = drop_in_c(x, self.p)
+            if found is not None:
+                return found
         bits = torch.empty(-(-x.numel() // 2), dtype=torch.int64).random_(-(2**63), None)
         bits = bits.view(torch.int32)[: x.numel()].view(x.shape)
         mask = torch.empty(x.shape, dtype=x.dtype)
@@ -68,11 +75,16 @@ class Dropout(nn.Dropout):
 
 def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
     """activation(up(x)); gated (Shazeer 2020), activation(gate) · value of up(x)'s two halves."""
-    gated = name in GATES
+    kind, gated = GATES.get(name, name), name in GATES
     if _trains_on_gpu(x):
         from heed.nn.kernels import linear_gpu
 
-        return linear_gpu.linear_activation(x, up, GATES.get(name, name), gated=gated)
+        return linear_gpu.linear_activation(x, up, kind, gated=gated)
+    if torch.is_grad_enabled():
+        from heed.nn.kernels.bias_activation_cpu import bias_activation, has_kernel
+
+        if has_kernel(x, kind):
+            return bias_activation(F.linear(x, up.weight), up.bias, kind, gated)
     hidden = up(x)
     if name == "relu" and not torch.is_grad_enabled():
         return hidden.relu_()

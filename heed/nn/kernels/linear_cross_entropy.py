@@ -113,7 +113,7 @@ def _launch(
         if fp8 and not rdrop and _has_fp8(x_nw, bias_v, needs_grad):
             return _launch_fp8(x_nw, weight_vw, targets_n, ignore_index, smoothing, max_logits)
         (n, _), v, sum_dtype = x_nw.shape, len(weight_vw), _sum_dtype(x_nw)
-        # Without gradients the plain formula is used: it compiles nothing.
+        # Without gradients a GPU uses the plain formula: it compiles nothing.
         use_triton = any(needs_grad) and _has_kernel(x_nw)
         p = _align(v) if use_triton and v % MULTIPLE else v
         weight_pw, targets_n = _pad_rows(weight_vw, p, x_nw.dtype), targets_n.contiguous()
@@ -130,7 +130,7 @@ def _launch(
         rows = chunk_rows(n, v, gpu=x_nw.is_cuda, max_logits=max_logits)
         rows += rows % 2 if rdrop else 0
         buffer_rp = _logits_buffer(x_nw, min(rows, n), p)
-        cross_entropy = _chunk_function(rdrop, use_triton)
+        cross_entropy = _chunk_function(x_nw, rdrop, use_triton)
         for start in range(0, n, rows):
             chunk = slice(start, start + rows)
             x_rw, logits_rp = x_nw[chunk], buffer_rp[: n - start]
@@ -244,10 +244,12 @@ def _has_kernel(x: Tensor) -> bool:
     return on_gpu(x) and x.dtype != torch.float64
 
 
-def _chunk_function(rdrop: float, use_triton: bool) -> Callable[..., Tensor]:
+def _chunk_function(x: Tensor, rdrop: float, use_triton: bool) -> Callable[..., Tensor]:
     """The cross-entropy of a chunk of logits, with R-Drop or without."""
     if not use_triton:
-        return partial(_chunk_rdrop, rdrop) if rdrop else chunk_cross_entropy
+        if rdrop:
+            return partial(_chunk_rdrop, rdrop)
+        return _compiled_cross_entropy(x) or chunk_cross_entropy
     if rdrop:
         from heed.nn.kernels.triton.rdrop_cross_entropy import chunk_rdrop
 
@@ -255,6 +257,16 @@ def _chunk_function(rdrop: float, use_triton: bool) -> Callable[..., Tensor]:
     from heed.nn.kernels.triton import cross_entropy
 
     return cross_entropy.chunk_cross_entropy
+
+
+def _compiled_cross_entropy(x: Tensor) -> Callable[..., Tensor] | None:
+    """The kernel in C for float32 on a CPU; None elsewhere, and where nothing compiles."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return None
+    from heed.nn.kernels.cpu_library import has_memory
+    from heed.nn.kernels.cross_entropy_cpu import load_kernel
+
+    return load_kernel() if has_memory(x) else None
 
 
 def chunk_cross_entropy(

@@ -31,7 +31,7 @@ def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[
 def split_heads_autograd(
     packed_bnw: Tensor, counts: Sequence[int], width: int
 ) -> tuple[Tensor, ...]:
-    """`split_heads` on a GPU with gradients that are copied only where they are not adjacent."""
+    """`split_heads` with gradients that are copied only where they are not adjacent."""
     run: Any = _Split.apply
     parts: tuple[Tensor, ...] = run(packed_bnw, tuple(counts), width)
     return parts
@@ -87,6 +87,8 @@ def pack_heads(parts: Sequence[Tensor]) -> Tensor:
     existing = find_packed(parts)
     if existing is not None:
         return existing
+    if parts[0].device.type == "cpu":
+        return torch.cat([x.transpose(1, 2).flatten(2) for x in parts], dim=2)
     from heed.nn.kernels.triton.pack_heads import pack
 
     b, _, n, d = parts[0].shape

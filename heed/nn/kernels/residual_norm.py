@@ -4,7 +4,7 @@ Written out these are three steps, and on a GPU each of them waits for memory. T
 all three, and one more computes all gradients (`nn/kernels/triton/residual_norm.py`). Its dropout
 mask follows from a seed, drawn on the device by torch's own generator: a checkpoint saves the
 generator's state, and each replay of a captured graph draws new seeds. A compiler gets the separate
-steps, which it fuses by itself.
+steps, which it fuses by itself. Training on a CPU has the same in C (`residual_norm_cpu.py`).
 
 Shapes: b batch, n tokens, w model width.
 """
@@ -113,7 +113,7 @@ def add_norm(
     """x + dropout(branch), or x where there is no branch, and the norm of that.
 
     With `for_linear` only linear layers read the norm: under autocast the kernel writes it in their
-    dtype. Dropout without a seed is torch's own.
+    dtype. On a GPU, dropout without a seed is torch's own; on a CPU the kernel draws its seed.
     """
     dropped = _probability(dropout) if branch_bnw is not None else 0.0
     seeded = dropped == 0.0 or (seed is not None and dropped < 1.0)
@@ -124,6 +124,12 @@ def add_norm(
         kind, stream = (isinstance(norm, nn.LayerNorm), norm.eps), parameter_stream(*parameters)
         run: Any = _AddNorm.apply
         return run(x_bnw, branch_bnw, *parameters, seed, *kind, dropped, for_linear, stream)
+    if dropped < 1.0 and _trains_on_cpu(x_bnw):
+        from heed.nn.kernels.residual_norm_cpu import add_norm_in_c
+
+        found = add_norm_in_c(x_bnw, branch_bnw, norm, dropped, for_linear=for_linear)
+        if found is not None:
+            return found
     if branch_bnw is not None:
         x_bnw = x_bnw + (branch_bnw if dropped == 0.0 else dropout(branch_bnw))
     return x_bnw, norm(x_bnw)
@@ -138,6 +144,12 @@ def draw_seeds(x: Tensor, dropout: nn.Dropout, *size: int) -> Tensor | None:
 
 def _probability(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
+
+
+def _trains_on_cpu(x: Tensor) -> bool:
+    # Decoding must not import the kernels of training, so their own question cannot be asked here.
+    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return trains and x.device.type == "cpu"
 
 
 def _has_kernel(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:

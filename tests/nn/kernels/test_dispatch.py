@@ -15,6 +15,7 @@ from heed.nn.kernels.flex_attention import ScoreMod
 from heed.nn.kernels.heads import Heads, SharedPosition
 from heed.nn.kernels.position_bias import PositionBias
 from heed.nn.kernels.position_forms import FORMS, NO_FORM, AlibiForm, PositionForm, form_of
+from heed.nn.kernels.short_attention_cpu import load_kernels
 from heed.nn.masks import Mask
 from heed.nn.positions import Alibi, Position, build_position
 
@@ -81,12 +82,18 @@ def test_the_last_row_serves_everything() -> None:
     assert dispatch.KERNELS[-1].serves(call(None, 3, dropout=0.5))
 
 
-def test_on_a_cpu_a_decode_step_has_a_kernel_and_all_else_is_sdpa() -> None:
-    position = encoding("alibi")
-    for n, expected in ((1, "decode_attention_cpu"), (20, "sdpa")):
+def test_on_a_cpu_decode_steps_and_short_sequences_that_train_have_kernels() -> None:
+    position, short = encoding("alibi"), "short_attention_cpu"
+    compiled = short if load_kernels() else "sdpa"
+    for n, m, reading, training in (
+        (1, 30, "decode_attention_cpu", "sdpa"),
+        (20, 30, "sdpa", compiled),
+        (20, 129, "sdpa", "sdpa"),
+    ):
+        case = call(position, n, m=m, mask=Mask(n, m, CPU, causal=True))
         with torch.no_grad():
-            assert serving(call(position, n, m=30, mask=Mask(n, 30, CPU, causal=True))) == expected
-        assert serving(call(position, n, m=30, mask=Mask(n, 30, CPU, causal=True))) == "sdpa"
+            assert serving(case) == reading
+        assert serving(case) == training
 
 
 @pytest.mark.usefixtures("gpu")

@@ -27,10 +27,11 @@ each_place = pytest.mark.parametrize("place", ["pre", "post"])
     rms=st.booleans(),
     seed=st.integers(0, 1000),
 )
+@torch.no_grad()
 def test_it_is_a_sum_and_its_norm(
     b: int, w: int, p: float, training: bool, rms: bool, seed: int
 ) -> None:
-    """To the bit, and with torch's own dropout."""
+    """Without gradients: to the bit, and with torch's own dropout."""
     torch.manual_seed(seed)
     norm: nn.Module = nn.RMSNorm(w) if rms else nn.LayerNorm(w)
     x, branch, dropout = torch.randn(b, 5, w), torch.randn(b, 5, w), nn.Dropout(p).train(training)
