@@ -6,11 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* e^x to about 1e-7 of its value: 2^n · e^r with |r| ≤ ln 2 / 2 and a Taylor polynomial in r.
-   Below -87 it is e^-87, above 88 e^88; of NaN, NaN. */
-static inline float exponential(float x) {
+/* e^x of x ≤ 88 to about 1e-7 of its value: 2^n · e^r with |r| ≤ ln 2 / 2 and a Taylor polynomial in
+   r. Below -87 it is e^-87; of NaN, NaN. */
+static inline float exponential_to_88(float x) {
     x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
     float n = __builtin_rintf(x * 1.44269504f);
     float r = x - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
@@ -27,5 +26,8 @@ static inline float exponential(float x) {
     memcpy(&power, &bits, sizeof power);
     return e * power;
 }
+
+/* e^x of any x: above 88 it is e^88. */
+static inline float exponential(float x) { return exponential_to_88(x > 88.0f ? 88.0f : x); }
 
 #endif
