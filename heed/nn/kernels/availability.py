@@ -20,6 +20,11 @@ def on_gpu(x: Tensor) -> bool:
     return on_gpu_device(x.device)
 
 
+def on_cpu(x: Tensor) -> bool:
+    """Whether a kernel in C can read this tensor: subclasses may have no memory."""
+    return x.device.type == "cpu" and type(x) is Tensor
+
+
 def read_maximum(x: Tensor, *, training: bool) -> int | None:
     """The largest number of a tensor; None where the host must not or need not read it.
 
