@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -18,6 +18,16 @@ def on_gpu_device(device: torch.device) -> bool:
 def on_gpu(x: Tensor) -> bool:
     """Whether a Triton kernel can read this tensor."""
     return on_gpu_device(x.device)
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether a kernel in C can read this tensor: of a subclass, as a fake tensor, it cannot."""
+    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+
+
+def trains_on_cpu(x: Tensor) -> bool:
+    """Whether a kernel in C may compute with this tensor, and gradients may be needed."""
+    return on_cpu(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def read_maximum(x: Tensor, *, training: bool) -> int | None:

@@ -12,9 +12,6 @@ from ctypes import CDLL
 from functools import cache
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
 from heed.nn.kernels.c_library import CompilerError, load_library
 
 FOLDER = Path(__file__).parent / "c"
@@ -37,14 +34,3 @@ def cpu_library(name: str) -> CDLL | None:
         return load_library(FOLDER / f"{name}.c", FLAGS)
     except (CompilerError, OSError):
         return None
-
-
-def has_memory(x: Tensor) -> bool:
-    """Whether a kernel can read the tensor's numbers: those of a fake tensor are nowhere."""
-    return type(x) in (Tensor, nn.Parameter)
-
-
-def trains_on_cpu(x: Tensor) -> bool:
-    """Whether gradients of this tensor's computation may be needed, on a CPU in float32."""
-    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return trains and x.device.type == "cpu" and x.dtype == torch.float32 and has_memory(x)

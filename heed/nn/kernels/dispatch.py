@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from heed.nn.kernels import qkv_layout
-from heed.nn.kernels.availability import on_gpu, on_gpu_device
+from heed.nn.kernels.availability import on_cpu, on_gpu, on_gpu_device, trains_on_cpu
 from heed.nn.kernels.decode_attention import ExplicitMask, attend_decode, fits_decode, write_kv
 from heed.nn.kernels.decode_attention_cpu import attend_decode_cpu, fits_decode_cpu
 from heed.nn.kernels.distance_attention import DistanceBias, attend_by_distance
@@ -132,8 +132,8 @@ def _is_short_cpu(call: Call) -> bool:
     A bias is served if all sequences of the batch share it.
     """
     q, k, v, _ = call.heads
-    known = q.device.type == "cpu" and q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
-    few = known and _are_few(q.shape[2], k.shape[2]) and not torch.compiler.is_compiling()
+    known = trains_on_cpu(q) and q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
+    few = known and _are_few(q.shape[2], k.shape[2])
     if not few or call.dropout != 0.0 or isinstance(call.mask, Tensor | ExplicitMask):
         return False
     from heed.nn.kernels.short_attention_cpu import fits_short_cpu
@@ -307,9 +307,8 @@ def prepare_shared(shared: SharedPosition, mask: Mask, position: Position) -> No
 
 def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
     """[b, n, all heads · d] to one view [b, heads, n, d] for each count of heads."""
-    trains = torch.is_grad_enabled() and packed_bnw.requires_grad
-    has_kernels = on_gpu(packed_bnw) or packed_bnw.device.type == "cpu"
-    if trains and has_kernels and not torch.compiler.is_compiling():
+    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if trains and packed_bnw.requires_grad and (on_gpu(packed_bnw) or on_cpu(packed_bnw)):
         return qkv_layout.split_heads_autograd(packed_bnw, counts, width)
     return qkv_layout.split_heads(packed_bnw, counts, width)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heed.nn.kernels.availability import on_gpu
+from heed.nn.kernels.availability import on_gpu, trains_on_cpu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -60,7 +60,7 @@ class Dropout(nn.Dropout):
         drawn = self.training and 0.0 < self.p < 1.0 and x.device.type == "cpu"
         if not drawn or torch.compiler.is_compiling():
             return super().forward(x)
-        if torch.is_grad_enabled():
+        if trains_on_cpu(x):
             from heed.nn.kernels.residual_norm_cpu import drop_in_c
 
             found = drop_in_c(x, self.p)
@@ -80,7 +80,7 @@ def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
         from heed.nn.kernels import linear_gpu
 
         return linear_gpu.linear_activation(x, up, kind, gated=gated)
-    if torch.is_grad_enabled():
+    if trains_on_cpu(x):
         from heed.nn.kernels.bias_activation_cpu import bias_activation, has_kernel
 
         if has_kernel(x, kind):

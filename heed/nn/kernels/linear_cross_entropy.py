@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from heed.nn.kernels import fp8_cross_entropy as fp8_kernels
-from heed.nn.kernels.availability import on_gpu
+from heed.nn.kernels.availability import on_cpu, on_gpu
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
 from heed.nn.rdrop import rdrop_loss_and_grad
 
@@ -261,12 +261,11 @@ def _chunk_function(x: Tensor, rdrop: float, use_triton: bool) -> Callable[..., 
 
 def _compiled_cross_entropy(x: Tensor) -> Callable[..., Tensor] | None:
     """The kernel in C for float32 on a CPU; None elsewhere, and where nothing compiles."""
-    if x.device.type != "cpu" or x.dtype != torch.float32:
+    if not on_cpu(x) or x.dtype != torch.float32:
         return None
-    from heed.nn.kernels.cpu_library import has_memory
     from heed.nn.kernels.cross_entropy_cpu import load_kernel
 
-    return load_kernel() if has_memory(x) else None
+    return load_kernel()
 
 
 def chunk_cross_entropy(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels.availability import on_gpu
+from heed.nn.kernels.availability import on_gpu, trains_on_cpu
 
 if TYPE_CHECKING:
     from heed.nn.kernels.parameter_gradients import ParameterStream
@@ -124,7 +124,7 @@ def add_norm(
         kind, stream = (isinstance(norm, nn.LayerNorm), norm.eps), parameter_stream(*parameters)
         run: Any = _AddNorm.apply
         return run(x_bnw, branch_bnw, *parameters, seed, *kind, dropped, for_linear, stream)
-    if dropped < 1.0 and _trains_on_cpu(x_bnw):
+    if dropped < 1.0 and trains_on_cpu(x_bnw):
         from heed.nn.kernels.residual_norm_cpu import add_norm_in_c
 
         found = add_norm_in_c(x_bnw, branch_bnw, norm, dropped, for_linear=for_linear)
@@ -144,12 +144,6 @@ def draw_seeds(x: Tensor, dropout: nn.Dropout, *size: int) -> Tensor | None:
 
 def _probability(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
-
-
-def _trains_on_cpu(x: Tensor) -> bool:
-    # Decoding must not import the kernels of training, so their own question cannot be asked here.
-    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return trains and x.device.type == "cpu"
 
 
 def _has_kernel(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heed.nn.kernels.cpu_library import cpu_library, trains_on_cpu
+from heed.nn.kernels.cpu_library import cpu_library
 
 MAX_WIDTH = 8192
 """A thread holds two rows on its stack."""
@@ -30,7 +30,7 @@ def add_norm_in_c(
     x: Tensor, branch: Tensor | None, norm: nn.Module, dropped: float, *, for_linear: bool
 ) -> tuple[Tensor, Tensor] | None:
     """x + dropout(branch) and its norm, as `add_norm` has them; None where C does not serve."""
-    if not trains_on_cpu(x) or not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+    if x.dtype != torch.float32 or not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return None
     weight, eps, is_centred = norm.weight, norm.eps, isinstance(norm, nn.LayerNorm)
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
@@ -44,7 +44,8 @@ def add_norm_in_c(
 
 def drop_in_c(x: Tensor, dropped: float) -> Tensor | None:
     """x · mask / (1 - p); None where C does not serve."""
-    library = _library() if trains_on_cpu(x) and x.is_contiguous() and x.dim() else None
+    serves = x.dtype == torch.float32 and x.is_contiguous() and x.dim() > 0
+    library = _library() if serves else None
     if library is None:
         return None
     run: Any = _Dropout.apply

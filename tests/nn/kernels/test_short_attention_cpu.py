@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import TOLERANCE, all_apart, apart, tiny
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heed.nn.attention import attend
 from heed.nn.kernels import dispatch, qkv_layout, short_attention_cpu
@@ -340,6 +341,13 @@ def test_without_a_compiler_sdpa_serves(monkeypatch: pytest.MonkeyPatch) -> None
     assert serving(call) == "sdpa"
     out = dispatch.attention(*case.parts(case.packed), mask=case.mask, scale=SCALE)
     assert apart(out, expected) <= NEAR
+
+
+def test_tensors_without_memory_are_left_to_sdpa() -> None:
+    with FakeTensorMode():
+        case = make_case(20)
+        assert serving(dispatched(case)) == "sdpa"
+        assert dispatch.split_heads(case.packed[0], case.counts, case.width)[0].shape[1] == 2
 
 
 def test_a_pending_rotation_is_applied_first() -> None:

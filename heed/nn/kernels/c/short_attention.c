@@ -1,8 +1,8 @@
 /* softmax(q kᵀ · scale + bias) v over short sequences, for training on a CPU in float32.
 
-   The forward pass stores the weights. With them the backward pass needs neither mask nor bias, and
-   computes no exponential again: for short sequences that is faster, and the weights are no more
-   numbers than the vectors are.
+   The forward pass stores the weights. With them the backward pass needs no bias and no segments,
+   and computes neither scores nor exponentials again. For short sequences that is faster, and the
+   weights are about as many numbers as the queries.
 
    Every product is sums of rows of one matrix, weighted by numbers of another. Its inner loop runs
    over adjacent numbers, so keys (forward) and values (backward) are transposed first. Heads are
@@ -393,7 +393,7 @@ static void softmax(const Call *x, float *tile, int query, int rows, int keys, c
         for (j = 0; j < visible; j += LANES) {
 #pragma omp simd
             for (int l = 0; l < LANES; l++) {
-                float score = scores[j + l], e = exponential(score - first);
+                float score = scores[j + l], e = exponential_or_zero(score - first);
                 scores[j + l] = score == -INFINITY ? 0.0f : e;
             }
             sums += load(scores + j);
