@@ -54,15 +54,25 @@ def load_library(source: Path, flags: Sequence[str]) -> CDLL:
     return CDLL(str(kept))
 
 
-@cache
 def cpu_instructions() -> tuple[str, ...]:
     """The sets of instructions that this CPU has, as Linux lists them; elsewhere none."""
+    return tuple((_cpu_field("flags") or _cpu_field("Features")).split())
+
+
+def cpu_vendor() -> str:
+    """Who made this CPU, as Linux names them ("AuthenticAMD"); elsewhere nothing."""
+    return _cpu_field("vendor_id")
+
+
+@cache
+def _cpu_field(name: str) -> str:
+    """A field of the first CPU in Linux's list."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return ()
-    flags = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    return tuple(flags.partition(":")[2].split())
+        return ""
+    line = next((line for line in text.splitlines() if line.startswith(name)), "")
+    return line.partition(":")[2].strip()
 
 
 def _with_checksum(content: bytes) -> bytes:

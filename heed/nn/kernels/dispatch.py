@@ -1,7 +1,7 @@
 """Attention by the fastest kernel that can serve a call: `attention`, and the table `KERNELS`.
 
 `attention` takes what `attend` (`nn/attention.py`) takes and returns the output alone; the weights
-are never all in memory. `KERNELS` lists which kernel serves when, and why.
+of a long sequence are never all in memory. `KERNELS` lists which kernel serves when, and why.
 
 Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width.
 """

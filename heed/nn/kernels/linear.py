@@ -1,7 +1,8 @@
 """Linear layers, dropout and activations with few passes over memory.
 
 Without gradients and under torch.compile these are torch's own steps. What a GPU runs while it
-trains is in `linear_gpu`; what a CPU runs, in `bias_activation_cpu` and `residual_norm_cpu`.
+trains is in `linear_gpu`; what a CPU runs, in `linear_cpu`, `bias_activation_cpu` and
+`residual_norm_cpu`.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}
 
 
 class Linear(nn.Linear):
-    """W x + b; while it trains on a GPU, by `linear_gpu`."""
+    """W x + b; while it trains, by `linear_gpu` or `linear_cpu`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b over the last dimension."""
-        if not _trains_on_gpu(x):
-            return super().forward(x)
-        from heed.nn.kernels import linear_gpu
-
         bias: Tensor | None = self.bias
-        return linear_gpu.linear(x, self.weight, bias)
+        if _trains_on_gpu(x):
+            from heed.nn.kernels import linear_gpu
+
+            return linear_gpu.linear(x, self.weight, bias)
+        return _linear_cpu(x, self.weight, bias) if trains_on_cpu(x) else super().forward(x)
 
 
 class OutputLinear(Linear):
@@ -84,7 +85,7 @@ def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
         from heed.nn.kernels.bias_activation_cpu import bias_activation, has_kernel
 
         if has_kernel(x, kind):
-            return bias_activation(F.linear(x, up.weight), up.bias, kind, gated)
+            return bias_activation(_linear_cpu(x, up.weight, None), up.bias, kind, gated)
     hidden = up(x)
     if name == "relu" and not torch.is_grad_enabled():
         return hidden.relu_()
@@ -105,6 +106,14 @@ def feed_forward(
         if linear_gpu.has_gelu_products(x, up, down):
             return linear_gpu.feed_forward_gelu(x, up, down)
     return down(dropout(linear_activation(x, up, name)))
+
+
+def _linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b while it trains on a CPU."""
+    from heed.nn.kernels import linear_cpu
+
+    run = linear_cpu.linear if linear_cpu.serves(x, weight, bias) else F.linear
+    return run(x, weight, bias)
 
 
 def _trains_on_gpu(x: Tensor) -> bool:
