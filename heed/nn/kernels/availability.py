@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -21,8 +22,13 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether a kernel in C can read this tensor: of a subclass, as a fake tensor, it cannot."""
-    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+    """Whether a kernel in C can read this tensor, and may.
+
+    A subclass of tensors, such as a fake one, may have no memory. A dispatch mode, such as a count
+    of operations, sees torch's own operations alone.
+    """
+    is_plain = x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+    return is_plain and not is_in_torch_dispatch_mode()
 
 
 def trains_on_cpu(x: Tensor) -> bool:
