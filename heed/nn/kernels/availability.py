@@ -22,18 +22,17 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether a kernel in C can read this tensor, and may.
-
-    A subclass of tensors, such as a fake one, may have no memory. A dispatch mode, such as a count
-    of operations, sees torch's own operations alone.
-    """
-    is_plain = x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
-    return is_plain and not is_in_torch_dispatch_mode()
+    """Whether a kernel in C can read this tensor: a subclass, as of fake ones, may have no memory."""
+    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
 def trains_on_cpu(x: Tensor) -> bool:
-    """Whether a kernel in C may compute with this tensor, and gradients may be needed."""
-    return on_cpu(x) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    """Whether a kernel in C may compute with this tensor, and gradients may be needed.
+
+    A dispatch mode, such as one that counts operations, sees torch's own operations alone.
+    """
+    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return trains and on_cpu(x) and not is_in_torch_dispatch_mode()
 
 
 def read_maximum(x: Tensor, *, training: bool) -> int | None:
