@@ -22,7 +22,7 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether a kernel in C can read this tensor: a subclass, as of fake ones, may have no memory."""
+    """Whether a kernel in C can read this tensor: fake tensors, a subclass, have no memory."""
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
