@@ -42,6 +42,7 @@ MANY = 3000 if CUDA else 40
 def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA:
         monkeypatch.setattr(residual_norm, "on_gpu", lambda x: True)
+        monkeypatch.setattr(residual_norm, "trains_on_cpu", lambda x: False)
 
 
 def build_norm(kind: str, w: int, dtype: torch.dtype = torch.float32) -> Norm:
