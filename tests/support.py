@@ -6,7 +6,8 @@ the initialisation hides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from typing import Any
@@ -209,3 +210,14 @@ def assert_weights(weights_bhnm: Tensor, mask_bnm: Tensor) -> None:
     tolerance = 1e-5 if weights_bhnm.dtype == torch.float32 else 1e-2
     assert torch.allclose(sums[sees], torch.ones_like(sums[sees]), atol=tolerance)
     assert (sums[~sees] == 0).all()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute on a CPU with so many threads, until the end of this context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -49,14 +49,14 @@ def attend_short(
         v_bgmd,
         bias,
         *((None, None) if rotation is None else rotation.tables()),
-        *((None, None, None) if mask is None else _mask_tensors(mask)),
+        *((None, None, None) if mask is None else mask_tensors(mask)),
         mask is not None and mask.causal,
         q_bhnd.shape[-1] ** -0.5 if scale is None else scale,
     )
     return out
 
 
-def _mask_tensors(mask: Mask) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def mask_tensors(mask: Mask) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Real keys, segments of queries, segments of keys: what a mask has beside causality."""
     if mask.q_segments_bn is None or mask.k_segments_bm is None:
         return mask.real_bm, None, None

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from heed.nn.kernels.cpu_library import cpu_library
 from heed.nn.kernels.qkv_layout import empty_grads, empty_heads
+from heed.nn.kernels.short_attention import mask_tensors
 from heed.nn.masks import Mask
 
 MAX_TOKENS = MAX_WIDTH = 128
@@ -126,15 +127,14 @@ def _pad_bias(bias: Tensor, heads: int, keys: int) -> Tensor:
     return bias.expand(1, heads, -1, -1)
 
 
-def _mask_tensors(mask: Mask | None, b: int) -> list[Tensor | None]:
-    """Real keys, segments of queries, segments of keys: one row for each sequence."""
-    if mask is None:
-        return [None, None, None]
-    segments = mask.q_segments_bn, mask.k_segments_bm
-    if None in segments:
-        segments = None, None
-    found = (mask.real_bm, torch.bool), *((x, torch.int64) for x in segments)
-    return [None if x is None else x.to(t).contiguous().expand(b, -1) for x, t in found]
+def _mask_rows(mask: Mask | None, b: int) -> list[Tensor | None]:
+    """What a mask has beside causality, as C reads it: one row for each sequence."""
+    found = (None, None, None) if mask is None else mask_tensors(mask)
+    types = torch.bool, torch.int64, torch.int64
+    return [
+        None if x is None else x.to(dtype).contiguous().expand(b, -1)
+        for x, dtype in zip(found, types, strict=True)
+    ]
 
 
 def _adjacent(x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class _ShortAttention(torch.autograd.Function):
         bias = None if bias is None else _adjacent(bias)
         (b, h, n, _), m = q.shape, k.shape[2]
         weights = q.new_empty(b, h, n, m + -m % MULTIPLE)
-        tensors = q, k, v, weights, *_mask_tensors(mask, b)
+        tensors = q, k, v, weights, *_mask_rows(mask, b)
         ctx.causal, ctx.scale = mask is not None and mask.causal, scale
         ctx.save_for_backward(*tensors)
         ctx.bias_row = 0 if bias is None else bias.shape[-1]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import apart, perturb, tiny
+from support import apart, perturb, threads, tiny
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
@@ -62,11 +62,9 @@ def in_double(*tensors: Tensor) -> list[Tensor]:
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two threads, for however few numbers."""
-    before = torch.get_num_threads()
     monkeypatch.setattr(kernels, "MIN_NUMBERS", 0)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @given(SIZES, st.sampled_from(NAMES), st.booleans(), st.integers(0, 99))

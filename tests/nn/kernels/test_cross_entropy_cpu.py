@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import apart
+from support import apart, threads
 from torch import Tensor
 
 from heed.nn.kernels import cross_entropy_cpu as kernels
@@ -159,11 +159,9 @@ def test_rows_may_be_apart_and_targets_of_another_dtype() -> None:
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two threads, for however few logits."""
-    before = torch.get_num_threads()
     monkeypatch.setattr(kernels, "MIN_NUMBERS", 0)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @pytest.mark.usefixtures("two_threads")

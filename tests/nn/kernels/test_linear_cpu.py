@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import apart
+from support import apart, threads
 from torch import Tensor
 
 from heed.nn.kernels import linear_cpu
@@ -50,20 +50,16 @@ def test_it_is_the_product(
 
 
 @needs_kernel
-@given(**sizes, turned=st.booleans(), threads=st.integers(1, 5))
+@given(**sizes, turned=st.booleans(), count=st.integers(1, 5))
 def test_threads_and_neighbours_change_no_bit(
-    rows: int, inner: int, columns: int, turned: bool, threads: int
+    rows: int, inner: int, columns: int, turned: bool, count: int
 ) -> None:
     a = draw(rows, inner)
     b = draw(columns, inner, seed=1).mT if turned else draw(inner, columns, seed=1)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with threads(1):
         expected = multiply(a, b)
-        torch.set_num_threads(threads)
+    with threads(count):
         assert torch.equal(multiply(a, b), expected)
-    finally:
-        torch.set_num_threads(before)
     for row in (0, rows // 2, rows - 1):
         assert torch.equal(multiply(a[row : row + 1], b)[0], expected[row])
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import all_apart, apart, new_language_model, perturb, texts
+from support import all_apart, apart, new_language_model, perturb, texts, threads
 from torch import Tensor, nn
 
 from heed.nn.kernels import c_library, cpu_library, residual_norm_cpu
@@ -180,15 +180,12 @@ def test_gradients_that_are_one_number_in_memory() -> None:
 def test_no_result_depends_on_the_number_of_threads(kind: str) -> None:
     size = 1000, 96
     norm, x, branch = build_norm(kind, size[1]), rows(*size), rows(*size, seed=1)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
             out = run(x, branch, norm, 0.3)
             dropped = Dropout(0.3)(x)
             results.append([*out, dropped, *gradients(out, [x, branch, *norm.parameters()])])
-    finally:
-        torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import TOLERANCE, all_apart, apart, tiny
+from support import TOLERANCE, all_apart, apart, threads, tiny
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -149,10 +149,8 @@ def compare(case: Case) -> None:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
+    with threads(2):
+        yield
 
 
 # ------------------------------------------------------------------------------ the plain formula
