@@ -65,7 +65,6 @@ EVERYWHERE = ("plot", "terminal", "notebook", "assets")
 TOKENIZER_EXCEPTION = ("models/huggingface/", "heed.data.tokenizers.")
 """The only modules of `models` that may import data, and the part of data that they may import."""
 PLAIN_PARTS = {
-    "embedding",
     "initialization",
     "masks",
     "merges",

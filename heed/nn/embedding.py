@@ -1,4 +1,4 @@
-"""Embeddings: learned vectors by number, and the token embedding of a model.
+"""The token embedding of a model: learned vectors by token id, and by token type.
 
 Shapes: b batch, n tokens, w model width.
 """
@@ -8,13 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-
-class Embedding(nn.Embedding):
-    """Learned vectors by number, with the standard deviation they are initialized with."""
-
-    def __init__(self, rows: int, width: int, *, std: float | None = None) -> None:
-        self.std = width**-0.5 if std is None else std
-        super().__init__(rows, width)
+from heed.nn.initialization import Embedding
+from heed.nn.kernels.linear import look_up
 
 
 class TokenEmbedding(nn.Module):
@@ -36,7 +31,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids_bn: Tensor, types_bn: Tensor | None = None) -> Tensor:
         """table[id] · scale, plus the vector of the token's type (type 0 unless given)."""
-        x_bnw = self.table(ids_bn) * self.scale
+        x_bnw = look_up(self.table, ids_bn, self.scale)
         if self.types is None:
             return x_bnw
         return x_bnw + self.types(torch.zeros_like(ids_bn) if types_bn is None else types_bn)

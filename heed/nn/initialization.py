@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from heed.config import ModelConfig
-from heed.nn.embedding import Embedding
+
+
+class Embedding(nn.Embedding):
+    """Learned vectors by number, with the standard deviation they are initialized with."""
+
+    def __init__(self, rows: int, width: int, *, std: float | None = None) -> None:
+        self.std = width**-0.5 if std is None else std
+        super().__init__(rows, width)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.nn.embedding import Embedding
+from heed.nn.initialization import Embedding
 from heed.nn.kernels.linear import Dropout
 
 PRIME, BASE = 2**31 - 1, 1_000_003

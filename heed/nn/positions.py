@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from heed.config import POSITIONS, ModelConfig
 from heed.config.registry import register
 from heed.errors import DataError
-from heed.nn.embedding import Embedding
-from heed.nn.initialization import position_scale, token_size
+from heed.nn.initialization import Embedding, position_scale, token_size
 
 
 @register

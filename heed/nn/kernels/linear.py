@@ -1,8 +1,8 @@
-"""Linear layers, dropout and activations with few passes over memory.
+"""Linear layers, embeddings, dropout and activations with few passes over memory.
 
 Without gradients and under torch.compile these are torch's own steps. What a GPU runs while it
-trains is in `linear_gpu`; what a CPU runs, in `linear_cpu`, `bias_activation_cpu` and
-`residual_norm_cpu`.
+trains is in `linear_gpu` and `embedding_lookup`; what a CPU runs, in `linear_cpu`,
+`bias_activation_cpu` and `residual_norm_cpu`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,16 @@ class Dropout(nn.Dropout):
         mask = torch.empty(x.shape, dtype=x.dtype)
         torch.ge(bits, round(self.p * (2**32 - 1)) - 2**31, out=mask)
         return x * mask.mul_(1 / (1 - self.p))
+
+
+def look_up(table: nn.Embedding, ids: Tensor, scale: float) -> Tensor:
+    """The table's row for each id, times the scale."""
+    weight = table.weight
+    if weight.requires_grad and _trains_on_gpu(weight):
+        from heed.nn.kernels import embedding_lookup
+
+        return embedding_lookup.look_up(weight, ids, scale)
+    return table(ids) * scale
 
 
 def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:

@@ -358,7 +358,12 @@ def _differentiate(
 
 def _scale(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     """x · factor in one pass. A factor with dimensions is not rounded to 16 bits first."""
-    return torch.mul(x, factor.reshape([1] * x.dim()), out=torch.empty_like(x, dtype=dtype))
+    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    if _has_kernel(x) and not torch.compiler.is_compiling():
+        from heed.nn.kernels.triton.cross_entropy import scale
+
+        return scale(x, factor, out)
+    return torch.mul(x, factor.reshape([1] * x.dim()), out=out)
 
 
 _linear_cross_entropy = DifferentiableOp(

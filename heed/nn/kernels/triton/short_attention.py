@@ -7,14 +7,15 @@ be rotated (RoPE) as they are read; their gradients are then rotated back as the
 A bias that all sequences share is added to the scores. Its gradient is the sum over sequences of
 the scores' gradients, which the backward pass stores where that sum is wanted.
 
-A head is read in halves, because dimensions i and i + d/2 are rotated together; a dot product of
-heads is the sum of the dot products of their halves. A program multiplies R queries at a time by
-all C keys.
+With RoPE a head is read in halves, because dimensions i and i + d/2 are rotated together; a dot
+product of heads is the sum of the dot products of their halves. Without it the first "half" is the
+whole head, and there is no second. A program multiplies R queries at a time by all C keys.
 
 Weights are rounded to 16 bits before they are normalized, as FlashAttention does: the largest is
 then 1 and exact, and the error of the output is a fifth smaller than with rounded, normalized ones.
 
-Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, p = d/2.
+Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width, p = d/2
+with RoPE and d without.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Shape(NamedTuple):
     """The head width, and the power of two that holds it."""
     HALF: tl.constexpr
     PAIRS: tl.constexpr
-    """Half the head width, and the power of two that holds it."""
+    """Half the head width with RoPE, all of it without, and the power of two that holds that."""
     PRECISION: tl.constexpr
     """Of float32 dot products: "ieee" or "tf32"."""
     WHOLE: tl.constexpr
@@ -191,13 +192,16 @@ def _rotate(
 def _load_halves(
     part: tl.tuple, x: tl.tuple, b: tl.tensor, h: int, at: tl.tensor, size: int
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Both halves of a head [tokens, p], zeros beyond its end."""
+    """Both halves of a head [tokens, p], zeros beyond its end; without RoPE the head and None."""
     pairs = tl.arange(0, x.shape.PAIRS)[None, :]
     start = part.data + b.to(tl.int64) * part.b + h * part.h + at[:, None] * part.n + pairs
     inside = (at[:, None] < size) & (pairs < x.shape.HALF)
     low = tl.load(start, mask=inside, other=0.0)
-    inside = inside & (pairs + x.shape.HALF < x.shape.WIDTH)
-    return low, tl.load(start + x.shape.HALF, mask=inside, other=0.0)
+    high = None
+    if x.shape.HALF < x.shape.WIDTH:
+        inside = inside & (pairs + x.shape.HALF < x.shape.WIDTH)
+        high = tl.load(start + x.shape.HALF, mask=inside, other=0.0)
+    return low, high
 
 
 @kernel
@@ -216,8 +220,9 @@ def _store_halves(
     start = part.data + b.to(tl.int64) * part.b + h * part.h + at[:, None] * part.n + pairs
     inside = (at[:, None] < size) & (pairs < x.shape.HALF)
     tl.store(start, low.to(part.data.dtype.element_ty), mask=inside)
-    inside = inside & (pairs + x.shape.HALF < x.shape.WIDTH)
-    tl.store(start + x.shape.HALF, high.to(part.data.dtype.element_ty), mask=inside)
+    if high is not None:
+        inside = inside & (pairs + x.shape.HALF < x.shape.WIDTH)
+        tl.store(start + x.shape.HALF, high.to(part.data.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -265,7 +270,8 @@ def _softmax(
     The sum of a row without visible keys is given as 1, so that dividing by it gives zeros.
     """
     scores = tl.dot(q_low, tl.trans(k_low), input_precision=x.shape.PRECISION)
-    scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=x.shape.PRECISION)
+    if q_high is not None:
+        scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=x.shape.PRECISION)
     scores = scores * (x.scale * LOG2E)
     if x.bias is not None:
         scores += _load_cells(x.bias, h, rows, columns, n) * LOG2E
@@ -330,7 +336,9 @@ def _backward(
     k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, False)
     k_low, k_high = _rotate(x.keys, k_low, k_high, k_cos, k_sin)
     dk_low = tl.zeros([C, x.shape.PAIRS], tl.float32)
-    dk_high = tl.zeros([C, x.shape.PAIRS], tl.float32)
+    dk_high = None
+    if k_high is not None:
+        dk_high = tl.zeros([C, x.shape.PAIRS], tl.float32)
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
     for i in range(x.shape.SHARE * BLOCKS):
         h, rows = g * x.shape.SHARE + i // BLOCKS, i % BLOCKS * R + tl.arange(0, R)
@@ -350,14 +358,19 @@ def _backward(
         dv_cd = tl.dot(weights_cr, d_out_rd, dv_cd, input_precision=x.shape.PRECISION)
         d_scores_cr = tl.trans(d_scores)
         dk_low = tl.dot(d_scores_cr, q_low, dk_low, input_precision=x.shape.PRECISION)
-        dk_high = tl.dot(d_scores_cr, q_high, dk_high, input_precision=x.shape.PRECISION)
         dq_low = tl.dot(d_scores, k_low, input_precision=x.shape.PRECISION) * x.scale
-        dq_high = tl.dot(d_scores, k_high, input_precision=x.shape.PRECISION) * x.scale
+        dq_high = None
+        if k_high is not None:
+            dk_high = tl.dot(d_scores_cr, q_high, dk_high, input_precision=x.shape.PRECISION)
+            dq_high = tl.dot(d_scores, k_high, input_precision=x.shape.PRECISION) * x.scale
         cos, sin = _cos_sin(x, x.queries, b, rows, n, True)
         dq_low, dq_high = _rotate(x.queries, dq_low, dq_high, cos, -sin)
         _store_halves(dq_low, dq_high, dq, x, b, h, rows, n)
     k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, True)
-    dk_low, dk_high = _rotate(x.keys, dk_low * x.scale, dk_high * x.scale, k_cos, -k_sin)
+    dk_low = dk_low * x.scale
+    if k_high is not None:
+        dk_high = dk_high * x.scale
+    dk_low, dk_high = _rotate(x.keys, dk_low, dk_high, k_cos, -k_sin)
     _store_halves(dk_low, dk_high, dk, x, b, g, columns, m)
     store(dv_cd, dv, x.shape, b, g, columns, m)
 
@@ -423,7 +436,8 @@ def _sizes(kernel: str, call: Call) -> dict[str, int]:
 
 def _inputs(call: Call) -> Inputs:
     n, m, width = call.q.shape[2], call.k.shape[2], call.q.shape[3]
-    half = triton.cdiv(width, 2)
+    rotated = call.q_rotations is not None or call.k_rotations is not None
+    half = triton.cdiv(width, 2) if rotated else width
     constants = (
         call.causal,
         call.q.shape[1] // call.k.shape[1],
