@@ -143,11 +143,11 @@ class Stack(nn.Module):
         context, cross_context = self._context(x_bnw, tokens, keys), None
         if memory is not None and memory_tokens is not None:
             cross_context = self._cross_context(tokens, memory, memory_tokens)
-        x_bnw = self.dropout(self.embed(x_bnw, tokens.positions_bn))
+        x_bnw = self.embed(x_bnw, tokens.positions_bn)
         return self.run_blocks(x_bnw, context, cross_context, cache=cache, weights=weights)
 
     def embed(self, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
-        """What the first block reads: token vectors with positions, normalized if configured."""
+        """What `run_blocks` reads: token vectors with positions, normalized if configured."""
         if self.position_limit is not None:
             largest = read_maximum(positions_bn, training=self.training)
             if largest is not None and largest >= self.position_limit:
@@ -163,20 +163,23 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         weights: bool = False,
     ) -> StackOutput:
-        """Embedded vectors through all blocks."""
-        out = StackOutput(x_bnw, hidden=[x_bnw] if weights else [])
+        """Embedded vectors through dropout and all blocks."""
+        out = StackOutput(x_bnw)
         stream = ResidualStream.begin(
             x_bnw,
             self.dropout,
             pre_norm=self.pre_norm,
-            blocks=len(self.blocks),
+            blocks=self.blocks,
             sublayers=2 + self.crosses,
         )
+        if weights:
+            stream, x_bnw = stream.add_pending_branch()
+            out.hidden.append(x_bnw)
         for block, *inputs in self._layers(context, cross_context, cache):
             stream, self_weights, cross_weights = block(stream, *inputs, weights=weights)
             if weights:
-                stream = stream.add_pending_branch()
-                out.hidden.append(stream.x_bnw)
+                stream, x_bnw = stream.add_pending_branch()
+                out.hidden.append(x_bnw)
                 out.self_weights.append(self_weights)
                 if cross_weights is not None:
                     out.cross_weights.append(cross_weights)

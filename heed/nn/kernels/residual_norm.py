@@ -6,6 +6,9 @@ mask follows from a seed, drawn on the device by torch's own generator: a checkp
 generator's state, and each replay of a captured graph draws new seeds. A compiler gets the separate
 steps, which it fuses by itself. Training on a CPU has the same in C (`residual_norm_cpu.py`).
 
+The dropout of the embedding is the stream's as well. There is no x yet to add to, so the embedding
+is the first branch, and the first norm's kernel computes dropout(branch).
+
 Shapes: b batch, n tokens, w model width.
 """
 
@@ -52,7 +55,8 @@ class ResidualStream(NamedTuple):
     A named tuple, because sharded training (FSDP) finds a block's tensors in tuples alone.
     """
 
-    x_bnw: Tensor
+    x_bnw: Tensor | None
+    """None as long as the embedding is the branch that waits."""
     branch_bnw: Tensor | None
     dropout: nn.Dropout
     pre_norm: bool
@@ -60,20 +64,32 @@ class ResidualStream(NamedTuple):
 
     @classmethod
     def begin(
-        cls, x_bnw: Tensor, dropout: nn.Dropout, *, pre_norm: bool, blocks: int, sublayers: int
+        cls,
+        embedded_bnw: Tensor,
+        dropout: nn.Dropout,
+        *,
+        pre_norm: bool,
+        blocks: nn.ModuleList,
+        sublayers: int,
     ) -> ResidualStream:
-        """The stream that enters the first of `blocks` blocks, each of so many sublayers."""
-        seeds = draw_seeds(x_bnw, dropout, blocks + 1, MAX_SUBLAYERS)
+        """The stream that enters the first of these blocks, each of so many sublayers.
+
+        It is dropout(embedded): where the first norm's kernel can compute that, it waits for it.
+        """
+        waits = pre_norm and _needs_seeds(embedded_bnw, dropout) and not _is_compiled(blocks)
+        x_bnw = None if waits else dropout(embedded_bnw)
+        seeds = draw_seeds(embedded_bnw, dropout, len(blocks) + 1, MAX_SUBLAYERS)
         in_order: list[Tensor] = []
         for of_block in () if seeds is None else seeds.unbind():
             first, *others = of_block.unbind()[:sublayers]
             in_order += [first, *others] if pre_norm else [*others, first]
-        return cls(x_bnw, None, dropout, pre_norm, DropoutSeeds(in_order))
+        branch_bnw = embedded_bnw if waits else None
+        return cls(x_bnw, branch_bnw, dropout, pre_norm, DropoutSeeds(in_order))
 
     def normalize(self, norm: nn.Module) -> tuple[ResidualStream, Tensor]:
         """The stream with its branch added, and what a sublayer reads: pre-norm, the norm of it."""
         if not self.pre_norm:
-            return self, self.x_bnw
+            return self.add_pending_branch()
         seed = self.seeds.take()
         x_bnw, y_bnw = add_norm(*self[:2], norm, self.dropout, seed=seed, for_linear=True)
         return self._with(x_bnw), y_bnw
@@ -84,25 +100,24 @@ class ResidualStream(NamedTuple):
             seed = self.seeds.take()
             return self._with(add_norm(self.x_bnw, branch_bnw, norm, self.dropout, seed=seed)[1])
         waiting = self._with(self.x_bnw, branch_bnw)
-        return waiting.add_pending_branch() if torch.compiler.is_compiling() else waiting
+        return waiting.add_pending_branch()[0] if torch.compiler.is_compiling() else waiting
 
-    def add_pending_branch(self) -> ResidualStream:
-        """The stream with its branch added now, by torch's own steps."""
-        if self.branch_bnw is None:
-            return self
-        return self._with(self.x_bnw + self.dropout(self.branch_bnw))
+    def add_pending_branch(self) -> tuple[ResidualStream, Tensor]:
+        """The stream with its branch, if any, added now by torch's own steps, and its vectors."""
+        x_bnw = _add(*self[:2], self.dropout)
+        return self._with(x_bnw), x_bnw
 
     def finish(self, norm: nn.Module, *, for_linear: bool = False) -> Tensor:
         """The norm of the stream after the last block; `for_linear` as in `add_norm`."""
         seed = self.seeds.take()
         return add_norm(*self[:2], norm, self.dropout, seed=seed, for_linear=for_linear)[1]
 
-    def _with(self, x_bnw: Tensor, branch_bnw: Tensor | None = None) -> ResidualStream:
+    def _with(self, x_bnw: Tensor | None, branch_bnw: Tensor | None = None) -> ResidualStream:
         return ResidualStream(x_bnw, branch_bnw, self.dropout, self.pre_norm, self.seeds)
 
 
 def add_norm(
-    x_bnw: Tensor,
+    x_bnw: Tensor | None,
     branch_bnw: Tensor | None,
     norm: nn.Module,
     dropout: nn.Dropout,
@@ -110,7 +125,7 @@ def add_norm(
     seed: Tensor | None = None,
     for_linear: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x + dropout(branch), or x where there is no branch, and the norm of that.
+    """x + dropout(branch), where one of the two may be None, and the norm of that.
 
     With `for_linear` only linear layers read the norm: under autocast the kernel writes it in their
     dtype. On a GPU, dropout without a seed is torch's own; on a CPU the kernel draws its seed.
@@ -124,35 +139,53 @@ def add_norm(
         kind, stream = (isinstance(norm, nn.LayerNorm), norm.eps), parameter_stream(*parameters)
         run: Any = _AddNorm.apply
         return run(x_bnw, branch_bnw, *parameters, seed, *kind, dropped, for_linear, stream)
-    if dropped < 1.0 and trains_on_cpu(x_bnw):
+    if x_bnw is not None and dropped < 1.0 and trains_on_cpu(x_bnw):
         from heed.nn.kernels.residual_norm_cpu import add_norm_in_c
 
         found = add_norm_in_c(x_bnw, branch_bnw, norm, dropped, for_linear=for_linear)
         if found is not None:
             return found
-    if branch_bnw is not None:
-        x_bnw = x_bnw + (branch_bnw if dropped == 0.0 else dropout(branch_bnw))
+    x_bnw = _add(x_bnw, branch_bnw, dropout)
     return x_bnw, norm(x_bnw)
 
 
 def draw_seeds(x: Tensor, dropout: nn.Dropout, *size: int) -> Tensor | None:
     """Dropout seeds [*size, 2] for one pass; None where they are not needed."""
-    if _probability(dropout) == 0.0 or not on_gpu(x):
+    if not _needs_seeds(x, dropout):
         return None
     return torch.randint(2**63 - 1, (*size, SEED_SIZE), device=x.device)
+
+
+def _needs_seeds(x: Tensor, dropout: nn.Dropout) -> bool:
+    return _probability(dropout) > 0.0 and on_gpu(x)
+
+
+def _is_compiled(blocks: nn.ModuleList) -> bool:
+    """Whether a compiler gets these blocks, alone or with all around them."""
+    if torch.compiler.is_compiling():
+        return True
+    return any(block._compiled_call_impl is not None for block in blocks)
+
+
+def _add(x: Tensor | None, branch: Tensor | None, dropout: nn.Dropout) -> Tensor:
+    """x + dropout(branch) by torch's own steps; of x and the branch one may be None."""
+    if branch is None:
+        return cast(Tensor, x)
+    added = branch if _probability(dropout) == 0.0 else dropout(branch)
+    return added if x is None else x + added
 
 
 def _probability(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
 
 
-def _has_kernel(x: Tensor, branch: Tensor | None, norm: nn.Module) -> bool:
-    if not on_gpu(x) or torch.compiler.is_compiling() or x.shape[-1] > MAX_WIDTH:
+def _has_kernel(x: Tensor | None, branch: Tensor | None, norm: nn.Module) -> bool:
+    parts = [part for part in (x, branch) if part is not None]
+    if not on_gpu(parts[0]) or torch.compiler.is_compiling() or parts[0].shape[-1] > MAX_WIDTH:
         return False
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.eps is None:
         return False
-    parts = (x, norm.weight) if branch is None else (x, branch, norm.weight)
-    return all(part.dtype in DTYPES for part in parts)
+    return all(part.dtype in DTYPES for part in (*parts, norm.weight))
 
 
 class _AddNorm(torch.autograd.Function):
@@ -161,7 +194,7 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: Tensor,
+        x: Tensor | None,
         branch: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
@@ -175,14 +208,13 @@ class _AddNorm(torch.autograd.Function):
         from heed.nn.kernels.triton.residual_norm import NormConfig, add_and_norm
 
         ctx.config = NormConfig(centred, eps, dropped)
-        ctx.dtypes = x.dtype, x.dtype if branch is None else branch.dtype
-        dtype = _normed_dtype(
-            torch.promote_types(*ctx.dtypes), x.device.type, for_linear=for_linear
-        )
+        ctx.dtypes = tuple(None if part is None else part.dtype for part in (x, branch))
+        known = [dtype for dtype in ctx.dtypes if dtype is not None]
+        sum_dtype = torch.promote_types(known[0], known[-1])
+        dtype = _normed_dtype(sum_dtype, weight.device.type, for_linear=for_linear)
         stream, normed, moments = add_and_norm(x, branch, seed, weight, bias, ctx.config, dtype)
         ctx.save_for_backward(stream, moments, seed, weight)
-        ctx.has_branch, ctx.parameters = branch is not None, (weight, bias)
-        ctx.stream = parameter_stream
+        ctx.parameters, ctx.stream = (weight, bias), parameter_stream
         ctx.set_materialize_grads(False)
         return stream, normed
 
@@ -211,7 +243,7 @@ class _AddNorm(torch.autograd.Function):
             gradients = parameter_gradients()
         else:
             ctx.stream.add_gradients(ctx.parameters, parameter_gradients, (sums,))
-        return dx, d_branch if ctx.has_branch else None, *gradients, *[None] * 6
+        return dx, d_branch, *gradients, *[None] * 6
 
 
 def _normed_dtype(sum_dtype: torch.dtype, device: str, *, for_linear: bool) -> torch.dtype:

@@ -13,7 +13,8 @@ from support import apart, new_language_model, texts, tiny
 from torch import Tensor, nn
 
 from heed.models import build
-from heed.nn.kernels.residual_norm import add_norm, draw_seeds
+from heed.nn.kernels.linear import Dropout
+from heed.nn.kernels.residual_norm import ResidualStream, add_norm, draw_seeds
 from heed.nn.stack import Stack
 
 each_place = pytest.mark.parametrize("place", ["pre", "post"])
@@ -44,6 +45,12 @@ def test_it_is_a_sum_and_its_norm(
     alone, normed = add_norm(x, None, norm, dropout)
     assert alone is x
     assert torch.equal(normed, norm(x))
+    torch.manual_seed(seed)
+    alone, normed = add_norm(None, branch, norm, dropout)
+    torch.manual_seed(seed)
+    expected = F.dropout(branch, p, training)
+    assert torch.equal(alone, expected)
+    assert torch.equal(normed, norm(expected))
 
 
 def test_a_cpu_needs_no_seeds() -> None:
@@ -51,6 +58,27 @@ def test_a_cpu_needs_no_seeds() -> None:
     before = torch.get_rng_state()
     assert draw_seeds(torch.zeros(2, 3), nn.Dropout(0.5), 4) is None
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@each_place
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_cpu_drops_the_embedding_at_once(place: str, grad: bool, training: bool) -> None:
+    """And draws nothing beside."""
+    embedded, dropout = torch.randn(2, 7, 16), Dropout(0.3).train(training)
+    blocks = nn.ModuleList([nn.Identity()])
+    with torch.set_grad_enabled(grad):
+        torch.manual_seed(1)
+        stream = ResidualStream.begin(
+            embedded, dropout, pre_norm=place == "pre", blocks=blocks, sublayers=2
+        )
+        after = torch.get_rng_state()
+        torch.manual_seed(1)
+        expected = dropout(embedded)
+    assert stream.branch_bnw is None
+    assert stream.x_bnw is not None
+    assert torch.equal(stream.x_bnw, expected)
+    assert torch.equal(torch.get_rng_state(), after)
 
 
 @each_place

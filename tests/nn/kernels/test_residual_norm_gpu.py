@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from heed.models import build
 from heed.nn.kernels import residual_norm
-from heed.nn.kernels.residual_norm import add_norm, draw_seeds
+from heed.nn.kernels.residual_norm import ResidualStream, add_norm, draw_seeds
 
 Norm = nn.LayerNorm | nn.RMSNorm
 pytestmark = [
@@ -238,6 +238,40 @@ def test_what_is_dropped_has_no_gradient() -> None:
     assert apart(grads[0], exact_grads[0]) <= 1e-5
 
 
+@each_dtype
+@each_norm
+@pytest.mark.parametrize("used", [(True, True), (False, True), (True, False)])
+def test_a_branch_alone_is_its_dropout_and_the_norm_of_that(
+    kind: str, dtype: torch.dtype, used: tuple[bool, bool]
+) -> None:
+    """With the mask that the branch would have if it were added to zeros."""
+    for n, w in SIZES:
+        norm, branch = build_norm(kind, w), rows(n, w, dtype=dtype)
+        out = add_norm(None, branch, norm, nn.Dropout(0.3), seed=seed_of(3))
+        kept = mask_of(n, w, 0.3, seed_of(3))
+        exact = plainly(branch.double() * kept, None, norm)
+        assert [part.dtype for part in out] == [dtype] * 2
+        assert torch.equal(out[0] == 0, kept == 0)
+        assert max(apart(a, b) for a, b in zip(out, exact, strict=True)) <= TOLERANCE[dtype]
+        wanted = [branch, *norm.parameters()] if used[1] else [branch]
+        grads, exact_grads = (gradients(part, wanted, used) for part in (out, exact))
+        assert [grad.dtype for grad in grads] == [part.dtype for part in wanted]
+        assert (grads[0][kept == 0] == 0).all()
+        assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= TOLERANCE[dtype]
+
+
+@each_norm
+def test_a_branch_alone_without_dropout_is_what_x_alone_is(kind: str) -> None:
+    norm, x = build_norm(kind, 200), rows(9, 200)
+    wanted = [x, *norm.parameters()]
+    branch_alone, x_alone = add_norm(None, x, norm, NONE), add_norm(x, None, norm, NONE)
+    for found, expected in (
+        (branch_alone, x_alone),
+        (gradients(branch_alone, wanted), gradients(x_alone, wanted)),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_a_pass_draws_one_seed_per_residual_add() -> None:
     torch.manual_seed(0)
     x, dropout = rows(4, 64), nn.Dropout(0.5)
@@ -260,6 +294,65 @@ def test_without_a_seed_dropout_is_torchs(p: float) -> None:
     joined, _ = add_norm(x, branch, norm, nn.Dropout(p), seed=seed_of(1) if p == 1 else None)
     torch.manual_seed(3)
     assert torch.equal(joined, x + F.dropout(branch, p))
+
+
+# ---------------------------------------------------------------------- dropout of the embedding
+
+
+def begin(embedded: Tensor, dropout: nn.Dropout, **changes: Any) -> ResidualStream:
+    blocks = nn.ModuleList([nn.Identity(), nn.Identity()])
+    wanted: Any = {"pre_norm": True, "blocks": blocks, "sublayers": 2} | changes
+    return ResidualStream.begin(embedded, dropout, **wanted)
+
+
+def test_the_first_norm_drops_the_embedding() -> None:
+    """By a mask of its own, which the gradient has, too."""
+    p, w = 0.3, 64
+    norm, embedded, branch = build_norm("layer", w), rows(2, 40, w), rows(2, 40, w, seed=1)
+    stream = begin(embedded, nn.Dropout(p))
+    assert stream.x_bnw is None
+    stream, normed = stream.normalize(norm)
+    x = stream.x_bnw
+    assert x is not None
+    kept = x != 0
+    assert abs(kept.double().mean() - (1 - p)) <= 6 * (p * (1 - p) / kept.numel()) ** 0.5
+    exact = plainly(embedded.double() * kept / (1 - p), None, norm)
+    assert max(apart(a, b) for a, b in zip((x, normed), exact, strict=True)) <= 1e-6
+    wanted = [embedded, *norm.parameters()]
+    grads, exact_grads = gradients((x, normed), wanted), gradients(exact, wanted)
+    assert max(apart(a, b) for a, b in zip(grads, exact_grads, strict=True)) <= 1e-5
+    added = stream.add(branch, norm).normalize(norm)[0].x_bnw
+    assert added is not None
+    agree = ((added != x) == kept).double().mean()
+    chance = (1 - p) ** 2 + p**2
+    assert abs(agree - chance) <= 6 * (chance * (1 - chance) / kept.numel()) ** 0.5
+
+
+@COMPILES
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_an_embedding_that_does_not_wait_is_dropped_by_torch(place: str) -> None:
+    compiled, embedded = nn.Identity(), rows(2, 40, 64)
+    compiled.compile()
+    changes: list[Any] = [{"pre_norm": False}, {"blocks": nn.ModuleList([compiled])}]
+    torch.manual_seed(3)
+    stream = begin(embedded, nn.Dropout(0.3), **changes[place == "pre"])
+    torch.manual_seed(3)
+    assert stream.branch_bnw is None
+    assert stream.x_bnw is not None
+    assert torch.equal(stream.x_bnw, F.dropout(embedded, 0.3))
+    for dropout in (nn.Dropout(0.3).eval(), NONE):
+        stream = begin(embedded, dropout, pre_norm=place == "pre")
+        assert stream.branch_bnw is None
+        assert stream.x_bnw is not None
+        assert torch.equal(stream.x_bnw, embedded)
+
+
+def test_an_embedding_may_be_dropped_whole() -> None:
+    embedded, norm = rows(2, 40, 64), build_norm("layer", 64)
+    stream, normed = begin(embedded, nn.Dropout(1.0)).normalize(norm)
+    assert stream.x_bnw is not None
+    assert not stream.x_bnw.any()
+    assert torch.equal(normed, norm(torch.zeros_like(embedded)))
 
 
 # ---------------------------------------------------------------------------------- whole models
@@ -312,14 +405,26 @@ def test_dropout_depends_on_the_generator_alone(place: str) -> None:
     assert not torch.equal(result(model, ids())[0], result(model, ids())[0])
 
 
+@torch.no_grad()
+def test_a_trace_begins_with_the_embedding_after_dropout() -> None:
+    model = language_model(dropout=0.3).train()
+    embedded = model.embedding(ids())
+    first = model.trace(ids()).hidden["decoder"][0]
+    kept = first != 0
+    assert 0 < kept.double().mean() < 1
+    torch.testing.assert_close(first, embedded * kept / 0.7)
+
+
 @needs_gpu
-def test_each_replay_of_a_graph_draws_new_dropout() -> None:
+@pytest.mark.parametrize("residual", [True, False])
+def test_each_replay_of_a_graph_draws_new_dropout(residual: bool) -> None:
     """It is the dropout of eager calls with the same state of the generator."""
-    norm, x, branch = build_norm("layer", 320), rows(500, 320), rows(500, 320, seed=1)
-    dropout, wanted = nn.Dropout(0.3), [x, branch, *norm.parameters()]
+    norm, branch = build_norm("layer", 320), rows(500, 320, seed=1)
+    x, dropout = rows(500, 320) if residual else None, nn.Dropout(0.3)
+    wanted = [*([] if x is None else [x]), branch, *norm.parameters()]
 
     def run() -> list[Tensor]:
-        seeds = draw_seeds(x, dropout, 1)
+        seeds = draw_seeds(branch, dropout, 1)
         assert seeds is not None
         out = add_norm(x, branch, norm, dropout, seed=seeds[0])
         return [*(part.detach() for part in out), *gradients_of_sums(out, wanted)]

@@ -1,8 +1,8 @@
 """Cross-entropy of rows of logits; its gradient overwrites them.
 
-A program takes one row. A short one it holds in its registers. A longer one it reads twice: for the
-softmax's maximum and sum, kept per lane and combined at the end, then to write the gradient. The
-second time most of the row is still in the cache. Shapes: r rows, v vocabulary.
+A program takes one row and reads it twice: for the softmax's maximum and sum, kept per lane and
+combined at the end, then to write the gradient. The second time most of the row is still in the
+cache. Shapes: r rows, v vocabulary.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from heed.nn.kernels.triton import kernel
 from heed.nn.kernels.triton.tile import HIDDEN
 
 LANES, PARTS, LANES_A_WARP, REGISTERS = 2048, 4, 256, 80
-"""A program reads PARTS x LANES logits at a time; a thread's lanes are 16 bytes of bfloat16. With
-so few registers three programs share one multiprocessor."""
+"""A program reads PARTS x LANES logits at a time, at most; a thread's lanes are 16 bytes of
+bfloat16. With so few registers three of the largest programs share one multiprocessor."""
+READS = 4
+"""A row is read in about as many parts: fewer warps then wait for each other at its sums."""
 CELLS, CELL_WARPS = 2048, 4
 """Numbers that a program scales, and its warps: 32 bytes of bfloat16 per thread."""
 
@@ -94,37 +96,6 @@ def store_zeros(at: tl.tensor, step: int, v: int, PARTS: tl.constexpr, LANES: tl
 
 
 @kernel
-def _short_row(
-    at: tl.tensor,
-    step: int,
-    target: tl.tensor,
-    own: tl.tensor,
-    v: int,
-    SMOOTHING: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-) -> tl.tuple:
-    """What `softmax_of_row` and `is_prediction` return of a row, whose gradient is written too."""
-    columns = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    x = tl.load(at + columns, mask=columns < v, other=float("-inf")).to(tl.float32)
-    top = tl.max(tl.max(x, axis=0), axis=0)
-    equal = tl.max(tl.max(((x == own) & (columns < target)).to(tl.int32), axis=0), axis=0)
-    ahead = 0.0
-    if SMOOTHING > 0:
-        ahead = tl.sum(tl.sum(tl.where(columns < v, x - own, 0.0), axis=0), axis=0)
-    x = tl.exp(x - top)
-    total = tl.sum(tl.sum(x, axis=0), axis=0)
-    if GRADIENT:
-        d = x * (1.0 / total) - SMOOTHING / v
-        d = tl.where(columns == target, d - (1 - SMOOTHING), d)
-        # Padding counts in the products with the gradient: it must be zero.
-        d = tl.where(columns < v, d, 0.0)
-        tl.store(at + columns, d.to(at.dtype.element_ty), mask=columns < step)
-    return top, tl.log(total), ahead, (own == top).to(tl.int32) - equal
-
-
-@kernel
 def _cross_entropy(
     logits: tl.tensor,
     step: int,
@@ -136,7 +107,6 @@ def _cross_entropy(
     IGNORED: tl.constexpr,
     SMOOTHING: tl.constexpr,
     GRADIENT: tl.constexpr,
-    SHORT: tl.constexpr,
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
@@ -151,21 +121,15 @@ def _cross_entropy(
             store_zeros(at, step, v, PARTS, LANES)
     else:
         own = load_own_logit(at, target, v)
-        if SHORT:
-            top, log_total, ahead, predicted = _short_row(
-                at, step, target, own, v, SMOOTHING, GRADIENT, PARTS, LANES
-            )
-        else:
-            top, log_total, ahead = softmax_of_row(at, own, v, SMOOTHING, PARTS, LANES)
-            predicted = is_prediction(at, own, top, target, PARTS, LANES)
+        top, log_total, ahead = softmax_of_row(at, own, v, SMOOTHING, PARTS, LANES)
         loss = (top - own) + log_total
         if SMOOTHING > 0:
             loss -= SMOOTHING * (ahead / v)
         tl.store(losses + row, loss)
-        tl.store(correct + row, predicted)
+        tl.store(correct + row, is_prediction(at, own, top, target, PARTS, LANES))
         if levels is not None:
             tl.store(levels + row, top + log_total)
-        if GRADIENT and not SHORT:
+        if GRADIENT:
             level, spread = top + log_total, SMOOTHING / v
             tile = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
             for start in range(0, v, PARTS * LANES):
@@ -214,8 +178,7 @@ def chunk_cross_entropy(
     given, gets the logarithm of the softmax's denominator of every row whose target is not ignored.
     """
     rows, v = logits_rv.shape
-    lanes = min(LANES, max(64, triton.next_power_of_2(v)))
-    parts = min(PARTS, triton.next_power_of_2(triton.cdiv(v, lanes)))
+    lanes = min(LANES, max(64, triton.next_power_of_2(v) // (PARTS * READS)))
     _cross_entropy[(rows,)](
         logits_rv,
         logits_rv.stride(0),
@@ -227,8 +190,7 @@ def chunk_cross_entropy(
         IGNORED=ignore_index,
         SMOOTHING=smoothing,
         GRADIENT=gradient,
-        SHORT=logits_rv.stride(0) <= parts * lanes,
-        PARTS=parts,
+        PARTS=min(PARTS, triton.next_power_of_2(triton.cdiv(v, lanes))),
         LANES=lanes,
         num_warps=max(1, lanes // LANES_A_WARP),
         maxnreg=REGISTERS,

@@ -74,6 +74,7 @@ def _add_and_norm(
     w: int,
     EPS: tl.constexpr,
     DROPPED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BRANCH: tl.constexpr,
     CENTERED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -85,13 +86,16 @@ def _add_and_norm(
     there = column < w
     inside = (row < r)[:, None] & there[None, :]
     cell = row.to(tl.int64)[:, None] * w + column[None, :]
-    total = tl.load(x + cell, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        total = tl.load(x + cell, mask=inside, other=0.0).to(tl.float32)
     if BRANCH:
         added = tl.load(branch + cell, mask=inside, other=0.0).to(tl.float32)
         if DROPPED > 0:
             keeps = _keep_mask(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
             added = tl.where(keeps, added * (1 / (1 - DROPPED)), 0.0)
-        rounded = (total + added).to(joined.dtype.element_ty)
+        if RESIDUAL:
+            added += total
+        rounded = added.to(joined.dtype.element_ty)
         tl.store(joined + cell, rounded, mask=inside)
         total = rounded.to(tl.float32)
     if CENTERED:
@@ -121,6 +125,7 @@ def _add_and_norm_backward(
     r: int,
     w: int,
     DROPPED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BRANCH: tl.constexpr,
     PASSED: tl.constexpr,
     CENTERED: tl.constexpr,
@@ -128,17 +133,20 @@ def _add_and_norm_backward(
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     ROUNDS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     program, column = tl.program_id(0), tl.arange(0, WIDE)
     there = column < w
     gain = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
     d_gain, d_bias = tl.zeros([ROWS, WIDE], tl.float32), tl.zeros([ROWS, WIDE], tl.float32)
-    for start in range(program * ROWS, r, tl.num_programs(0) * ROWS):
+    for start in tl.range(program * ROWS, r, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         inside = (row < r)[:, None] & there[None, :]
         cell = row.to(tl.int64)[:, None] * w + column[None, :]
         x = tl.load(joined + cell, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(d_normed + cell, mask=inside, other=0.0).to(tl.float32)
+        if PASSED:  # read before the sums over a row, which all warps wait for
+            passed = tl.load(d_joined + cell, mask=inside, other=0.0).to(tl.float32)
         scale = tl.load(scales + row, mask=row < r, other=0.0)
         if CENTERED:
             x -= tl.load(means + row, mask=row < r, other=0.0)[:, None]
@@ -152,8 +160,9 @@ def _add_and_norm_backward(
             d -= (tl.sum(d, axis=1) / w)[:, None]
         d = (d - x * along[:, None]) * scale[:, None]
         if PASSED:
-            d += tl.load(d_joined + cell, mask=inside, other=0.0).to(tl.float32)
-        tl.store(dx + cell, d.to(dx.dtype.element_ty), mask=inside)
+            d += passed
+        if RESIDUAL:
+            tl.store(dx + cell, d.to(dx.dtype.element_ty), mask=inside)
         if BRANCH:
             if DROPPED > 0:
                 keeps = _keep_mask(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
@@ -166,7 +175,7 @@ def _add_and_norm_backward(
 
 
 def add_and_norm(
-    x: Tensor,
+    x: Tensor | None,
     branch: Tensor | None,
     seed: Tensor | None,
     weight_w: Tensor,
@@ -174,20 +183,23 @@ def add_and_norm(
     config: NormConfig,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + dropout(branch), its norm in `dtype`, and each row's mean and 1/std [2, r]."""
-    x, w = x.contiguous(), x.shape[-1]
-    branch = None if branch is None else branch.contiguous()
-    joined = x
+    """x + dropout(branch), its norm in `dtype`, and each row's mean and 1/std [2, r].
+
+    Of x and the branch one may be None.
+    """
+    parts = [part.contiguous() for part in (x, branch) if part is not None]
+    first, last = parts[0], parts[-1]
+    joined, w = first, first.shape[-1]
     if branch is not None:
-        joined = torch.empty_like(x, dtype=torch.promote_types(x.dtype, branch.dtype))
-    normed, rows = torch.empty_like(x, dtype=dtype), x.numel() // w
-    moments_2r = x.new_empty(2, rows, dtype=torch.float32)
+        joined = torch.empty_like(first, dtype=torch.promote_types(first.dtype, last.dtype))
+    normed, rows = torch.empty_like(first, dtype=dtype), first.numel() // w
+    moments_2r = first.new_empty(2, rows, dtype=torch.float32)
     size = _size(w)
     if rows:
         _add_and_norm[(triton.cdiv(rows, size["ROWS"]),)](
-            x,
-            x if branch is None else branch,
-            seed if seed is not None and config.dropped else x,
+            first,
+            last,
+            seed if seed is not None and config.dropped else first,
             weight_w,
             weight_w if bias_w is None else bias_w,
             joined,
@@ -197,6 +209,7 @@ def add_and_norm(
             w,
             EPS=config.eps,
             DROPPED=config.dropped,
+            RESIDUAL=x is not None,
             BRANCH=branch is not None,
             CENTERED=config.centered,
             BIAS=bias_w is not None,
@@ -214,21 +227,22 @@ def add_and_norm_backward(
     config: NormConfig,
     d_joined: Tensor | None,
     d_normed: Tensor,
-    dtypes: tuple[torch.dtype, torch.dtype],
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
     biased: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients of x and of the branch, in `dtypes`, and of weight and bias, if any.
 
-    Without dropout and with equal dtypes the first two are one tensor. The last are partial sums in
-    float32 [p, w, or 2w with a bias].
+    Where a dtype is None, the forward pass had no such part. Without dropout and with equal dtypes
+    the first two are one tensor. The last are partial sums in float32 [p, w, or 2w with a bias].
     """
     w, dropped = weight_w.shape[0], config.dropped
     d_normed = d_normed.contiguous()
     d_joined = None if d_joined is None else d_joined.contiguous()
-    dx = d_branch = torch.empty_like(joined, dtype=dtypes[0])
-    separate = dropped > 0 or dtypes[1] != dtypes[0]
-    if separate:
-        d_branch = torch.empty_like(joined, dtype=dtypes[1])
+    shares = dropped == 0 and dtypes[0] == dtypes[1]
+    dx, d_branch = (
+        None if dtype is None else torch.empty_like(joined, dtype=dtype)
+        for dtype in (dtypes[0], None if shares else dtypes[1])
+    )
     rows, size = joined.numel() // w, _size(w)
     programs = min(triton.cdiv(rows, size["ROWS"]), _max_resident(joined.device, size["num_warps"]))
     sums = joined.new_empty(programs, 1 + biased, w, dtype=torch.float32)
@@ -240,21 +254,23 @@ def add_and_norm_backward(
             weight_w,
             d_normed if d_joined is None else d_joined,
             d_normed,
-            dx,
-            d_branch,
+            joined if dx is None else dx,
+            joined if d_branch is None else d_branch,
             sums,
             rows,
             w,
             DROPPED=dropped,
-            BRANCH=separate,
+            RESIDUAL=dx is not None,
+            BRANCH=d_branch is not None,
             PASSED=d_joined is not None,
             CENTERED=config.centered,
             BIAS=biased,
             ROUNDS=ROUNDS,
+            STAGES=2 if size["ROWS"] <= 2 else 1,
             **size,
             maxnreg=REGISTERS,
         )
-    return dx, d_branch, sums.flatten(1)
+    return dx, dx if shares else d_branch, sums.flatten(1)
 
 
 def _size(w: int) -> dict[str, int]:

@@ -8,8 +8,8 @@ A bias that all sequences share is added to the scores. Its gradient is the sum 
 the scores' gradients, which the backward pass stores where that sum is wanted.
 
 With RoPE a head is read in halves, because dimensions i and i + d/2 are rotated together; a dot
-product of heads is the sum of the dot products of their halves. Without it the first "half" is the
-whole head, and there is no second. A program multiplies R queries at a time by all C keys.
+product of heads is the sum of the dot products of their halves. Without it the lower "half" is the
+whole head, and the higher one is not used. A program multiplies R queries at a time by all C keys.
 
 Weights are rounded to 16 bits before they are normalized, as FlashAttention does: the largest is
 then 1 and exact, and the error of the output is a fifth smaller than with rounded, normalized ones.
@@ -192,12 +192,12 @@ def _rotate(
 def _load_halves(
     part: tl.tuple, x: tl.tuple, b: tl.tensor, h: int, at: tl.tensor, size: int
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Both halves of a head [tokens, p], zeros beyond its end; without RoPE the head and None."""
+    """Both halves of a head [tokens, p], zeros beyond its end; without RoPE the head, twice."""
     pairs = tl.arange(0, x.shape.PAIRS)[None, :]
     start = part.data + b.to(tl.int64) * part.b + h * part.h + at[:, None] * part.n + pairs
     inside = (at[:, None] < size) & (pairs < x.shape.HALF)
     low = tl.load(start, mask=inside, other=0.0)
-    high = None
+    high = low
     if x.shape.HALF < x.shape.WIDTH:
         inside = inside & (pairs + x.shape.HALF < x.shape.WIDTH)
         high = tl.load(start + x.shape.HALF, mask=inside, other=0.0)
@@ -220,7 +220,7 @@ def _store_halves(
     start = part.data + b.to(tl.int64) * part.b + h * part.h + at[:, None] * part.n + pairs
     inside = (at[:, None] < size) & (pairs < x.shape.HALF)
     tl.store(start, low.to(part.data.dtype.element_ty), mask=inside)
-    if high is not None:
+    if x.shape.HALF < x.shape.WIDTH:
         inside = inside & (pairs + x.shape.HALF < x.shape.WIDTH)
         tl.store(start + x.shape.HALF, high.to(part.data.dtype.element_ty), mask=inside)
 
@@ -270,7 +270,7 @@ def _softmax(
     The sum of a row without visible keys is given as 1, so that dividing by it gives zeros.
     """
     scores = tl.dot(q_low, tl.trans(k_low), input_precision=x.shape.PRECISION)
-    if q_high is not None:
+    if x.shape.HALF < x.shape.WIDTH:
         scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=x.shape.PRECISION)
     scores = scores * (x.scale * LOG2E)
     if x.bias is not None:
@@ -336,9 +336,7 @@ def _backward(
     k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, False)
     k_low, k_high = _rotate(x.keys, k_low, k_high, k_cos, k_sin)
     dk_low = tl.zeros([C, x.shape.PAIRS], tl.float32)
-    dk_high = None
-    if k_high is not None:
-        dk_high = tl.zeros([C, x.shape.PAIRS], tl.float32)
+    dk_high = dk_low
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
     for i in range(x.shape.SHARE * BLOCKS):
         h, rows = g * x.shape.SHARE + i // BLOCKS, i % BLOCKS * R + tl.arange(0, R)
@@ -359,18 +357,15 @@ def _backward(
         d_scores_cr = tl.trans(d_scores)
         dk_low = tl.dot(d_scores_cr, q_low, dk_low, input_precision=x.shape.PRECISION)
         dq_low = tl.dot(d_scores, k_low, input_precision=x.shape.PRECISION) * x.scale
-        dq_high = None
-        if k_high is not None:
+        dq_high = dq_low
+        if x.shape.HALF < x.shape.WIDTH:
             dk_high = tl.dot(d_scores_cr, q_high, dk_high, input_precision=x.shape.PRECISION)
             dq_high = tl.dot(d_scores, k_high, input_precision=x.shape.PRECISION) * x.scale
         cos, sin = _cos_sin(x, x.queries, b, rows, n, True)
         dq_low, dq_high = _rotate(x.queries, dq_low, dq_high, cos, -sin)
         _store_halves(dq_low, dq_high, dq, x, b, h, rows, n)
     k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, True)
-    dk_low = dk_low * x.scale
-    if k_high is not None:
-        dk_high = dk_high * x.scale
-    dk_low, dk_high = _rotate(x.keys, dk_low, dk_high, k_cos, -k_sin)
+    dk_low, dk_high = _rotate(x.keys, dk_low * x.scale, dk_high * x.scale, k_cos, -k_sin)
     _store_halves(dk_low, dk_high, dk, x, b, g, columns, m)
     store(dv_cd, dv, x.shape, b, g, columns, m)
 
