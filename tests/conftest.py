@@ -15,12 +15,16 @@ from hypothesis import settings
 from labs import tiny_lab, tiny_runs
 from scored_texts import files, own_cache, run, text, texts
 
+from heed.files import cache_root
+
 __all__ = ["chromium", "files", "own_cache", "run", "text", "texts", "tiny_lab", "tiny_runs"]
 
 MOST_WORKERS = 4
 """Each holds torch and a few small models."""
 
 torch.set_num_threads(1)
+# Tests have caches of their own. Kernels in C need not be compiled for each of them.
+os.environ.setdefault("HEED_KERNEL_CACHE", str(cache_root() / "kernels"))
 settings.register_profile(
     "heed", deadline=None, derandomize=True, database=None, max_examples=25, print_blob=False
 )

@@ -303,6 +303,7 @@ def test_a_failing_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small C source, and a cache folder of its own."""
+    monkeypatch.delenv("HEED_KERNEL_CACHE")
     monkeypatch.setenv("HEED_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "two.c"
     path.write_text("int two(void) { return 2; }\n", encoding="utf-8")
@@ -320,6 +321,16 @@ def test_a_library_is_compiled_once(source: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(c_library, "_compile", None)
     assert c_library.load_library(source, ()).two() == 2
     assert kept_libraries(source) == [library]
+
+
+def test_compiled_libraries_may_have_a_folder_of_their_own(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = source.parent / "libraries"
+    monkeypatch.setenv("HEED_KERNEL_CACHE", str(folder))
+    assert c_library.load_library(source, ()).two() == 2
+    assert [path.suffix for path in folder.iterdir()] == [".so"]
+    assert not kept_libraries(source)
 
 
 def test_another_content_is_another_library(source: Path) -> None:

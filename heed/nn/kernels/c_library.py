@@ -1,8 +1,8 @@
 """Kernels in C: compiled by the machine's own compiler when they are first needed, and kept.
 
-A source is compiled once for each content, set of flags and kind of CPU. The library stays in the
-cache folder, for its owner alone. One that another user could have written, or that is damaged, is
-never loaded.
+A source is compiled once for each content, set of flags and kind of CPU. The library stays in
+$HEED_KERNEL_CACHE, or else in `kernels` in the cache folder, for its owner alone. One that another
+user could have written, or that is damaged, is never loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CompilerError(Exception):
 
 
 def load_library(source: Path, flags: Sequence[str]) -> CDLL:
-    """The library of a C source, compiled now if it is not in the cache folder."""
+    """The library of a C source, compiled now if it was not before."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise CompilerError(f"there is no C compiler ({', '.join(COMPILERS)}).")
@@ -39,11 +39,12 @@ def load_library(source: Path, flags: Sequence[str]) -> CDLL:
     content = b"".join(path.read_bytes() for path in (source, *headers))
     settings = repr((compiler, FLAGS, tuple(flags), cpu_instructions()))
     key = hashlib.sha256(settings.encode() + content).hexdigest()
-    kept = cache_root() / "kernels" / f"{source.stem}-{key[:32]}.so"
+    folder = os.environ.get("HEED_KERNEL_CACHE") or cache_root() / "kernels"
+    kept = Path(folder) / f"{source.stem}-{key[:32]}.so"
     if _is_sound(kept):
         return CDLL(str(kept))
-    with TemporaryDirectory() as folder:
-        built = Path(folder) / kept.name
+    with TemporaryDirectory() as draft:
+        built = Path(draft) / kept.name
         _compile(compiler, source, flags, built)
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
