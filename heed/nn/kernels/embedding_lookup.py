@@ -26,14 +26,15 @@ class _LookUp(Function):
     def forward(ctx: Any, table_vw: Tensor, ids: Tensor, scale: float) -> Tensor:
         from heed.nn.kernels.triton import embedding_lookup
 
-        ctx.save_for_backward(ids)
+        out, keys_n = embedding_lookup.look_up(table_vw, ids, scale)
+        ctx.save_for_backward(keys_n)
         ctx.rows, ctx.dtype, ctx.scale = len(table_vw), table_vw.dtype, scale
-        return embedding_lookup.look_up(table_vw, ids, scale)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, None, None]:
         from heed.nn.kernels.triton.embedding_lookup import table_gradient
 
-        (ids,) = ctx.saved_tensors
-        return table_gradient(d_out, ids, ctx.rows, ctx.scale).to(ctx.dtype), None, None
+        (keys_n,) = ctx.saved_tensors
+        return table_gradient(d_out, keys_n, ctx.rows, ctx.scale).to(ctx.dtype), None, None

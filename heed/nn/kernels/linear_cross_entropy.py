@@ -344,6 +344,8 @@ def _fake(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
     ctx.needs_grad = inputs[-1]
+    # Asked here, because a dry launch pretends to have a GPU in the forward pass alone.
+    ctx.has_kernel = _has_kernel(inputs[0])
     ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
     ctx.save_for_backward(*outputs[2:])
 
@@ -352,14 +354,17 @@ def _differentiate(
     ctx: Any, launch: None, d_total: Tensor, *unused: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     saved = zip(ctx.saved_tensors, ctx.needs_grad, ctx.dtypes, strict=True)
-    grads = [_scale(x, d_total, dtype) if needed else None for x, needed, dtype in saved]
+    grads = [
+        _scale(x, d_total, dtype, has_kernel=ctx.has_kernel) if needed else None
+        for x, needed, dtype in saved
+    ]
     return *grads, None, None, None, None, None, None, None
 
 
-def _scale(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def _scale(x: Tensor, factor: Tensor, dtype: torch.dtype, *, has_kernel: bool) -> Tensor:
     """x · factor in one pass. A factor with dimensions is not rounded to 16 bits first."""
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    if _has_kernel(x) and type(x) is Tensor:  # a compiler traces subclasses, without memory
+    if has_kernel and type(x) is Tensor:  # a compiler traces subclasses, without memory
         from heed.nn.kernels.triton.cross_entropy import scale
 
         return scale(x, factor, out)

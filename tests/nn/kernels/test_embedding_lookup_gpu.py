@@ -19,7 +19,12 @@ from heed.config import ModelConfig
 from heed.models import build
 from heed.nn.kernels.embedding_lookup import look_up
 
-pytestmark = [pytest.mark.gpu, needs_kernels]
+pytestmark = [
+    pytest.mark.gpu,
+    needs_kernels,
+    # NumPy warns about loops in the interpreter.
+    pytest.mark.filterwarnings("default:Conversion of an array:DeprecationWarning"),
+]
 EXAMPLES = settings(max_examples=40 if CUDA else 12, deadline=None)
 
 
@@ -32,6 +37,13 @@ def gradients(run: Any, table: Tensor, ids: Tensor, scale: float, d_out: Tensor)
     out = run(table, ids, scale)
     (d_table,) = torch.autograd.grad(out, table, d_out.to(out.dtype))
     return d_table
+
+
+def kernels() -> Any:
+    """The module of the kernels, which is there where Triton is."""
+    from heed.nn.kernels.triton import embedding_lookup
+
+    return embedding_lookup
 
 
 def draw(v: int, w: int, ids: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -78,11 +90,13 @@ def test_a_run_may_begin_and_end_anywhere(count: int) -> None:
 
 
 def test_a_vocabulary_beyond_16_bits() -> None:
-    v = 40_000
-    ids = torch.tensor([[39_999, 5, 5, 32_768, 0, 39_999, 32_767]], device=DEVICE)
-    table, d_out = draw(v, 8, ids)
-    d_table = gradients(look_up, table, ids, 1.5, d_out)
-    torch.testing.assert_close(d_table, gradients(plain, table, ids, 1.5, d_out), rtol=1e-5, atol=0)
+    """Up to 32,767 tokens are sorted by 16-bit numbers."""
+    for v in (32_766, 32_767, 32_768):
+        ids = torch.tensor([[v - 1, 5, 5, 32_765, 0, v - 1]], device=DEVICE)
+        table, d_out = draw(v, 8, ids)
+        d_table = gradients(look_up, table, ids, 1.5, d_out)
+        expected = gradients(plain, table, ids, 1.5, d_out)
+        torch.testing.assert_close(d_table, expected, rtol=1e-5, atol=0)
 
 
 def test_the_order_of_tokens_changes_no_other_row() -> None:
@@ -112,6 +126,42 @@ def test_an_id_outside_the_vocabulary_gives_nan() -> None:
     found = look_up(table, torch.tensor([1, 4, -1], device=DEVICE), 1.0)
     assert found[0].isfinite().all()
     assert found[1:].isnan().all()
+
+
+@pytest.mark.parametrize("v", [4, 40])
+@pytest.mark.parametrize("wrong", [-1, 40, 41, 65_537, 2**31])
+def test_an_id_outside_the_vocabulary_changes_no_gradient(v: int, wrong: int) -> None:
+    """A number cut to 16 bits could be that of another token."""
+    ids = torch.tensor([wrong, 1, 3, wrong, 1], device=DEVICE)
+    known = ids[(ids >= 0) & (ids < v)]
+    table, d_out = draw(v, 8, ids)
+    d_table = gradients(look_up, table, ids, 2.0, d_out)
+    expected = gradients(plain, table, known, 2.0, d_out[(ids >= 0) & (ids < v)])
+    torch.testing.assert_close(d_table, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_row_beyond_the_table_is_written() -> None:
+    v, w = 4, 8
+    keys = torch.tensor([1, 3, 3, v, v], device=DEVICE, dtype=torch.int16)
+    order = torch.arange(len(keys), device=DEVICE)
+    d_out = torch.ones(len(keys), w, device=DEVICE)
+    d_table = torch.full((v + 4, w), 7.0, device=DEVICE)
+    partial = torch.empty(2, w, device=DEVICE)
+    sizes: dict[str, Any] = {"SCALE": 1.0, "CHUNK": 16, "COLUMNS": 128}
+    kernels()._sum_chunk[(1, 1)](d_out, keys, order, d_table, partial, len(keys), v, w, **sizes)
+    assert d_table[:, 0].tolist() == [7.0, 1.0, 7.0, 2.0, 7.0, 7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_and_tables_need_not_be_contiguous(dtype: torch.dtype) -> None:
+    ids = torch.tensor([[3, 1, 2], [0, 3, 3]], device=DEVICE, dtype=dtype).mT
+    table, d_out = draw(5, 24, ids)
+    transposed = table.detach().mT.contiguous().mT.requires_grad_()
+    found = look_up(transposed, ids, 0.5)
+    torch.testing.assert_close(found.double(), plain(table, ids, 0.5), rtol=1e-6, atol=1e-6)
+    spread = d_out[:1, :1].expand_as(d_out)
+    d_table = gradients(look_up, transposed, ids, 0.5, spread)
+    torch.testing.assert_close(d_table, gradients(plain, table, ids, 0.5, spread))
 
 
 @needs_gpu

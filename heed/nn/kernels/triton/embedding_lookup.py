@@ -24,6 +24,7 @@ CHUNK, CHUNK_COLUMNS = 16, 128
 PARTS, PART_COLUMNS = 8, 512
 """Partial sums read at once, and most columns."""
 WARPS = 4
+MAX_INT16 = torch.iinfo(torch.int16).max
 
 
 @kernel
@@ -31,6 +32,7 @@ def _look_up(
     table: tl.tensor,
     ids: tl.tensor,
     out: tl.tensor,
+    keys: tl.tensor,
     n: int,
     v: int,
     w: int,
@@ -38,12 +40,16 @@ def _look_up(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
+    """Rows of the table; and each token's id, or v for one outside the vocabulary."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     token = tl.load(ids + row, mask=row < n, other=-1).to(tl.int64)
+    known = (token >= 0) & (token < v)
+    key = tl.where(known, token, v).to(keys.dtype.element_ty)
+    tl.store(keys + row, key, mask=(row < n) & (tl.program_id(1) == 0))
     # An id outside the vocabulary has no row to read: NaN, as the target of a cross-entropy.
-    known = ((token >= 0) & (token < v))[:, None] & (column < w)[None, :]
-    x = tl.load(table + token[:, None] * w + column[None, :], mask=known, other=float("nan"))
+    readable = known[:, None] & (column < w)[None, :]
+    x = tl.load(table + token[:, None] * w + column[None, :], mask=readable, other=float("nan"))
     inside = (row < n)[:, None] & (column < w)[None, :]
     y = (x.to(tl.float32) * SCALE).to(out.dtype.element_ty)
     tl.store(out + row[:, None] * w + column[None, :], y, mask=inside)
@@ -57,12 +63,13 @@ def _sum_chunk(
     d_table: tl.tensor,
     partial: tl.tensor,
     n: int,
+    v: int,
     w: int,
     SCALE: tl.constexpr,
     CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """The sums of a chunk's runs, at the run's first token."""
+    """The sums of a chunk's runs, at the run's first token; key v has no row."""
     chunk = tl.program_id(0)
     start = chunk * CHUNK
     place = start + tl.arange(0, CHUNK)
@@ -77,7 +84,7 @@ def _sum_chunk(
     same = (key[:, None] == key[None, :]).to(tl.float32)
     sums = tl.dot(same, d, input_precision="ieee") * SCALE
     first = place == start
-    leads = (place < n) & (first | (key != before))
+    leads = (place < n) & (key < v) & (first | (key != before))
     whole = (key != after) & ((~first) | (key != before))
     at = d_table + key.to(tl.int64)[:, None] * w + column[None, :]
     tl.store(at, sums, mask=inside & (leads & whole)[:, None])
@@ -115,16 +122,22 @@ def _add_chunks(
         tl.store(d_table + token * w + column, tl.sum(total, axis=0), mask=there)
 
 
-def look_up(table_vw: Tensor, ids: Tensor, scale: float) -> Tensor:
-    """table[id] · scale [*ids, w], in the table's dtype."""
+def look_up(table_vw: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """table[id] · scale [*ids, w], in the table's dtype, and the key of each token [n].
+
+    A key is the id, or v for an id outside the vocabulary. Sorting takes a pass for each byte of a
+    key, so they are as short as can be.
+    """
     (v, w), n = table_vw.shape, ids.numel()
     out = table_vw.new_empty(*ids.shape, w)
+    keys_n = ids.new_empty(n, dtype=torch.int16 if v <= MAX_INT16 else torch.int32)
     if n:
         columns = min(COLUMNS, triton.next_power_of_2(w))
         _look_up[(triton.cdiv(n, ROWS), triton.cdiv(w, columns))](
-            table_vw,
+            table_vw.contiguous(),
             ids.contiguous(),
             out,
+            keys_n,
             n,
             v,
             w,
@@ -133,19 +146,17 @@ def look_up(table_vw: Tensor, ids: Tensor, scale: float) -> Tensor:
             COLUMNS=columns,
             num_warps=WARPS,
         )
-    return out
+    return out, keys_n
 
 
-def table_gradient(d_out: Tensor, ids: Tensor, v: int, scale: float) -> Tensor:
+def table_gradient(d_out: Tensor, keys_n: Tensor, v: int, scale: float) -> Tensor:
     """The gradient [v, w] of the table, in float32, from that of its rows [*ids, w]."""
-    n, w = ids.numel(), d_out.shape[-1]
+    n, w = len(keys_n), d_out.shape[-1]
     if not n:
         return d_out.new_zeros(v, w, dtype=torch.float32)
-    # Sorting takes a pass for every byte of an id.
-    key_type = torch.int16 if v <= torch.iinfo(torch.int16).max else torch.int32
-    keys_n, order_n = ids.flatten().to(key_type).sort(stable=True)
-    every_id = torch.arange(v, dtype=key_type, device=ids.device)
-    ends_v = torch.searchsorted(keys_n, every_id, right=True, out_int32=True)
+    every_key = torch.arange(v, dtype=keys_n.dtype, device=keys_n.device)
+    keys_n, order_n = keys_n.sort(stable=True)
+    ends_v = torch.searchsorted(keys_n, every_key, right=True, out_int32=True)
     chunks = triton.cdiv(n, CHUNK)
     d_table = d_out.new_empty(v, w, dtype=torch.float32)
     partial = d_out.new_empty(2 * chunks, w, dtype=torch.float32)
@@ -156,6 +167,7 @@ def table_gradient(d_out: Tensor, ids: Tensor, v: int, scale: float) -> Tensor:
         d_table,
         partial,
         n,
+        v,
         w,
         SCALE=scale,
         CHUNK=CHUNK,

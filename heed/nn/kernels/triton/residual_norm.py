@@ -266,7 +266,7 @@ def add_and_norm_backward(
             CENTERED=config.centered,
             BIAS=biased,
             ROUNDS=ROUNDS,
-            STAGES=2 if size["ROWS"] <= 2 else 1,
+            STAGES=2 if size["ROWS"] <= 2 and _has_large_shared_memory(joined.device) else 1,
             **size,
             maxnreg=REGISTERS,
         )
@@ -279,6 +279,17 @@ def _size(w: int) -> dict[str, int]:
     rows = max(1, CELLS // wide)
     warps = min(max(WARPS[0], wide // CELLS_A_WARP), WARPS[1])
     return {"ROWS": rows, "WIDE": wide, "num_warps": warps}
+
+
+def _has_large_shared_memory(device: torch.device) -> bool:
+    """Whether rows that are read ahead leave room for as many resident programs.
+
+    Compute capabilities 8.0, 9.0 and 10.0 have 164 kB or more for each multiprocessor, 8.6, 8.9 and
+    12.0 have 100.
+    """
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) in ((8, 0), (9, 0), (10, 0))
 
 
 @cache

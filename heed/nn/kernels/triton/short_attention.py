@@ -385,8 +385,8 @@ TILINGS = {
     "forward": {32: Tiling(32, 2), 64: Tiling(64, 4), 128: Tiling(64, 4)},
     "backward": {32: Tiling(32, 2, 160), 64: Tiling(64, 4, 168), 128: Tiling(128, 8)},
 }
-"""By the longer of queries and keys, for head width 64 in 16 bits: sizes that spill no register
-and let several programs share one multiprocessor."""
+"""By the longer of queries and keys, for head width 64 in 16 bits: sizes that spill few registers
+or none, and let several programs share one multiprocessor."""
 
 
 def tiling(kernel: str, longest: int, call: Call) -> Tiling:
