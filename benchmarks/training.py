@@ -29,15 +29,7 @@ import torch
 from common import RESULTS, keep, machine
 
 from heed.bench.against import peer_modes, standard_workload
-from heed.bench.like_for_like import (
-    TURN,
-    TURNS,
-    Options,
-    Row,
-    SpeedComparison,
-    System,
-    compare_all,
-)
+from heed.bench.like_for_like import TURN, TURNS, Options, Row, SpeedComparison, System, compare
 from heed.bench.peer_step import MODES
 from heed.bench.speed_table import comparison_notes, comparison_text
 from heed.bench.standard_shapes import (
@@ -214,29 +206,26 @@ def _tiny(setting: Setting) -> Setting:
     return replace(setting, **shape, texts=texts, vocab=100, source_vocab=source)
 
 
-def measure(
-    works: Sequence[Work], options: argparse.Namespace
-) -> Iterator[tuple[SpeedComparison, dict[str, Any]]]:
-    """Each comparison, and its figures with the table as text."""
+def measure(work: Work, options: argparse.Namespace) -> tuple[SpeedComparison, dict[str, Any]]:
+    """One comparison, and its figures with the table as text."""
+    print(f"{work.name}:", flush=True)
     settings = Options(
         torch.device(options.device),
         options.turns,
         0.0 if options.tiny else TURN[options.device],
+        alone=work.alone and options.cuda,
         clock=options.clock,
         product_size=PRODUCT if options.tiny else None,
         build_together=options.together,
     )
     say = partial(print, flush=True)
-    for alone in (False, True):
-        group = {work.name: work for work in works if (work.alone and options.cuda) == alone}
-        named = [(work.name, work.systems) for work in group.values()]
-        for comparison in compare_all(named, replace(settings, alone=alone), say=say):
-            rows = comparison.rows()
-            targets = [target.describe(rows) for target in group[comparison.name].targets]
-            text = [*comparison_text(comparison).splitlines(), "", *targets]
-            print("\n".join([*text, ""]), flush=True)
-            figures = {"machine": machine(options.device), **comparison.figures()}
-            yield comparison, {**figures, "targets": targets, "text": text}
+    comparison = compare(work.name, work.systems, settings, say=say)
+    rows = comparison.rows()
+    targets = [target.describe(rows) for target in work.targets]
+    text = [*comparison_text(comparison).splitlines(), "", *targets]
+    print("\n".join([*text, ""]), flush=True)
+    figures = {"machine": machine(options.device), **comparison.figures()}
+    return comparison, {**figures, "targets": targets, "text": text}
 
 
 def _earlier(folder: Path, name: str, measured: Sequence[str]) -> list[dict[str, Any]]:
@@ -262,9 +251,7 @@ def main() -> None:
     parser.add_argument("--texts", nargs="+", type=int, default=[64, 128], help="of GPT-2")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script")
     parser.add_argument(
-        "--together",
-        action="store_true",
-        help="build the systems of all comparisons at once: sooner on many cores",
+        "--together", action="store_true", help="build all systems at once: sooner on many cores"
     )
     parser.add_argument("--add", action="store_true", help="keep other comparisons in the results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for results")
@@ -277,14 +264,13 @@ def main() -> None:
     modes = peer_modes(torch.device(options.device), compiled=options.compile)
     options.modes = [mode for mode in modes if mode in (options.modes or modes)]
     name = f"training-{options.device}"
-    works = [
-        work for key in options.only or DEFAULT[options.device] for work in WORKS[key](options)
-    ]
     comparisons, figures = [], []
-    for comparison, found in measure(works, options):
-        comparisons.append(comparison)
-        figures.append(found)
-        save(name, comparisons, figures, options, show=False)  # nothing measured is lost
+    for key in options.only or DEFAULT[options.device]:
+        for work in WORKS[key](options):
+            comparison, found = measure(work, options)
+            comparisons.append(comparison)
+            figures.append(found)
+            save(name, comparisons, figures, options, show=False)  # nothing measured is lost
     save(name, comparisons, figures, options, show=True)
 
 

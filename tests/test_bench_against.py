@@ -8,7 +8,7 @@ import os
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from heed.bench.like_for_like import (
     SpeedComparison,
     System,
     compare,
-    compare_all,
 )
 from heed.bench.peer_step import MODES, WARM_UP, build_peer_steps, peer_inputs
 from heed.bench.peers import PEERS, PeerLoss, build_peer
@@ -305,8 +304,11 @@ def test_a_process_that_is_killed_has_failed() -> None:
     assert "killed" in answer["reason"]
 
 
-def kill_once() -> Callable[[Worker, str, float], dict[str, Any]]:
-    """`Worker.ask`, but the first peer asked is killed, as by a system out of memory."""
+@pytest.mark.slow
+def test_a_system_without_room_beside_the_others_is_measured_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second process is killed while both are alive, as by a system out of memory."""
     killed: list[int] = []
     ask = Worker.ask
 
@@ -316,15 +318,7 @@ def kill_once() -> Callable[[Worker, str, float], dict[str, Any]]:
             os.kill(worker.pid, signal.SIGKILL)
         return ask(worker, line, limit)
 
-    return kill_first
-
-
-@pytest.mark.slow
-def test_a_system_without_room_beside_the_others_is_measured_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The second process is killed while both are alive."""
-    monkeypatch.setattr(Worker, "ask", kill_once())
+    monkeypatch.setattr(Worker, "ask", kill_first)
     systems = build_systems(standard_workload(LM), "plain", precision="float32", modes=["eager"])
     said: list[str] = []
     found = compare("tiny", systems, QUICK, say=said.append)
@@ -350,40 +344,6 @@ def test_systems_that_are_built_together_take_turns_and_one_may_fail() -> None:
     ]
     assert all(len(r.seconds) == QUICK.turns for r in found.results if not r.failed)
     assert [line for line in said if "preparing" in line] == said[:3]
-
-
-@pytest.mark.slow
-def test_comparisons_may_be_built_at_once() -> None:
-    """All processes are there before the first turn; each comparison has its own systems."""
-    named = [
-        (name, build_systems(standard_workload(setting), library, precision="float32", modes=modes))
-        for name, setting, library, modes in (
-            ("language model", LM, "plain", ["eager"]),
-            ("translator", MT, "nn.Transformer", ["eager", "captured"]),
-        )
-    ]
-    said: list[str] = []
-    found = list(compare_all(named, replace(QUICK, build_together=True), say=said.append))
-    assert [comparison.name for comparison in found] == ["language model", "translator"]
-    for comparison, (_, systems) in zip(found, named, strict=True):
-        assert [result.system for result in comparison.results] == systems
-        measured = [result for result in comparison.results if not result.failed]
-        assert all(len(result.seconds) == QUICK.turns for result in measured)
-        assert any(result.system.is_heed for result in measured)
-    assert all("preparing" in line for line in said[:5])
-
-
-@pytest.mark.slow
-def test_comparisons_without_room_together_are_measured_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Worker, "ask", kill_once())
-    systems = build_systems(standard_workload(LM), "plain", precision="float32", modes=["eager"])
-    options, said = replace(QUICK, build_together=True), list[str]()
-    found = list(compare_all([("first", systems), ("second", systems)], options, say=said.append))
-    assert [comparison.name for comparison in found] == ["first", "second"]
-    assert not any(result.failed for comparison in found for result in comparison.results)
-    assert len([line for line in said if "preparing" in line]) == 8
 
 
 # ------------------------------------------------------------------------------------ the table

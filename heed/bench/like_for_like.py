@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -224,10 +224,6 @@ class SpeedComparison:
         ]
         return rows
 
-    def crowded(self) -> list[str]:
-        """Names of the systems for which memory was not enough."""
-        return [result.system.name for result in self.results if result.out_of_memory]
-
     def figures(self) -> dict[str, Any]:
         """This comparison for a program, rows in the order of the table."""
         return {
@@ -276,46 +272,20 @@ def _row_figures(row: Row) -> dict[str, Any]:
 
 def compare(name: str, systems: Sequence[System], options: Options, *, say: Say) -> SpeedComparison:
     """Measure all systems; one that fails is reported as failed, and the others go on."""
-    if not options.alone:
-        with ExitStack() as stack:
-            (built,) = _build_all(stack, [systems], options, say)
-            comparison = _take_turns(name, built, options, say)
-        crowded = comparison.crowded()
-        if not (crowded and len(systems) > 1):
-            return comparison
-        say(f"  {crowded[0]} had no room beside the others: each is measured alone.")
-        options = replace(options, alone=True)
-    results: list[Result] = []
-    for system in systems:
-        with ExitStack() as stack:
-            (built,) = _build_all(stack, [[system]], options, say)
-            results += _take_turns(name, built, options, say).results
-    return SpeedComparison(name, options, results)
-
-
-def compare_all(
-    named: Sequence[tuple[str, Sequence[System]]], options: Options, *, say: Say
-) -> Iterator[SpeedComparison]:
-    """Several comparisons, one after the other.
-
-    With `build_together` the systems of all of them are built at once. A comparison whose systems
-    had no room then is measured by itself, after the others.
-    """
-    left = dict(named)
-    if named and options.build_together and not options.alone:
-        with ExitStack() as stack:
-            groups = _build_all(stack, [systems for _, systems in named], options, say)
-            has_room = not any(result.out_of_memory for built in groups for _, result in built)
-            for (name, _), built in zip(named, groups, strict=True):
-                if has_room:
-                    say(f"{name}:")
-                    comparison = _take_turns(name, built, options, say)
-                    if not comparison.crowded():
-                        del left[name]
-                        yield comparison
-    for name, systems in left.items():
-        say(f"{name}:")
-        yield compare(name, systems, options, say=say)
+    with tempfile.TemporaryDirectory() as folder:
+        files = _save_workloads(systems, Path(folder))
+        specs = [system.specify(files[id(system.workload)], options) for system in systems]
+        if not options.alone:
+            results = _alternate(systems, specs, options, say)
+            crowded = [r.system.name for r in results if r.out_of_memory]
+            if not (crowded and len(systems) > 1):
+                return SpeedComparison(name, options, results)
+            say(f"  {crowded[0]} had no room beside the others: each is measured alone.")
+            options = replace(options, alone=True)
+        results = []
+        for system, spec in zip(systems, specs, strict=True):
+            results += _alternate([system], [spec], options, say)
+        return SpeedComparison(name, options, results)
 
 
 def _save_workloads(systems: Sequence[System], folder: Path) -> dict[int, Path]:
@@ -328,42 +298,30 @@ def _save_workloads(systems: Sequence[System], folder: Path) -> dict[int, Path]:
     return files
 
 
-def _build_all(
-    stack: ExitStack, groups: Sequence[Sequence[System]], options: Options, say: Say
-) -> list[list[tuple[Worker, Result]]]:
-    """Start a process for each system, which builds it; they end with the stack."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    systems = [system for group in groups for system in group]
-    files = _save_workloads(systems, folder)
-    specs = [system.specify(files[id(system.workload)], options) for system in systems]
+def _alternate(
+    systems: Sequence[System], specs: Sequence[dict[str, Any]], options: Options, say: Say
+) -> list[Result]:
+    """Start a process for each system, which builds it, then let them take turns."""
     results = [Result(system) for system in systems]
-    # Not all at once, unless asked for: imports of one would slow the build of another.
-    build = partial(_build, stack, say)
-    if options.build_together:
-        threads = stack.enter_context(ThreadPoolExecutor(len(systems)))
-        workers = list(threads.map(build, specs, results))
-    else:
-        workers = list(map(build, specs, results))
-    built = iter(zip(workers, results, strict=True))
-    return [[next(built) for _ in group] for group in groups]
-
-
-def _take_turns(
-    name: str, built: Sequence[tuple[Worker, Result]], options: Options, say: Say
-) -> SpeedComparison:
-    """Let the processes of one comparison take turns."""
-    comparison = SpeedComparison(name, options, [result for _, result in built])
-    if not options.alone and comparison.crowded():
-        return comparison  # each is measured alone, from the start
-    for turn in range(1, options.turns + 1):
-        ready = [(worker, result) for worker, result in built if not result.failed]
-        for worker, result in ready:
-            _record_turn(result, worker.ask("go", LONGEST_TURN))
-            if result.failed:
-                worker.close()  # one that hangs must not compute beside the others
-        rates = (f"{r.rates[-1]:,.0f}" for _, r in ready if not r.failed)
-        say(f"  turn {turn} of {options.turns}: {' '.join(rates)} tokens/s")
-    return comparison
+    with ExitStack() as stack:
+        # Not all at once, unless asked for: imports of one would slow the build of another.
+        build = partial(_build, stack, say)
+        if options.build_together:
+            threads = stack.enter_context(ThreadPoolExecutor(len(systems)))
+            workers = list(threads.map(build, specs, results))
+        else:
+            workers = list(map(build, specs, results))
+        if not options.alone and any(result.out_of_memory for result in results):
+            return results  # each is measured alone, from the start
+        for turn in range(1, options.turns + 1):
+            ready = [(w, r) for w, r in zip(workers, results, strict=True) if not r.failed]
+            for worker, result in ready:
+                _record_turn(result, worker.ask("go", LONGEST_TURN))
+                if result.failed:
+                    worker.close()  # one that hangs must not compute beside the others
+            rates = (f"{r.rates[-1]:,.0f}" for _, r in ready if not r.failed)
+            say(f"  turn {turn} of {options.turns}: {' '.join(rates)} tokens/s")
+    return results
 
 
 def _build(stack: ExitStack, say: Say, spec: dict[str, Any], result: Result) -> Worker:
