@@ -2,9 +2,11 @@
 
     python benchmarks/gpu_tests.py
     python benchmarks/gpu_tests.py --out DIR --workers 6 tests/nn/kernels
+    python benchmarks/gpu_tests.py --minutes 4 tests/train tests/nn tests      the first ones first
 
 The result goes to gpu-tests.txt and gpu-tests.json in DIR (default: benchmarks/results). Exit code
-0: no test failed. The environment variable HEED_COMMIT names the commit of a copy without git.
+0: all tests ran, and none failed. After `--minutes` the rest is not run, and the result says how
+many. The environment variable HEED_COMMIT names the commit of a copy without git.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,30 +31,36 @@ SLOWEST = 15
 """How many of the slowest tests the result names."""
 
 
-def run_pytest(paths: list[str], workers: int, report: Path) -> int:
-    """Run the tests marked `gpu`; writes a JUnit report and returns pytest's exit code."""
+def run_pytest(paths: list[str], workers: int, lines: Path, limit: float | None) -> None:
+    """Run the tests marked `gpu`, each with a line in the file `lines`, for `limit` seconds."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark"]
-    command += ["-n", str(workers), f"--junitxml={report}", "-o", "junit_family=xunit1", *paths]
-    return subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
+    command += ["-n", str(workers), "--maxschedchunk", "4"]
+    command += ["-p", "report_lines", "--report-lines", str(lines), *paths]
+    variables = environment()
+    variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
+    process = subprocess.Popen(command, cwd=ROOT, env=variables, start_new_session=True)
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def read_report(report: Path) -> dict[str, Any]:
-    """Counts, failures and slowest tests of a JUnit report written by pytest."""
+def read_lines(path: Path) -> dict[str, Any]:
+    """Counts, failures and slowest tests of the file that `report_lines` wrote."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    failures, seconds = [], []
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it
-        name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
-        problem = case.find("failure")
-        problem = case.find("error") if problem is None else problem
-        if problem is not None:
-            counts["failed"] += 1
-            failures.append({"test": name, "message": (problem.get("message") or "")[:2000]})
-        elif case.find("skipped") is not None:
-            counts["skipped"] += 1
-        else:
-            counts["passed"] += 1
-        seconds.append((float(case.get("time") or 0.0), name))
+    failures, seconds, total, ended = [], [], 0, set()
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        if "tests" in line:
+            total = line["tests"]
+            continue
+        counts[line["outcome"]] += 1
+        ended.add(line["test"])
+        seconds.append((line["seconds"], line["test"]))
+        if line["outcome"] == "failed":
+            failures.append({"test": line["test"], "message": line["message"]})
     slowest = [{"test": name, "seconds": s} for s, name in sorted(seconds, reverse=True)[:SLOWEST]]
+    counts["not run"] = total - len(ended)
     return {"counts": counts, "failures": failures, "slowest": slowest}
 
 
@@ -102,14 +110,14 @@ def format_result(result: dict[str, Any]) -> str:
     """The result as plain text: counts and failures first."""
     counts, machine = result["counts"], result["machine"]
     lines = [
-        f"GPU tests: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} "
-        f"skipped in {result['seconds']:.0f} s with {result['workers']} workers",
+        f"GPU tests: {', '.join(f'{number} {what}' for what, number in counts.items())} "
+        f"in {result['seconds']:.0f} s with {result['workers']} workers",
         f"commit {machine['commit']}; {machine['gpu']}; python {machine['python']}; "
         + "; ".join(f"{name} {number}" for name, number in machine["versions"].items()),
     ]
     for failure in result["failures"]:
-        message = (failure["message"].splitlines() or [""])[0]
-        lines.append(f"FAILED {failure['test']}: {message}")
+        reasons = [line[1:].strip() for line in failure["message"].splitlines() if line[:1] == "E"]
+        lines.append(f"FAILED {failure['test']}: {next(iter(reasons), '')}")
     lines.append("Slowest:")
     lines += [f"  {one['seconds']:6.1f} s  {one['test']}" for one in result["slowest"]]
     return "\n".join(lines) + "\n"
@@ -121,14 +129,16 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", default=["tests"], help="test files or folders")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--minutes", type=float, help="run no longer than that")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        code = run_pytest(options.paths, options.workers, report)
-        if not report.exists():
-            raise SystemExit(f"pytest wrote no report; its exit code is {code}.")
-        result = read_report(report)
+        lines = Path(folder) / "lines"
+        limit = None if options.minutes is None else 60 * options.minutes
+        run_pytest(options.paths, options.workers, lines, limit)
+        if not lines.exists() or not lines.stat().st_size:
+            raise SystemExit("pytest collected no tests.")
+        result = read_lines(lines)
     result |= {"seconds": time.monotonic() - began, "workers": options.workers}
     result["machine"] = describe_machine()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -136,7 +146,8 @@ def main() -> None:
     (options.out / "gpu-tests.txt").write_text(text, encoding="utf-8")
     (options.out / "gpu-tests.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     print(text)
-    raise SystemExit(code)
+    counts = result["counts"]
+    raise SystemExit(1 if counts["failed"] or counts["not run"] else 0)
 
 
 if __name__ == "__main__":
