@@ -11,6 +11,7 @@ import os
 import pytest
 import torch
 from browser import chromium
+from gpu_marks import INTERPRETED
 from hypothesis import settings
 from labs import tiny_lab, tiny_runs
 from scored_texts import files, own_cache, run, text, texts
@@ -29,6 +30,13 @@ settings.register_profile(
     "heed", deadline=None, derandomize=True, database=None, max_examples=25, print_blob=False
 )
 settings.load_profile("heed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """NumPy warns about loops in Triton's interpreter."""
+    if INTERPRETED:
+        ignored = "default:Conversion of an array:DeprecationWarning"
+        config.addinivalue_line("filterwarnings", ignored)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -22,8 +22,6 @@ from heed.nn.kernels.embedding_lookup import look_up
 pytestmark = [
     pytest.mark.gpu,
     needs_kernels,
-    # NumPy warns about loops in the interpreter.
-    pytest.mark.filterwarnings("default:Conversion of an array:DeprecationWarning"),
 ]
 EXAMPLES = settings(max_examples=40 if CUDA else 12, deadline=None)
 

@@ -19,8 +19,6 @@ pytestmark = [
     needs_kernels,
     # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
-    # NumPy warns about loops in the interpreter.
-    pytest.mark.filterwarnings("default:Conversion of an array:DeprecationWarning"),
 ]
 
 IGNORED = -100

@@ -26,8 +26,6 @@ pytestmark = [
     needs_kernels,
     # Torch warns when a process starts with a backward pass.
     pytest.mark.filterwarnings("default:Attempting to run cuBLAS"),
-    # NumPy warns about loops in the interpreter.
-    pytest.mark.filterwarnings("default:Conversion of an array:DeprecationWarning"),
 ]
 # Compiling, torch warns of what it uses itself, and of settings that are faster and less exact.
 COMPILES = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
