@@ -60,6 +60,11 @@ UNREACHABLE = ("ConnectError", "ConnectionError", "ConnectTimeout", "LocalEntryN
 NOT_ON_HUB = ("RepositoryNotFoundError", "DatasetNotFoundError", "RevisionNotFoundError")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the kind of an error without one."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def describe_hub_error(error: BaseException) -> tuple[str, str]:
     """What went wrong with the Hugging Face hub, and what to do, without its class names."""
     names: set[str] = set()
@@ -74,8 +79,7 @@ def describe_hub_error(error: BaseException) -> tuple[str, str]:
     if names & {*UNREACHABLE} or "OfflineModeIsEnabled" in names:
         todo = "Check the network, or copy it from another machine and name its folder."
         return "the hub cannot be reached, and there is no copy of it here.", todo
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{lines[0].rstrip('.')}.", "Check its name and the network."
+    return f"{first_line(error).rstrip('.')}.", "Check its name and the network."
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 from test_cli import heed
 
-from heed.errors import describe_hub_error
+from heed.errors import describe_hub_error, first_line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one\ntwo"), "one"),
+        (ValueError("\n  one"), "one"),
+        (ValueError(), "ValueError"),
+        (AssertionError("\n"), "AssertionError"),
+    ],
+)
+def test_an_error_has_a_first_line_even_without_a_message(error: Exception, line: str) -> None:
+    assert first_line(error) == line
 
 
 class ConnectError(Exception):

@@ -249,7 +249,8 @@ def read_progress(run: Path) -> str | None:
     with suppress(OSError, ValueError), open_regular(run / "metrics.jsonl") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
-        line = json.loads(file.read().splitlines()[-1])
+        ending = file.read().splitlines()
+        line = json.loads(ending[-1]) if ending else {}
     with suppress(KeyError, TypeError, ValueError):
         speed = line["time"]["tokens_per_second"]
         return f"step {line['step']:,}, epoch {line['epoch']}, {speed:,.0f} tokens/s"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from evaluating import invoke_command
+from hypothesis import given
+from hypothesis import strategies as st
 from killing import FOUND
 from rich.console import Console
 from studying import outcome_of, tiny_study, write_recipe
@@ -24,7 +26,7 @@ from heed.report.study_report import build_study_report
 from heed.study.compare_named import compare_named
 from heed.study.plan import plan_trials
 from heed.study.run_study import write_csv
-from heed.study.status_table import StatusView, describe_end, render_status
+from heed.study.status_table import StatusView, describe_end, read_progress, render_status
 from heed.study.study_estimate import StudyEstimate, render_estimate
 from heed.study.study_file import read_study
 from heed.study.study_folder import create_study_folder
@@ -314,3 +316,23 @@ def test_a_disk_that_is_really_full(recipe: str, tmp_path: Path) -> None:
     assert "the same command goes on" in process.stderr
     assert "Traceback" not in process.stderr
     assert read_study("copy").seeds == [*range(9)]
+
+
+def test_progress_is_the_last_line_of_the_metrics(tmp_path: Path) -> None:
+    assert read_progress(tmp_path) is None
+    line = {"step": 1200, "epoch": 3, "time": {"tokens_per_second": 4567.8}}
+    text = json.dumps({"step": 1}) + "\n" + json.dumps(line) + "\n"
+    (tmp_path / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert read_progress(tmp_path) == "step 1,200, epoch 3, 4,568 tokens/s"
+
+
+@given(
+    content=st.binary(max_size=60) | st.sampled_from([b"", b"\n", b"[]\n", b"{}", b'{"time": 1}'])
+)
+def test_progress_is_not_known_from_metrics_that_are_being_written(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The file of a run that has begun is empty at first."""
+    run = tmp_path_factory.mktemp("run")
+    (run / "metrics.jsonl").write_bytes(content)
+    assert read_progress(run) is None

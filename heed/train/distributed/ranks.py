@@ -28,7 +28,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
 
-from heed.errors import ConfigError, HeedError, RunError, StoppedError
+from heed.errors import ConfigError, HeedError, RunError, StoppedError, first_line
 from heed.train.distributed.torchrun import REPORT_SECONDS, is_torchrun
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _lost_rank_error(world: World, error: BaseException) -> HeedError:
         ranks = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(silent)}"
         what = f"{ranks} stopped, and the others cannot continue alone."
     else:
-        what = f"the ranks lost their connection: {str(error).splitlines()[0]}"
+        what = f"the ranks lost their connection: {first_line(error)}"
     todo = (
         f"Continue with: {world.command} resume {world.folder}" if world.folder else "Start again."
     )

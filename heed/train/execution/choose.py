@@ -21,7 +21,7 @@ from heed.config import Recipe
 from heed.data.batching.batch import Batch
 from heed.data.batching.length_buckets import BatchShape
 from heed.device import is_out_of_memory
-from heed.errors import ConfigError
+from heed.errors import ConfigError, first_line
 from heed.nn.stack import Block
 from heed.train.execution.cuda_graphs import GraphStep, blank_batch
 from heed.train.objective import find_fp8_obstacle
@@ -149,7 +149,7 @@ def _choose(
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        say(f"Execution: eager, because capture failed: {str(error).splitlines()[0]}")
+        say(f"Execution: eager, because capture failed: {first_line(error)}")
         return build("eager")
     seconds = time.perf_counter() - began
     say(f"Execution: {len(work.shapes)} shapes captured as CUDA graphs in {seconds:.1f} s.")

@@ -19,7 +19,7 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 from heed.config import TrainConfig
 from heed.config.base import unknown_name
 from heed.config.train import OPTIMIZERS
-from heed.errors import ConfigError, HeedError
+from heed.errors import ConfigError, HeedError, first_line
 from heed.models.layer_index import layer_indices
 from heed.train.optimizers.custom import Adagrad, Group, Lion, Muon
 from heed.train.optimizers.fused_adamw import FusedAdam, FusedAdamW, can_fuse
@@ -288,7 +288,7 @@ def _fastest_kernels(
         else:
             return kernels
     raise HeedError(
-        f"This optimizer cannot update such parameters: {str(refusal).splitlines()[0]}",
+        f"This optimizer cannot update such parameters: {first_line(refusal)}",
         todo="Choose another, as adamw, or train without sharding.",
     ) from refusal
 
