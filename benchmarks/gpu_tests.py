@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,12 @@ def run_pytest(paths: list[str], workers: int, lines: Path, limit: float | None)
     variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parent)
     process = subprocess.Popen(command, cwd=ROOT, env=variables, start_new_session=True)
     try:
-        process.wait(limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit)
+    finally:  # its workers, too, and after Ctrl-C
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def read_lines(path: Path) -> dict[str, Any]:

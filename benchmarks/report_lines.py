@@ -50,7 +50,7 @@ class Writer:
         self.write(tests=len(ids))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test's call; its set-up if that failed or skipped it; its tear-down if that failed."""
+        """The outcome of a test: that of its call, or of what failed or skipped around it."""
         if report.when == "call" or report.outcome != "passed":
             message = report.longreprtext[-MESSAGE:] if report.failed else ""
             self.write(
