@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from heed import __version__
+from heed.errors import first_line
 from heed.study.trial_supervisor import NO_LOCKS, OTHER_FOLDER, OTHER_VERSION
 
 REMOTE_FUNCTION = subprocess.call
@@ -111,9 +112,9 @@ class Driver:
         try:
             ray.init(address=address or "local", logging_level="ERROR", **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
             todo = "Run the command on a machine of the cluster (`ray start --address=…`)."
-            raise _CannotRunError(f"Ray cannot be used: {lines[0].rstrip('.')}.", todo) from error
+            what = f"Ray cannot be used: {first_line(error).rstrip('.')}."
+            raise _CannotRunError(what, todo) from error
         self.resources = {"CPU": self.settings["cpus"], "GPU": self._choose_gpus()}
         self.write({"connected": self.resources})
 

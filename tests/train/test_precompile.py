@@ -436,6 +436,7 @@ def test_an_8_bit_output_layer_finds_its_kernels_for_every_batch(
     found = launched(lambda hook: dry_launch.launch_training(config, 90, hook))
     names = {name.rpartition(".")[2] for _, name, _ in needed}
     assert names == {"_cross_entropy", "_logits_gradient", "_quantize", "_scale"}
+    assert len(needed) == 5  # gradients of inputs and weights are scaled in a dtype each
     assert needed <= found
 
 
