@@ -48,15 +48,19 @@ def _keep_mask(
     WIDE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ) -> tl.tensor:
-    """Which numbers of these rows dropout keeps [ROWS, WIDE]; one Philox call serves four."""
-    nothing = tl.zeros([ROWS, WIDE // 4], tl.int32)
-    four = nothing + tl.arange(0, WIDE // 4)[None, :]
+    """Which numbers of these rows dropout keeps [ROWS, WIDE].
+
+    16 random bits decide, so one call of Philox serves eight numbers.
+    """
+    nothing = tl.zeros([ROWS, WIDE // 8], tl.int32)
+    eight = nothing + tl.arange(0, WIDE // 8)[None, :]
     a, b, c, d = tl.philox(
-        tl.load(seed), four, nothing + row[:, None], nothing, nothing, n_rounds=ROUNDS
+        tl.load(seed), eight, nothing + row[:, None], nothing, nothing, n_rounds=ROUNDS
     )
-    bits = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [ROWS, WIDE])
-    threshold: tl.constexpr = int(DROPPED * 2**24)
-    return (bits >> 8).to(tl.int32) >= threshold
+    words = tl.join(tl.join(a, b), tl.join(c, d))
+    bits = tl.reshape(tl.join(words & 0xFFFF, words >> 16), [ROWS, WIDE])
+    threshold: tl.constexpr = int(DROPPED * 2**16 + 0.5)
+    return bits.to(tl.int32) >= threshold
 
 
 @kernel
@@ -139,6 +143,7 @@ def _add_and_norm_backward(
     there = column < w
     gain = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
     d_gain, d_bias = tl.zeros([ROWS, WIDE], tl.float32), tl.zeros([ROWS, WIDE], tl.float32)
+    d_branch_bias = tl.zeros([ROWS, WIDE], tl.float32)
     for start in tl.range(program * ROWS, r, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         inside = (row < r)[:, None] & there[None, :]
@@ -229,11 +234,13 @@ def add_and_norm_backward(
     d_normed: Tensor,
     dtypes: tuple[torch.dtype | None, torch.dtype | None],
     biased: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    sums_branch: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """Gradients of x and of the branch, in `dtypes`, and of weight and bias, if any.
 
     Where a dtype is None, the forward pass had no such part. Without dropout and with equal dtypes
-    the first two are one tensor. The last are partial sums in float32 [p, w, or 2w with a bias].
+    the first two are one tensor. The third are partial sums in float32 [p, w, or 2w with a bias],
+    and so are the last [p, w], with `sums_branch`: of the branch's gradient.
     """
     w, dropped = weight_w.shape[0], config.dropped
     d_normed = d_normed.contiguous()
@@ -270,12 +277,12 @@ def add_and_norm_backward(
             **size,
             maxnreg=REGISTERS,
         )
-    return dx, dx if shares else d_branch, sums.flatten(1)
+    return dx, dx if shares else d_branch, sums.flatten(1), branch_sums
 
 
 def _size(w: int) -> dict[str, int]:
     """Rows per step of a program, their padded width, and warps."""
-    wide = max(4, triton.next_power_of_2(w))
+    wide = max(8, triton.next_power_of_2(w))
     rows = max(1, CELLS // wide)
     warps = min(max(WARPS[0], wide // CELLS_A_WARP), WARPS[1])
     return {"ROWS": rows, "WIDE": wide, "num_warps": warps}
