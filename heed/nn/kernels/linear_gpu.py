@@ -1,9 +1,9 @@
 """Linear layers and activations that train on a GPU: fewer passes over memory than torch's.
 
 Matrix products are cuBLASLt's where that pays (`cublaslt`). The gradient of a bias is a sum over
-all tokens: torch's kernel for it takes several times as long as reading the tokens does, so
-`triton/column_sum.py` computes it. Gradients of parameters may have a stream of their own
-(`parameter_gradients`).
+all tokens: torch's kernel for it takes several times as long as reading the tokens does. Here the
+kernel that writes the tokens' gradients adds them up (`gradient_sums`), else `triton/column_sum.py`
+does. Gradients of parameters may have a stream of their own (`parameter_gradients`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels import cublaslt
+from heed.nn.kernels.gradient_sums import attached_sums
 from heed.nn.kernels.parameter_gradients import ParameterStream, parameter_stream
 from heed.nn.kernels.weight_copies import narrow
 
@@ -72,27 +73,29 @@ class _Layer(NamedTuple):
         return cls(dtypes, None if stream is None else (weight, bias), stream)
 
     def gradients(
-        self, rows: Tensor, x: Tensor, learns: Sequence[bool]
+        self, d_out: Tensor, x: Tensor, learns: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of weight and bias from those of the outputs; none where the stream adds them.
 
         Call this before the gradient of x is computed: the stream waits for what came before.
         """
+        rows, sums = d_out.reshape(-1, d_out.shape[-1]), attached_sums(d_out)
 
         def compute() -> tuple[Tensor | None, Tensor | None]:
-            from heed.nn.kernels.triton.column_sum import column_sums
+            from heed.nn.kernels.triton.column_sum import add_parts, column_sums
 
             d_weight = d_bias = None
             weight_dtype, bias_dtype = self.dtypes
             if learns[0]:
                 d_weight = _product(rows.mT, x.reshape(-1, x.shape[-1]), weight_dtype)
             if bias_dtype is not None and learns[1]:
-                d_bias = column_sums(rows).to(bias_dtype)
+                d_bias = (column_sums(rows) if sums is None else add_parts(sums)).to(bias_dtype)
             return d_weight, d_bias
 
         if self.stream is None or self.parameters is None:
             return compute()
-        self.stream.add_gradients(self.parameters, compute, (rows, x))
+        reads = (rows, x) if sums is None else (rows, x, sums)
+        self.stream.add_gradients(self.parameters, compute, reads)
         return None, None
 
 
@@ -111,6 +114,7 @@ class _Linear(torch.autograd.Function):
         x_narrow, weight_narrow, bias_narrow = _narrow(dtype, x, weight, bias)
         ctx.save_for_backward(x_narrow, weight_narrow)
         ctx.layer, ctx.dtype = _Layer.of(weight, bias, stream), x.dtype
+        ctx.sums_gradient = bias is not None and bias.requires_grad
         return _linear(x_narrow, weight_narrow, bias_narrow)
 
     @staticmethod
@@ -119,7 +123,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         x_learns, *learns = ctx.needs_input_grad[:3]
         rows = dy.reshape(-1, dy.shape[-1])
-        gradients = ctx.layer.gradients(rows, x, learns)
+        gradients = ctx.layer.gradients(dy, x, learns)
         dx = _input_gradient(rows, weight, ctx.dtype).view(x.shape) if x_learns else None
         return dx, *gradients, None, None
 
@@ -144,6 +148,7 @@ class _FeedForward(torch.autograd.Function):
         ctx.save_for_backward(x_narrow, up_narrow, hidden, activated, down_narrow)
         ctx.layers = _Layer.of(up, up_bias, stream), _Layer.of(down, down_bias, stream)
         ctx.dtype = x.dtype
+        ctx.sums_gradient = down_bias is not None and down_bias.requires_grad
         return _linear(activated, down_narrow, down_bias_narrow)
 
     @staticmethod
@@ -152,8 +157,9 @@ class _FeedForward(torch.autograd.Function):
         x, up, hidden, activated, down = ctx.saved_tensors
         up_layer, down_layer = ctx.layers
         x_learns, *learns = ctx.needs_input_grad[:5]
-        rows = d_out.reshape(-1, d_out.shape[-1]).contiguous()
-        down_gradients = down_layer.gradients(rows, activated, learns[2:])
+        d_out = d_out.contiguous()
+        rows = d_out.view(-1, d_out.shape[-1])
+        down_gradients = down_layer.gradients(d_out, activated, learns[2:])
         d_hidden = cublaslt.product_gelu_backward(rows, down, hidden)
         up_gradients = up_layer.gradients(d_hidden, x, learns[:2])
         dx = _input_gradient(d_hidden, up, ctx.dtype).view(x.shape) if x_learns else None

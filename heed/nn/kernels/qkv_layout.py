@@ -52,21 +52,29 @@ def find_packed(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((b, n, w), (stride_b, stride_n, 1))
 
 
-def empty_grads(parts: Sequence[Tensor]) -> list[Tensor]:
+def empty_grads(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """Empty gradients of these parts, adjacent in memory where the parts are.
 
     That may be all of them (queries, keys and values of one linear layer), or the last two (keys
     and values in cross-attention).
     """
     if len(parts) == 1 or find_packed(parts) is not None:
-        return _empty_packed(parts)
-    return [*_empty_packed(parts[:1]), *empty_grads(parts[1:])]
+        return _empty_packed(parts, dtype)
+    return [*_empty_packed(parts[:1], dtype), *empty_grads(parts[1:], dtype)]
 
 
-def _empty_packed(parts: Sequence[Tensor]) -> list[Tensor]:
+def empty_sums(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Empty sums over the tokens of each sequence of the parts' gradients [b, heads, 1, d].
+
+    They are float32, and adjacent in memory where the parts are.
+    """
+    return empty_grads([x[:, :, :1] for x in parts], torch.float32)
+
+
+def _empty_packed(parts: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     b, _, n, d = parts[0].shape
     counts = [x.shape[1] for x in parts]
-    return list(split_heads(parts[0].new_empty(b, n, sum(counts) * d), counts, d))
+    return list(split_heads(parts[0].new_empty(b, n, sum(counts) * d, dtype=dtype), counts, d))
 
 
 class _Split(torch.autograd.Function):
@@ -74,12 +82,22 @@ class _Split(torch.autograd.Function):
     def forward(
         ctx: Any, packed_bnw: Tensor, counts: tuple[int, ...], width: int
     ) -> tuple[Tensor, ...]:
+        from heed.nn.kernels.gradient_sums import wants_sums
+
+        ctx.sums_gradient = wants_sums(packed_bnw)
         return split_heads(packed_bnw, counts, width)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return pack_heads(grads), None, None
+        from heed.nn.kernels.gradient_sums import attach_sums, attached_sums
+
+        packed = pack_heads(grads)
+        sums = [attached_sums(x) for x in grads]
+        known = [x for x in sums if x is not None]
+        if len(known) == len(sums):
+            attach_sums(packed, pack_heads(known).squeeze(1))
+        return packed, None, None
 
 
 def pack_heads(parts: Sequence[Tensor]) -> Tensor:

@@ -205,6 +205,7 @@ class _AddNorm(torch.autograd.Function):
         for_linear: bool,
         parameter_stream: ParameterStream | None,
     ) -> tuple[Tensor, Tensor]:
+        from heed.nn.kernels.gradient_sums import wants_sums
         from heed.nn.kernels.triton.residual_norm import NormConfig, add_and_norm
 
         ctx.config = NormConfig(centred, eps, dropped)
@@ -215,6 +216,7 @@ class _AddNorm(torch.autograd.Function):
         stream, normed, moments = add_and_norm(x, branch, seed, weight, bias, ctx.config, dtype)
         ctx.save_for_backward(stream, moments, seed, weight)
         ctx.parameters, ctx.stream = (weight, bias), parameter_stream
+        ctx.sums_branch = branch is not None and wants_sums(branch)
         ctx.set_materialize_grads(False)
         return stream, normed
 
@@ -223,6 +225,7 @@ class _AddNorm(torch.autograd.Function):
     def backward(
         ctx: Any, d_stream: Tensor | None, d_normed: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        from heed.nn.kernels.gradient_sums import attach_sums
         from heed.nn.kernels.triton.column_sum import add_parts
         from heed.nn.kernels.triton.residual_norm import add_and_norm_backward
 
@@ -230,9 +233,20 @@ class _AddNorm(torch.autograd.Function):
         has_bias = ctx.parameters[1] is not None
         if d_normed is None:
             d_normed = torch.zeros_like(stream)
-        dx, d_branch, sums = add_and_norm_backward(
-            stream, moments, seed, weight, ctx.config, d_stream, d_normed, ctx.dtypes, has_bias
+        dx, d_branch, sums, branch_sums = add_and_norm_backward(
+            stream,
+            moments,
+            seed,
+            weight,
+            ctx.config,
+            d_stream,
+            d_normed,
+            ctx.dtypes,
+            has_bias,
+            ctx.sums_branch,
         )
+        if d_branch is not None and branch_sums is not None:
+            attach_sums(d_branch, branch_sums)
 
         def parameter_gradients() -> tuple[Tensor, Tensor | None]:
             totals = add_parts(sums).to(weight.dtype).view(-1, len(weight))

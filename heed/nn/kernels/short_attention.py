@@ -2,7 +2,8 @@
 
 The Triton kernels are in `heed.nn.kernels.triton.short_attention`. Where queries, keys and values
 are parts of one tensor, the output of one linear layer, so are their gradients: no pass over memory
-is spent on putting them together.
+is spent on putting them together. Where that layer has a bias, the kernel also adds up its gradient
+(`gradient_sums`).
 
 A bias may be added that all sequences share. Its gradient is added up in float32 over the batch, in
 a fixed order.
@@ -12,8 +13,6 @@ Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel, save_inputs, saved_inputs
 from heed.nn.kernels.heads import PendingRotation
-from heed.nn.kernels.qkv_layout import empty_grads, empty_heads
+from heed.nn.kernels.qkv_layout import empty_grads, empty_heads, empty_sums
 from heed.nn.masks import Mask
 
 
@@ -83,19 +82,35 @@ def _launch(*inputs: Any) -> Tensor:
     return out
 
 
-def _launch_backward(
+def _launch_backward(d_out: Tensor, bias_learns: bool, *inputs: Any) -> Grads:
+    return _differentiate_into([empty_heads(x) for x in inputs[:3]], d_out, bias_learns, *inputs)
+
+
+def _launch_backward_eager(d_out: Tensor, bias_learns: bool, *inputs: Any) -> Grads:
+    """Gradients of q, k and v of one linear layer lie in one tensor, as the layer needs them."""
+    from heed.nn.kernels.gradient_sums import attach_sums, wants_sums
+
+    qkv = inputs[:3]
+    sums = empty_sums(qkv) if all(map(wants_sums, qkv)) else None
+    grads = _differentiate_into(empty_grads(qkv), d_out, bias_learns, *inputs, sums=sums)
+    for gradient, sums_bh1d in zip(grads, sums or (), strict=False):
+        attach_sums(gradient, sums_bh1d)
+    return grads
+
+
+def _differentiate_into(
+    d_qkv: list[Tensor],
     d_out: Tensor,
     bias_learns: bool,
     *inputs: Any,
-    allocate: Callable[..., list[Tensor]] | None = None,
+    sums: list[Tensor] | None = None,
 ) -> Grads:
     from heed.nn.kernels.triton import short_attention
 
-    (q, k, v, bias), call = inputs[:_DIFFERENTIABLE], short_attention.Call(*inputs)
-    qkv = [q, k, v]
-    dq, dk, dv = [empty_heads(x) for x in qkv] if allocate is None else allocate(qkv)
+    (q, _, _, bias), call = inputs[:_DIFFERENTIABLE], short_attention.Call(*inputs)
     d_scores = q.new_empty(len(q), *bias.shape[1:]) if bias_learns else None
-    short_attention.backward(call, d_out, [dq, dk, dv], d_scores)
+    short_attention.backward(call, d_out, d_qkv, d_scores, sums)
+    dq, dk, dv = d_qkv
     if d_scores is None:
         return dq, dk, dv, _no_gradient(q)
     return dq, dk, dv, d_scores.sum(dim=0, keepdim=True, dtype=torch.float32)
@@ -130,8 +145,7 @@ _attention = DifferentiableOp(
         f"(Tensor d_out, bool bias_learns, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
         lambda d_out, *inputs: _launch_backward(d_out, *inputs),
         _empty_gradients,
-        # Gradients of q, k and v of one linear layer lie in one tensor, as the layer needs them.
-        launch_eager=partial(_launch_backward, allocate=empty_grads),
+        launch_eager=_launch_backward_eager,
     ),
     save=lambda ctx, inputs, out: save_inputs(ctx, inputs),
     differentiate=_differentiate,

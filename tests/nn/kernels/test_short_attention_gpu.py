@@ -303,9 +303,9 @@ def test_gradients_of_scores_are_stored_only_for_a_bias_that_learns(
     stored: list[Tensor | None] = []
     backward = short_attention.backward
 
-    def note(call: Any, d_out: Tensor, grads: list[Tensor], d_scores: Tensor | None) -> None:
-        stored.append(d_scores)
-        backward(call, d_out, grads, d_scores)
+    def note(call: Any, d_out: Tensor, grads: list[Tensor], *more: Any) -> None:
+        stored.append(more[0])
+        backward(call, d_out, grads, *more)
 
     monkeypatch.setattr(short_attention, "backward", note)
     call = make_call(20, 30, mask="all", biased=True)

@@ -2,8 +2,9 @@
 
 A program holds whole rows in its registers. The dropout mask is never stored: both passes compute
 it from the same seed by Philox, a counter-based generator (Salmon et al. 2011). The gradients of
-the norm's parameters are sums over all rows. A fixed number of programs processes the rows, each
-writes partial sums, and these are added in a fixed order.
+the norm's parameters are sums over all rows, as is that of the bias of the linear layer that made
+the branch. A fixed number of programs processes the rows, each writes partial sums, and these are
+added in a fixed order.
 
 Shapes: r rows, w width.
 """
@@ -126,6 +127,7 @@ def _add_and_norm_backward(
     dx: tl.tensor,
     d_branch: tl.tensor,
     sums: tl.tensor,
+    branch_sums: tl.tensor | None,
     r: int,
     w: int,
     DROPPED: tl.constexpr,
@@ -173,10 +175,15 @@ def _add_and_norm_backward(
                 keeps = _keep_mask(seed, row, DROPPED, ROWS, WIDE, ROUNDS)
                 d = tl.where(keeps, d * (1 / (1 - DROPPED)), 0.0)
             tl.store(d_branch + cell, d.to(d_branch.dtype.element_ty), mask=inside)
+        if branch_sums is not None:  # zeros beyond the last row: its scale and `passed` are
+            d_branch_bias += d
     at = sums + program * (2 if BIAS else 1) * w + column
     tl.store(at, tl.sum(d_gain, axis=0), mask=there)
     if BIAS:
         tl.store(at + w, tl.sum(d_bias, axis=0), mask=there)
+    if branch_sums is not None:
+        at = branch_sums + program * w + column
+        tl.store(at, tl.sum(d_branch_bias, axis=0), mask=there)
 
 
 def add_and_norm(
@@ -253,6 +260,7 @@ def add_and_norm_backward(
     rows, size = joined.numel() // w, _size(w)
     programs = min(triton.cdiv(rows, size["ROWS"]), _max_resident(joined.device, size["num_warps"]))
     sums = joined.new_empty(programs, 1 + biased, w, dtype=torch.float32)
+    branch_sums = sums.new_empty(programs, w) if sums_branch else None
     if rows:
         _add_and_norm_backward[(programs,)](
             joined,
@@ -264,6 +272,7 @@ def add_and_norm_backward(
             joined if dx is None else dx,
             joined if d_branch is None else d_branch,
             sums,
+            branch_sums,
             rows,
             w,
             DROPPED=dropped,

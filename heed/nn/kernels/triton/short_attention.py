@@ -226,6 +226,19 @@ def _store_halves(
 
 
 @kernel
+def _store_sums(
+    low: tl.tensor, high: tl.tensor, part: tl.tuple, x: tl.tuple, b: tl.tensor, h: int
+) -> None:
+    """Write both halves [p] of the sum over the tokens of one head of one sequence."""
+    pairs = tl.arange(0, x.shape.PAIRS)
+    start = part.data + b.to(tl.int64) * part.b + h * part.h + pairs
+    tl.store(start, low, mask=pairs < x.shape.HALF)
+    if x.shape.HALF < x.shape.WIDTH:
+        inside = (pairs < x.shape.HALF) & (pairs + x.shape.HALF < x.shape.WIDTH)
+        tl.store(start + x.shape.HALF, high, mask=inside)
+
+
+@kernel
 def _load_cells(
     part: tl.tuple, h: int, rows: tl.tensor, columns: tl.tensor, size: int
 ) -> tl.tensor:
@@ -265,9 +278,9 @@ def _softmax(
     columns: tl.tensor,
     n: int,
 ) -> tl.tuple:
-    """exp(q kᵀ · scale + bias - max) [R, C], zeros where nothing is visible, and row sums [R, 1].
+    """exp(q kᵀ · scale + bias - max) [R, C], zeros where nothing is visible, and 1/row sums [R, 1].
 
-    The sum of a row without visible keys is given as 1, so that dividing by it gives zeros.
+    The sum of a row without visible keys is given as 1, so that multiplying by it gives zeros.
     """
     scores = tl.dot(q_low, tl.trans(k_low), input_precision=x.shape.PRECISION)
     if x.shape.HALF < x.shape.WIDTH:
@@ -279,7 +292,7 @@ def _softmax(
     weights = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
     weights = tl.where(visible, weights, 0.0)
     total = tl.sum(weights, axis=1)
-    return weights, tl.where(total > 0.0, total, 1.0)[:, None]
+    return weights, (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
 
 
 # ---------------------------------------------------------------------------------------- kernels
@@ -307,9 +320,9 @@ def _forward(
     cos, sin = _cos_sin(x, x.keys, b, columns, m, False)
     k_low, k_high = _rotate(x.keys, k_low, k_high, cos, sin)
     visible = _visible(x, b, rows, columns, n, m)
-    weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x, h, rows, columns, n)
+    weights, share = _softmax(q_low, q_high, k_low, k_high, visible, x, h, rows, columns, n)
     out_rd = tl.dot(weights.to(v_cd.dtype), v_cd, input_precision=x.shape.PRECISION)
-    store(out_rd / total, out, x.shape, b, h, rows, n)
+    store(out_rd * share, out, x.shape, b, h, rows, n)
 
 
 @kernel
@@ -320,6 +333,7 @@ def _backward(
     dk: tl.tuple,
     dv: tl.tuple,
     d_scores_out: tl.tuple,
+    sums: tl.tuple | None,
     heads: int,
     BLOCKS: tl.constexpr,
     R: tl.constexpr,
@@ -327,7 +341,8 @@ def _backward(
 ) -> None:
     """One key head of one sequence and all queries that read it: their gradients.
 
-    The gradients of scores are those of a bias, too, and stored where `d_scores_out` is given.
+    The gradients of scores are those of a bias, too, and stored where `d_scores_out` is given. Sums
+    over the tokens of the gradients of q, k and v are stored where `sums` are given.
     """
     b, g = tl.program_id(0) // heads, tl.program_id(0) % heads
     n, m, columns = _decode(x.n), _decode(x.m), tl.arange(0, C)
@@ -338,6 +353,7 @@ def _backward(
     dk_low = tl.zeros([C, x.shape.PAIRS], tl.float32)
     dk_high = dk_low
     dv_cd = tl.zeros([C, x.shape.D], tl.float32)
+    dq_low_sum, dq_high_sum = tl.sum(dk_low, axis=0), tl.sum(dk_high, axis=0)
     for i in range(x.shape.SHARE * BLOCKS):
         h, rows = g * x.shape.SHARE + i // BLOCKS, i % BLOCKS * R + tl.arange(0, R)
         q_low, q_high = _load_halves(x.q, x, b, h, rows, n)
@@ -345,8 +361,8 @@ def _backward(
         cos, sin = _cos_sin(x, x.queries, b, rows, n, False)
         q_low, q_high = _rotate(x.queries, q_low, q_high, cos, sin)
         visible = _visible(x, b, rows, columns, n, m)
-        weights, total = _softmax(q_low, q_high, k_low, k_high, visible, x, h, rows, columns, n)
-        weights = weights / total
+        weights, share = _softmax(q_low, q_high, k_low, k_high, visible, x, h, rows, columns, n)
+        weights = weights * share
         d_weights = tl.dot(d_out_rd, tl.trans(v_cd), input_precision=x.shape.PRECISION)
         delta = tl.sum(weights * d_weights, axis=1)
         d_scores = (weights * (d_weights - delta[:, None])).to(q_low.dtype)
@@ -364,10 +380,25 @@ def _backward(
         cos, sin = _cos_sin(x, x.queries, b, rows, n, True)
         dq_low, dq_high = _rotate(x.queries, dq_low, dq_high, cos, -sin)
         _store_halves(dq_low, dq_high, dq, x, b, h, rows, n)
+        if sums is not None:
+            dq_low_sum += tl.sum(dq_low, axis=0)
+            dq_high_sum += tl.sum(dq_high, axis=0)
+            if (i + 1) % BLOCKS == 0:
+                _store_sums(dq_low_sum, dq_high_sum, sums[0], x, b, h)
+                dq_low_sum, dq_high_sum = tl.zeros_like(dq_low_sum), tl.zeros_like(dq_high_sum)
     k_cos, k_sin = _cos_sin(x, x.keys, b, columns, m, True)
     dk_low, dk_high = _rotate(x.keys, dk_low * x.scale, dk_high * x.scale, k_cos, -k_sin)
     _store_halves(dk_low, dk_high, dk, x, b, g, columns, m)
     store(dv_cd, dv, x.shape, b, g, columns, m)
+    if sums is not None:
+        low_sum, high_sum = tl.zeros([x.shape.PAIRS], tl.float32), tl.zeros([1], tl.float32)
+        # What is added to all keys of a head moves all scores of a query alike, and no weight.
+        if x.keys.rotations is not None:
+            low_sum, high_sum = tl.sum(dk_low, axis=0), tl.sum(dk_high, axis=0)
+        _store_sums(low_sum, high_sum, sums[1], x, b, g)
+        width = tl.arange(0, x.shape.D)
+        at = sums[2].data + b.to(tl.int64) * sums[2].b + g * sums[2].h + width
+        tl.store(at, tl.sum(dv_cd, axis=0), mask=width < x.shape.WIDTH)
 
 
 # ----------------------------------------------------------------------------------------- launch
@@ -383,10 +414,12 @@ class Tiling(NamedTuple):
 
 TILINGS = {
     "forward": {32: Tiling(32, 2), 64: Tiling(64, 4), 128: Tiling(64, 4)},
-    "backward": {32: Tiling(32, 2, 160), 64: Tiling(64, 4, 168), 128: Tiling(128, 8)},
+    "backward": {32: Tiling(32, 2, 128), 64: Tiling(64, 4, 168), 128: Tiling(128, 8)},
 }
 """By the longer of queries and keys, for head width 64 in 16 bits: sizes that spill few registers
 or none, and let several programs share one multiprocessor."""
+ROPE_TILING = Tiling(32, 2, 160)
+"""Of the backward pass up to 32 tokens with RoPE, which needs more registers."""
 
 
 def tiling(kernel: str, longest: int, call: Call) -> Tiling:
@@ -395,6 +428,8 @@ def tiling(kernel: str, longest: int, call: Call) -> Tiling:
         return Tiling(16, 4 if longest <= 64 else 8)
     if call.q.shape[-1] > 64:
         return Tiling(32, 4 if longest <= 64 else 8)
+    if kernel == "backward" and longest == 32 and call.q_rotations is not None:
+        return ROPE_TILING
     return TILINGS[kernel][longest]
 
 
@@ -407,16 +442,23 @@ def forward(call: Call, out: Tensor) -> None:
 
 
 def backward(
-    call: Call, d_out: Tensor, grads: list[Tensor], d_scores: Tensor | None = None
+    call: Call,
+    d_out: Tensor,
+    grads: list[Tensor],
+    d_scores: Tensor | None = None,
+    sums: list[Tensor] | None = None,
 ) -> None:
     """The gradients of q, k and v, written to three tensors of their shapes.
 
     Those of scores are written to `d_scores` [b, h, n, row], rows as long as the bias has them.
+    Sums over the tokens of the gradients of q, k and v are written to `sums` [b, h or g, 1, d].
     """
     b, heads, sizes = *call.k.shape[:2], _sizes("backward", call)
     if d_out.numel():
         tensors = [laid(x) for x in (d_out, *grads)]
-        _backward[(b * heads,)](_inputs(call), *tensors, _cells(d_scores), heads, **sizes)
+        sums_laid = None if sums is None else tuple(laid(x) for x in sums)
+        inputs, d_cells = _inputs(call), _cells(d_scores)
+        _backward[(b * heads,)](inputs, *tensors, d_cells, sums_laid, heads, **sizes)
 
 
 def _sizes(kernel: str, call: Call) -> dict[str, int]:
