@@ -167,7 +167,8 @@ def tune(rounds: int) -> str:
         for kernel, learning in (("forward", False), ("backward", True)):
             times = {}
             for tiling in tilings(length):
-                with mock.patch.dict(short_attention.TILINGS[kernel], {length: tiling}):
+                tilings_of = mock.patch.dict(short_attention.TILINGS[kernel], {length: tiling})
+                with tilings_of, mock.patch.object(short_attention, "ROPE_TILING", tiling):
                     run = captured(partial(work.run, "short", learning=learning))
                 once = side_by_side({"": run}, device="cuda", rounds=rounds, turn=0.005)
                 times[tiling] = once[""]

@@ -27,9 +27,11 @@ from support import POSITIONS
 import heed
 from heed.config import Recipe
 from heed.data.batching.length_buckets import bucket_lengths
+from heed.models import build
 from heed.nn.kernels.availability import HAS_TRITON
 from heed.train.execution.choose import cpp_compiler
 from heed.train.precompile import start
+from heed.train.prepare.init_from import freeze_and_adapt
 
 ROOT = Path(heed.__file__).parent
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not here")
@@ -133,6 +135,8 @@ def test_a_stamp_depends_on_what_kernels_depend_on(
         recipe(train={"optimizer": "lion"}),
         recipe(train={"fp8_output": True}),
         recipe(train={"rdrop": 5.0}),
+        recipe(init={"from": "model", "freeze": 1}),
+        recipe(init={"from": "model", "lora": 4}),
     ]
     stamps = [start.stamp_path(one) for one in same + others]
     assert len({*stamps[: len(same)]}) == 1
@@ -391,6 +395,46 @@ def test_batches_of_every_shape_find_their_kernels(
 
 
 @needs_triton
+@pytest.mark.parametrize("init", [{"freeze": 2}, {"freeze": "embeddings"}, {"lora": 4}], ids=str)
+@pytest.mark.parametrize("task", ["translate", "generate"])
+def test_a_model_that_is_partly_frozen_finds_its_kernels(task: str, init: dict[str, Any]) -> None:
+    from heed.train.precompile import dry_launch
+
+    model = SMALL | {"layers": 3, "width": 32, "heads": 2, "position": "t5", "bias": True}
+    config = recipe(task, model=model, tokenizer={"vocab_size": 777}, init=init | {"from": "model"})
+
+    def train(hook: Callable[..., bool]) -> None:
+        with dry_launch.fake_gpu(90, hook):
+            made = build(task, config.model, vocab=777).to("cuda")
+            freeze_and_adapt(made, config.init, (), print)
+            dry_launch.train_step(
+                made, config, dry_launch.build_batch(config, 3, 20, 20), bf16=True
+            )
+
+    needed = launched(train)
+    assert needed
+    assert needed <= launched(lambda hook: dry_launch.launch_training(config, 90, hook))
+
+
+@needs_triton
+def test_a_product_of_cublaslt_finds_the_kernel_that_sums_its_gradient() -> None:
+    """cuBLASLt is not there on a fake GPU; the layer with its products is another one."""
+    from heed.nn.kernels.triton.column_sum import column_sums
+    from heed.train.precompile import dry_launch
+
+    model = SMALL | {"width": 32, "heads": 2, "activation": "gelu_tanh", "bias": True}
+    config = recipe(model=model, data={"max_length": 64}, tokenizer={"vocab_size": 777})
+
+    def add_up(hook: Callable[..., bool]) -> None:
+        with dry_launch.fake_gpu(90, hook):
+            column_sums(torch.empty(300, 128, dtype=torch.bfloat16))
+
+    needed = launched(add_up)
+    assert needed
+    assert needed <= launched(lambda hook: dry_launch.launch_training(config, 90, hook))
+
+
+@needs_triton
 @pytest.mark.parametrize(("capability", "fp8_output"), [(90, True), (90, False), (80, True)])
 def test_an_8_bit_output_layer_has_kernels_where_the_gpu_has_products(
     capability: int, fp8_output: bool
@@ -575,6 +619,7 @@ knobs.compilation.listener = listen
 from heed.cli.main import app
 from heed.evaluate import after_training
 from heed.train.precompile import start
+from heed.train.prepare.init_from import freeze_and_adapt
 
 evaluate_test = after_training.evaluate_test
 def when_all_is_compiled(*args, **options):

@@ -96,7 +96,7 @@ class _Split(torch.autograd.Function):
         sums = [attached_sums(x) for x in grads]
         known = [x for x in sums if x is not None]
         if len(known) == len(sums):
-            attach_sums(packed, pack_heads(known).squeeze(1))
+            attach_sums(packed, pack_heads(known).squeeze(1).contiguous())
         return packed, None, None
 
 

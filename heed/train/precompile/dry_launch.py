@@ -66,6 +66,7 @@ def launch_training(recipe: Recipe, capability: int, hook: Hook) -> None:
     with fake_gpu(capability, hook):
         for vocab, lengths in ((round_size, batch_lengths(recipe)), (odd_size, [(32, 32)])):
             model = build_model(recipe, vocab)
+            freeze_and_adapt(model, recipe)
             for length, source_length in lengths:
                 batch = build_batch(recipe, BATCH_SIZE, length, source_length)
                 with _ignore_errors():
@@ -73,6 +74,8 @@ def launch_training(recipe: Recipe, capability: int, hook: Hook) -> None:
                     optimizer_step(model, recipe)
                 with _ignore_errors():
                     validation_step(model, batch, bf16=bf16)
+        if recipe.model.bias and bf16:
+            sum_gradients(recipe)
 
 
 def launch_decoding(recipe: Recipe, capability: int, hook: Hook) -> None:
@@ -114,10 +117,10 @@ def vocab_sizes(recipe: Recipe) -> tuple[int, int]:
 
 
 def build_model(recipe: Recipe, vocab: int) -> Model:
-    """The recipe's model with at most `LAYERS` layers."""
-    config = recipe.model
+    """The recipe's model with few layers."""
+    config, most = recipe.model, layers_needed(recipe)
     layers = {
-        name: min(LAYERS, count)
+        name: min(most, count)
         for name in ("layers", "decoder_layers")
         if (count := getattr(config, name)) is not None
     }
@@ -128,6 +131,31 @@ def build_model(recipe: Recipe, vocab: int) -> Model:
         classes=2,
         causal=recipe.train.objective == "causal",
     ).to("cuda")
+
+
+def layers_needed(recipe: Recipe) -> int:
+    """How many layers stand for any number: one more where some are frozen, which learns."""
+    return LAYERS + isinstance(recipe.init.freeze, int)
+
+
+def freeze_and_adapt(model: Model, recipe: Recipe) -> None:
+    """Freeze parameters and add LoRA adapters: a frozen bias needs no sum of gradients."""
+    init = recipe.init
+    if init.freeze is None and init.lora is None:
+        return
+    from heed.train.prepare import init_from
+
+    if isinstance(init.freeze, int):
+        init = init.model_copy(update={"freeze": min(init.freeze, LAYERS)})
+    init_from.freeze_and_adapt(model, init, (), lambda message: None)
+
+
+def sum_gradients(recipe: Recipe) -> None:
+    """The sum of a gradient that cuBLASLt computed, which a fake GPU does not have."""
+    from heed.nn.kernels.triton.column_sum import column_sums
+
+    with _ignore_errors():
+        column_sums(torch.empty(BATCH_SIZE, recipe.model.width, dtype=torch.bfloat16))
 
 
 def build_batch(recipe: Recipe, size: int, length: int, source_length: int) -> Batch:

@@ -219,6 +219,7 @@ def stamp_path(recipe: Recipe) -> Path:
         [train.precision, train.objective, train.label_smoothing],
         train.optimizer if train.optimizer in KERNEL_OPTIMIZERS else None,
         [train.fp8_output, train.rdrop],
+        [recipe.init.freeze, recipe.init.lora, recipe.init.lora_targets],
         [train.evaluate_bleu, recipe.decode.model_dump()],
         [plugin.sha256 for plugin in used_plugins(recipe.model)],
     ]
