@@ -206,11 +206,23 @@ def all_notes(comparison: RecipeComparison) -> list[str]:
             f"P(A>B): the share of pairs of runs in which {a} scores better than {b}; a tie counts "
             "half."
         )
-    looks = list(comparison.looks.values())
-    if looks and comparison.set_name != "dev":
+    if comparison.set_name != "dev":
+        notes += _look_notes(comparison)
+    return notes
+
+
+def _look_notes(comparison: RecipeComparison) -> list[str]:
+    """How often the set was evaluated. Items that are kept without a run have no count."""
+    notes, counts = [], list(comparison.looks.values())
+    if looks := [count for count in counts if count]:
         most = f", at most {max(looks)} times for one run" if max(looks) > 1 else ": once each"
         notes.append(
             f"{comparison.set_name} was evaluated {sum(looks)} times for {len(looks)} runs{most}."
+        )
+    if unknown := len(counts) - len(looks):
+        notes.append(
+            f"How often {comparison.set_name} was evaluated is not recorded for {unknown} of "
+            f"{len(counts)} runs."
         )
     return notes
 

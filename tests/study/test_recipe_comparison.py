@@ -227,6 +227,19 @@ def test_looks_at_the_test_set_are_counted(tmp_path: Path) -> None:
     assert note in to_markdown(comparison)
 
 
+def test_runs_whose_looks_were_not_recorded_are_not_counted_as_evaluated_once() -> None:
+    """Items that are kept without the run's own results have no count."""
+    runs = make_runs({"none": 0.5, "rope": 0.6}, 3)
+    unknown = [replace(run, looks={"test": 0}) for run in runs]
+    text = to_markdown(compare_runs(unknown))
+    assert "How often test was evaluated is not recorded for 6 of 6 runs." in text
+    assert "once each" not in text
+    some = [*unknown[:2], *(replace(run, looks={"test": 1}) for run in runs[2:])]
+    text = to_markdown(compare_runs(some))
+    assert "test was evaluated 4 times for 4 runs: once each." in text
+    assert "not recorded for 2 of 6 runs." in text
+
+
 def changed(run: ScoredRun, **changes: Any) -> ScoredRun:
     return replace(run, evaluations={"test": replace(run.evaluations["test"], **changes)})
 
