@@ -328,7 +328,11 @@ def describe(machine: dict[str, Any], sessions: list[Any], measured: list[Measur
     parts = ["\n".join(f"{key}: {value}" for key, value in machine.items() if key != "command")]
     parts.append("\n".join(f"command: {s['command']}, load {s['load_at_start']}" for s in sessions))
     if any(one.clock == PROCESSOR for one in measured):
-        parts[0] += "\nSeconds are processor time; tokens/s of corpora and ranks are by the clock."
+        wall = sorted({one.point.question for one in measured if one.clock != PROCESSOR})
+        but = f", but those of {' and '.join(wall)} by the clock" if wall else ""
+        parts[0] += (
+            f"\nSeconds are processor time{but}; tokens/s of corpora and ranks are by the clock."
+        )
     if busy and max(busy) > 0.5:
         parts[0] += (
             f"\nMeasured on a shared machine: other processes kept {sum(busy) / len(busy):.1f} "
