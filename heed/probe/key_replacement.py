@@ -100,11 +100,12 @@ def replace_key(
 def _query_for_new_key(others_od: Floats, unit: bool, scale: float, sharpness: float) -> Floats:
     """The query for a key that may be placed anywhere: along the direction with the lowest scores.
 
-    For a key of length 1 the query is as long as the sharpness needs; else its length is 1.
+    For a key of length 1 the query is as long as the sharpness needs. Else its length is 1, or less
+    where keys are large: their scores must not be so large that rounding hides a difference.
     """
     direction_d = _farthest_direction(others_od)
     if not unit:
-        return direction_d
+        return direction_d / max(1.0, float(np.abs(others_od).max()))
     slopes_o = scale * (others_od @ direction_d - 1.0)
     if slopes_o.max() >= -EQUAL * scale:
         raise HeedError(
