@@ -19,6 +19,7 @@ from torch import Tensor
 from heed.nn.kernels import fp8_cross_entropy as fp8_kernels
 from heed.nn.kernels.availability import on_cpu, on_gpu
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
+from heed.nn.kernels.matrix_product_cpu import can_multiply, multiply
 from heed.nn.rdrop import rdrop_loss_and_grad
 
 MAX_LOGITS, MAX_LOGITS_GPU = 2**22, 2**29
@@ -140,7 +141,7 @@ def _launch(
             # Kernels overwrite logits by their gradient, and padding by zeros.
             d_rp = logits_rp if use_triton else d_rv
             if needs_grad[0]:
-                torch.mm(d_rp, weight_pw, out=dx[chunk])
+                _product(d_rp, weight_pw, dx[chunk])
             if needs_grad[1]:
                 _add_product(d_weight, d_rp.mT, x_rw, first=start == 0)
             if needs_grad[2]:
@@ -222,16 +223,25 @@ def _pad_rows(x: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def _linear(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor) -> None:
-    if bias_v is None:
-        torch.mm(x_rw, weight_vw.mT, out=out_rv)
+    _product(x_rw, weight_vw.mT, out_rv, bias_v)
+
+
+def _product(a_ir: Tensor, b_rj: Tensor, out_ij: Tensor, bias_j: Tensor | None = None) -> None:
+    """out = a b + bias."""
+    if can_multiply(a_ir, b_rj):
+        multiply(a_ir, b_rj, bias_j, out=out_ij)
+    elif bias_j is None:
+        torch.mm(a_ir, b_rj, out=out_ij)
     else:
-        torch.addmm(bias_v, x_rw, weight_vw.mT, out=out_rv)
+        torch.addmm(bias_j, a_ir, b_rj, out=out_ij)
 
 
 def _add_product(sum_vw: Tensor, a_vr: Tensor, b_rw: Tensor, *, first: bool) -> None:
     """sum += a b; the first product overwrites the uninitialized sum."""
     beta = 0 if first else 1
-    if a_vr.dtype == sum_vw.dtype:
+    if can_multiply(a_vr, b_rw):
+        multiply(a_vr, b_rw, out=sum_vw, adds=not first)
+    elif a_vr.dtype == sum_vw.dtype:
         sum_vw.addmm_(a_vr, b_rw, beta=beta)
     elif sum_vw.is_cuda:
         torch.addmm(sum_vw, a_vr, b_rw, beta=beta, out_dtype=sum_vw.dtype, out=sum_vw)

@@ -1,27 +1,21 @@
-"""The matrix product in C is the plain one, whatever its strides, threads and neighbours."""
+"""Linear layers in C have the outputs and gradients of their formula."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support import apart, threads
+from support import apart
 from torch import Tensor
 
 from heed.nn.kernels import linear_cpu
 from heed.nn.kernels.c_library import cpu_instructions, cpu_vendor
 from heed.nn.kernels.linear import Linear
-from heed.nn.kernels.linear_cpu import multiply, serves
+from heed.nn.kernels.linear_cpu import serves
+from heed.nn.kernels.matrix_product_cpu import load_kernel
 
-has_kernel = linear_cpu._library() is not None
+has_kernel = load_kernel() is not None
 needs_kernel = pytest.mark.skipif(not has_kernel, reason="no AMD CPU with AVX-512, or no compiler")
 ROUNDING = 3e-6
-sizes = {
-    "rows": st.integers(1, 40),
-    "inner": st.sampled_from([1, 3, 64, 191, 192, 193, 400]),
-    "columns": st.sampled_from([16, 32, 48, 512, 528]),
-}
 
 
 def draw(*size: int, seed: int = 0) -> Tensor:
@@ -33,35 +27,6 @@ def test_it_is_used_where_it_is_made_for() -> None:
         assert not has_kernel
     layer = Linear(16, 32)
     assert serves(draw(3, 16), layer.weight, layer.bias) == has_kernel
-
-
-@needs_kernel
-@given(**sizes, turned=st.tuples(st.booleans(), st.booleans()), biased=st.booleans())
-def test_it_is_the_product(
-    rows: int, inner: int, columns: int, turned: tuple[bool, bool], biased: bool
-) -> None:
-    a = draw(inner, rows).mT if turned[0] else draw(rows, inner)
-    b = draw(columns, inner, seed=1).mT if turned[1] else draw(inner, columns, seed=1)
-    bias = draw(columns, seed=2) if biased else None
-    exact = a.double() @ b.double()
-    if bias is not None:
-        exact = exact + bias.double()
-    assert apart(multiply(a, b, bias).double(), exact) <= ROUNDING
-
-
-@needs_kernel
-@given(**sizes, turned=st.booleans(), count=st.integers(1, 5))
-def test_threads_and_neighbours_change_no_bit(
-    rows: int, inner: int, columns: int, turned: bool, count: int
-) -> None:
-    a = draw(rows, inner)
-    b = draw(columns, inner, seed=1).mT if turned else draw(inner, columns, seed=1)
-    with threads(1):
-        expected = multiply(a, b)
-    with threads(count):
-        assert torch.equal(multiply(a, b), expected)
-    for row in (0, rows // 2, rows - 1):
-        assert torch.equal(multiply(a[row : row + 1], b)[0], expected[row])
 
 
 @needs_kernel
@@ -100,7 +65,7 @@ def test_other_layers_are_torchs(changes: str, monkeypatch: pytest.MonkeyPatch) 
     if changes == "strided":
         layer.weight = torch.nn.Parameter(layer.weight.detach().mT.contiguous().mT)
     if changes == "library":
-        monkeypatch.setattr(linear_cpu, "_library", lambda: None)
+        monkeypatch.setattr(linear_cpu, "load_kernel", lambda: None)
     with torch.autocast("cpu", torch.bfloat16, enabled=changes == "autocast"):
         assert not serves(x, layer.weight, layer.bias)
         out = layer(x)

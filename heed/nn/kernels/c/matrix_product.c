@@ -1,4 +1,4 @@
-/* Matrix products in float32 for AMD's CPUs with AVX-512, where MKL leaves a tenth of their speed.
+/* Matrix products in float32 for AMD's CPUs with AVX-512, which MKL does not serve well.
 
    A tile of the result stays in registers while rows of b, weighted by numbers of a, are added to
    it. Each number of the result is one sum in a fixed order: it depends on no number of threads,
@@ -26,6 +26,7 @@ typedef struct {
     float *out;
     int64_t a_i, a_r, b_r, b_j, out_i;
     int64_t rows, columns, inner;
+    int64_t is_added; /* to what `out` holds, in place of the bias */
 } Product;
 
 /* Rows of b from r = start, and their stride. */
@@ -45,7 +46,7 @@ INLINE void add_tile(const Product *x, Rows b, ptrdiff_t i, ptrdiff_t j, ptrdiff
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
             sums[k][v] = (Vector){0};
-            if (start) sums[k][v] = *(Vector *)(out + k * x->out_i + v * LANES);
+            if (start || x->is_added) sums[k][v] = *(Vector *)(out + k * x->out_i + v * LANES);
             else if (x->bias) sums[k][v] = *(const Vector *)(x->bias + j + v * LANES);
         }
     for (ptrdiff_t r = start; r < end; r++, a += x->a_r, b.start += b.stride) {
@@ -81,7 +82,7 @@ static Rows pack(const Product *x, ptrdiff_t j, ptrdiff_t j_end, ptrdiff_t start
     return (Rows){panel, WIDE};
 }
 
-/* out [i, j] = bias(j) + Σ a(i, r) · b(r, j). The columns are a multiple of 16, r is one at least. */
+/* out [i, j] = bias(j) or out(i, j) + Σ a(i, r) · b(r, j). The columns are a multiple of 16, r is one at least. */
 void multiply(const Product *x, int32_t threads) {
     ptrdiff_t step = x->b_j == 1 ? COLUMNS : WIDE;
 #pragma omp parallel for num_threads(threads) schedule(static)
