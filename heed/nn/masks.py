@@ -46,6 +46,22 @@ class Mask:
         """Whether there are as many queries as keys."""
         return self.queries == self.keys
 
+    def block(self, start: int, end: int, keys: int) -> Mask:
+        """What the queries from `start` to `end` may attend to among the first keys.
+
+        When causal, the last of these queries is that of the last of these keys.
+        """
+        q_segments, k_segments = self.q_segments_bn, self.k_segments_bm
+        return Mask(
+            end - start,
+            keys,
+            self.device,
+            causal=self.causal,
+            real_bm=None if self.real_bm is None else self.real_bm[:, :keys],
+            q_segments_bn=None if q_segments is None else q_segments[:, start:end],
+            k_segments_bm=None if k_segments is None else k_segments[:, :keys],
+        )
+
     def dense(self) -> Tensor | None:
         """The mask as a boolean tensor [b or 1, 1, n, m]; None where nothing is hidden."""
         if self._dense is None and not self.sees_all:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from heed.nn.kernels import qkv_layout
 from heed.nn.kernels.availability import on_cpu, on_gpu, on_gpu_device, trains_on_cpu
+from heed.nn.kernels.blocked_attention import attend_in_blocks
 from heed.nn.kernels.decode_attention import ExplicitMask, attend_decode, fits_decode, write_kv
 from heed.nn.kernels.decode_attention_cpu import attend_decode_cpu, fits_decode_cpu
 from heed.nn.kernels.distance_attention import DistanceBias, attend_by_distance
@@ -31,6 +32,8 @@ from heed.nn.positions import Position
 LONG, LONG_BY_QUERY = 512, 128
 """From how many tokens on a dense bias costs more than one computed in the kernel: where all
 queries share it, and where each has its own."""
+LONG_CPU, LONG_CPU_BY_QUERY = 1024, 512
+"""The same on a CPU, where the bias is made for a block of queries at a time."""
 MAX_HEAD_WIDTH = 256
 """Wider heads don't fit into the long kernels' tiles; SDPA takes them."""
 SHORT, SHORT_BYTES = 128, 256
@@ -143,6 +146,16 @@ def _is_short_cpu(call: Call) -> bool:
     return _batch_bias(call) is not None or _is_unbiased(call.bias)
 
 
+def _is_long_cpu(call: Call) -> bool:
+    """CPU, long, a bias, a `Mask` or none."""
+    q, k, _, _ = call.heads
+    explicit = isinstance(call.mask, Tensor | ExplicitMask)
+    if explicit or not isinstance(call.bias, PositionBias) or not _has_bias(call.bias.position):
+        return False
+    long = LONG_CPU_BY_QUERY if call.bias.position.bias_uses_query else LONG_CPU
+    return on_cpu(q) and min(q.shape[2], k.shape[2]) >= long and not torch.compiler.is_compiling()
+
+
 def _is_any(call: Call) -> bool:
     """Everything else: any device, mask, bias and dropout."""
     return True
@@ -190,6 +203,17 @@ def _run_short_cpu(call: Call) -> Tensor:
     return attend_short_cpu(*heads, mask=mask, bias=bias, scale=call.scale)
 
 
+def _run_in_blocks(call: Call) -> Tensor:
+    heads, mask, bias = call.heads.rotated(), cast(Mask | None, call.mask), call.bias
+    return attend_in_blocks(
+        *heads,
+        mask=mask,
+        bias=cast(PositionBias, bias),
+        scale=call.scale,
+        dropout=call.dropout,
+    )
+
+
 def _run_sdpa(call: Call) -> Tensor:
     heads, (_, mask, bias, scale, dropout) = call.heads.rotated(), call
     return attend_sdpa(*heads, mask=mask, bias=bias, scale=scale, dropout=dropout)
@@ -234,6 +258,12 @@ KERNELS = (
         "SDPA's CPU kernel is made for long sequences; one thread holds a whole head in its cache",
     ),
     Kernel(
+        "blocked_attention",
+        _is_long_cpu,
+        _run_in_blocks,
+        "memory linear in length on a CPU, and hidden blocks are skipped",
+    ),
+    Kernel(
         "sdpa",
         _is_any,
         _run_sdpa,
@@ -251,6 +281,10 @@ def _are_few(queries: int, keys: int) -> bool:
 def _batch_bias(call: Call) -> Tensor | None:
     """The bias that all sequences of the batch share, if there is one."""
     return call.bias.of_batch() if isinstance(call.bias, PositionBias) else None
+
+
+def _has_bias(position: Position) -> bool:
+    return type(position).bias is not Position.bias
 
 
 def _is_unbiased(bias: PositionBias | Tensor | None) -> bool:
@@ -294,8 +328,7 @@ def prepare_shared(shared: SharedPosition, mask: Mask, position: Position) -> No
     form, bias = form_of(position), None
     if not position.bias_uses_query:
         bias = shared.bias(position)
-    has_bias = type(position).bias is not Position.bias
-    served = form.has_distance_form or (not has_bias and not needs_no_tensor(mask))
+    served = form.has_distance_form or (not _has_bias(position) and not needs_no_tensor(mask))
     if served and _is_long_mask(mask, position):
         shared.plans.get(mask, form.max_distance(position))
         if bias is not None:

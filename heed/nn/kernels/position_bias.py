@@ -71,6 +71,16 @@ class PositionBias:
             )
         return self._dense
 
+    def block(self, start: int, end: int, keys: int) -> PositionBias:
+        """The bias of the queries from `start` to `end` to the first keys."""
+        return PositionBias(
+            self.position,
+            self.q_positions[:, start:end],
+            self.k_positions[:, :keys],
+            q_bhnd=None if self.q_bhnd is None else self.q_bhnd[:, :, start:end],
+            scale=self.scale,
+        )
+
     def masked(self, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """The bias as a tensor that also hides what may not be seen, made once for all layers."""
         bias = self.dense()
@@ -132,6 +142,10 @@ class KeptHeadsBias(PositionBias):
     def dense(self) -> Tensor | None:
         """The bias of these heads as a tensor to add to the scores."""
         return self._select(self.shared.dense(), 1)
+
+    def block(self, start: int, end: int, keys: int) -> PositionBias:
+        """The bias of these heads for the queries from `start` to `end` to the first keys."""
+        return KeptHeadsBias(self.shared.block(start, end, keys), self.kept_heads)
 
     def masked(self, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """The bias of these heads as a tensor that also hides what may not be seen."""
