@@ -284,6 +284,7 @@ PARALLEL_FAMILIES = {
     "state": "the folder makes the meaning plain",
     "search": "the folder makes the meaning plain",
     "build": "the folder makes the meaning plain",
+    "plain": "the folder makes the meaning plain",
     "train": "a command, and the recipe section of the same name",
 }
 """File names that may occur twice, and why."""

@@ -1,1 +1,1 @@
-"""The core: attention, positions, masks, merges, the stack. No data, no files, no training."""
+"""The core: attention, positions, masks, merges, the stack. No data, no training."""

@@ -107,8 +107,8 @@ class LSTMStack(nn.Module):
         if weights or self.head_edit is not None:
             attended, weights_b1nm = attend(q, kv, kv, mask=mask.dense())
             if self.head_edit is not None:
-                places = tokens.positions_bn, source.positions_bn
-                context = AttentionContext(*places, mask, tokens.real_bn)
+                positions = tokens.positions_bn, source.positions_bn
+                context = AttentionContext(*positions, mask, tokens.real_bn)
                 weights_b1nm = self.head_edit.edit_weights(weights_b1nm, context)
                 attended = self.head_edit.edit_outputs(weights_b1nm @ kv, context)
             out.cross_weights += [weights_b1nm] if weights else []

@@ -213,8 +213,8 @@ class Stack(nn.Module):
             q_segments_bn=tokens.segments_bn if keys.segments_bn is not None else None,
             k_segments_bm=keys.segments_bn,
         )
-        places = tokens.positions_bn, keys.positions_bn
-        return AttentionContext(*places, mask, tokens.real_bn).prepare(self.position)
+        positions = tokens.positions_bn, keys.positions_bn
+        return AttentionContext(*positions, mask, tokens.real_bn).prepare(self.position)
 
     def _cross_context(
         self, tokens: Tokens, memory: Tensor, memory_tokens: Tokens
@@ -227,8 +227,8 @@ class Stack(nn.Module):
             q_segments_bn=tokens.segments_bn,
             k_segments_bm=memory_tokens.segments_bn,
         )
-        places = tokens.positions_bn, memory_tokens.positions_bn
-        context = AttentionContext(*places, mask, tokens.real_bn, memory)
+        positions = tokens.positions_bn, memory_tokens.positions_bn
+        context = AttentionContext(*positions, mask, tokens.real_bn, memory)
         return context.prepare(self.cross_position)
 
 
