@@ -61,9 +61,9 @@ def first_update(recipe: Any, folder: Path, startup: Any) -> dict[str, Any]:
     from heed.bench.timing import process_age, synchronize
     from heed.device import choose_device
     from heed.runs.run import Run
+    from heed.train.build_loop import build_loop
     from heed.train.precompile.start import CompileProcess, stamp_path
     from heed.train.prepare.setup import prepare, validate_recipe
-    from heed.train.run import build_loop
     from heed.train.validate import validate
 
     born, said = time.time() - process_age(), list[str]()

@@ -38,8 +38,8 @@ from heed.device import peak_memory
 from heed.errors import ConfigError
 from heed.models import Model, Translator
 from heed.runs.run import Run
+from heed.train.build_loop import build_loop
 from heed.train.prepare.setup import prepare
-from heed.train.run import build_loop
 
 CPU = torch.device("cpu")
 TINY = ["data.synthetic=300", "data.synthetic_test=20", "train.batch_tokens=512", "model.width=32"]

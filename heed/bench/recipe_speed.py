@@ -35,10 +35,11 @@ from heed.device import choose_device, peak_memory
 from heed.models import Translator
 from heed.runs.run import Run
 from heed.train import precompile
+from heed.train.build_loop import build_loop
 from heed.train.loop import Loop
+from heed.train.out_of_memory import oom_guard
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import TrainingSetup, prepare, validate_recipe
-from heed.train.run import build_loop, oom_guard
 
 Say = Callable[[str], None]
 FOREVER = 1 << 30

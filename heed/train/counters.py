@@ -8,8 +8,9 @@ from torch import Tensor
 from heed.train.distributed.ranks import SINGLE, World
 
 STEP, RECENT, EPOCH = range(3)
-"""Rows of the sums: the current step, since the last line of metrics, since the last evaluation.
-The columns are the sum of losses, correct predictions and targets."""
+"""Rows of the sums: the current step, since the last line of metrics, since the last evaluation."""
+LOSS, CORRECT, TARGETS = range(3)
+"""Columns of the sums: losses, correct predictions, targets."""
 STEPS, SKIPPED, IN_A_ROW, FAILED_AT = range(4)
 """The counts: steps, skipped steps, steps skipped in a row, and the step at which too many in a row
 were skipped (-1: none)."""
@@ -31,7 +32,7 @@ class Counters:
 
     def start_step(self, targets: int) -> None:
         """Begin a step over this many targets."""
-        self.sums[STEP, 2].fill_(targets)
+        self.sums[STEP, TARGETS].fill_(targets)
 
     def pass_step(self) -> None:
         """Count a step that has no targets."""
@@ -39,8 +40,8 @@ class Counters:
 
     def add(self, loss: Tensor, correct: Tensor) -> None:
         """Add one micro-batch of the step."""
-        self.sums[STEP, 0] += loss
-        self.sums[STEP, 1] += correct
+        self.sums[STEP, LOSS] += loss
+        self.sums[STEP, CORRECT] += correct
 
     def finish_step(self, finite: Tensor, max_skipped: int) -> None:
         """Count the step, or count it as skipped if its gradient was not finite."""
@@ -70,7 +71,7 @@ class Counters:
         if not self.world.is_distributed:
             return self.sums
         sums = self.sums.cpu().clone()
-        sums[:, :2] = self.world.all_reduce(sums[:, :2].contiguous())
+        sums[:, :TARGETS] = self.world.all_reduce(sums[:, :TARGETS].contiguous())
         return sums
 
     def restore(self, sums: Tensor, counts: Tensor) -> None:
@@ -78,7 +79,7 @@ class Counters:
         self.sums.copy_(sums)
         self.counts.copy_(counts)
         if not self.world.is_first:
-            self.sums[:, :2] = 0.0
+            self.sums[:, :TARGETS] = 0.0
 
     @property
     def skipped(self) -> int:

@@ -24,9 +24,11 @@ from heed.models.build import describe_model
 from heed.nn.lora import merge_adapters
 from heed.runs.run import Run
 from heed.train import checkpoint, precompile
+from heed.train.build_loop import build_loop
 from heed.train.distributed.torchrun import is_torchrun, rank0_error_only
 from heed.train.loop import Loop
 from heed.train.optimizers.build import describe_rates
+from heed.train.out_of_memory import oom_guard
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import (
     Say,
@@ -35,7 +37,7 @@ from heed.train.prepare.setup import (
     validate_recipe,
 )
 from heed.train.progress import format_duration
-from heed.train.run import build_loop, describe_training, oom_guard, warn_of_long_warmup
+from heed.train.run import describe_training, warn_of_long_warmup
 from heed.train.validate import Pair, greedy_bleu, validate
 
 TIMED_STEPS = 5

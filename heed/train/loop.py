@@ -48,7 +48,7 @@ class Loop:
         with Interrupt() as interrupt:
             for batches in self.loader.iterate(state.step, self.steps):
                 self.update(batches)
-                state.count_tokens(self.loader.tokens)
+                state.tokens += self.loader.tokens
                 interrupted = self.world.any(interrupt.requested)
                 tokens = sum(batch.tokens for batch in batches) * self.world.size
                 progress.advance(state.step, tokens)

@@ -11,49 +11,29 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
-from torch.optim import Optimizer
 
 from heed import plot
 from heed.config import Recipe
 from heed.config.checks import find_long_warmup, find_rank_conflicts
-from heed.data.batching.bucketed import DEFAULT_BATCH_TOKENS
-from heed.device import choose_device, is_out_of_memory
-from heed.errors import ConfigError, DataError, HeedError, HeedWarning, RunError, StoppedError
+from heed.device import choose_device
+from heed.errors import ConfigError, DataError, HeedWarning, RunError, StoppedError
 from heed.files import flush_folder
 from heed.models.build import describe_model
-from heed.models.weights import require_matching_weights
 from heed.nn.lora import merge_adapters
 from heed.plugins import used_plugins
 from heed.runs.load import verify_final_weights
 from heed.runs.run import Run
 from heed.train import checkpoint
+from heed.train.build_loop import build_loop
 from heed.train.curves import draw_curves, has_curves
 from heed.train.distributed.ranks import World, process_group
-from heed.train.distributed.sharding import UnshardedModel, distribute
-from heed.train.execution.choose import PlannedWork, build_step
-from heed.train.loader import Loader
 from heed.train.loop import Loop
-from heed.train.objective import Objective
-from heed.train.optimizers.build import CAPTURABLE, build_optimizer, optimizer_settings
-from heed.train.optimizers.schedules import build_schedule, count_steps
+from heed.train.out_of_memory import TrainingMemoryError, oom_guard
 from heed.train.prepare.init_from import PretrainedModel, resolve_init
-from heed.train.prepare.setup import (
-    Say,
-    Stage,
-    TrainingSetup,
-    prepare,
-    unmeasured,
-    validate_recipe,
-)
+from heed.train.prepare.setup import TrainingSetup, prepare, validate_recipe
 from heed.train.progress import ProgressBar
 from heed.train.recipe_change import RecipeChange, change_recipe
 from heed.train.recorder import EvaluationHook
-from heed.train.state import State, select_prefix
-
-
-class TrainingMemoryError(HeedError):
-    """A batch does not fit into memory."""
 
 
 def start(
@@ -277,95 +257,10 @@ def describe_training(
     return info
 
 
-def build_loop(setup: TrainingSetup, run: Run, *, say: Say, stage: Stage = unmeasured) -> Loop:
-    """The training loop of a run, at its newest checkpoint or at step 0."""
-    recipe, settings, world = setup.recipe, setup.recipe.train, setup.world
-    if settings.deterministic != torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(settings.deterministic)  # imports a compiler: 2 s
-    with stage("store"):
-        loader = Loader(
-            setup.train, accumulate=settings.accumulate, device=setup.device, world=world
-        )
-    steps = count_steps(settings, loader.steps_per_epoch)
-    sharded = world.is_distributed and settings.parallel == "fsdp"
-    unsharded = UnshardedModel(setup.model) if sharded else None
-    objective = Objective(
-        setup.model,
-        label_smoothing=settings.label_smoothing,
-        class_weights=setup.class_weights,
-        rdrop=settings.rdrop,
-        fp8_output=settings.fp8_output,
-    )
-    step_objective: nn.Module = objective
-    if world.is_distributed:
-        step_objective = distribute(objective, settings.parallel, world, setup.device)
-    # Sharding replaces the parameters, so the optimizer is built after it. torch imports its
-    # compiler, of which optimizers use a part, when the first one is built.
-    with stage("optimizer"):
-        optimizer = _build_optimizer(setup)
-    state = State(
-        setup.model,
-        optimizer,
-        setup.device,
-        ema_decay=settings.ema,
-        world=world,
-        unsharded=unsharded,
-    )
-    _restore(state, setup, run, say)
-    setup.model.train()
-    work = PlannedWork(steps - state.step, setup.train.shapes(), loader.example_batch())
-    with stage("capture"):
-        step = build_step(recipe, step_objective, state, work, bf16=setup.bf16, say=say)
-    return Loop(setup, step, run, loader, build_schedule(settings, steps), steps)
-
-
 def warn_of_long_warmup(loop: Loop) -> None:
     """Warn where training ends within the warm-up: only now is the number of steps known."""
     if message := find_long_warmup(loop.settings, loop.steps):
         warnings.warn(message, HeedWarning, stacklevel=2)
-
-
-def _build_optimizer(setup: TrainingSetup) -> Optimizer:
-    settings = setup.recipe.train
-    captured = setup.device.type == "cuda" and not setup.world.is_distributed
-    return build_optimizer(
-        setup.model,
-        optimizer_settings(settings),
-        lr_tensor=captured and settings.optimizer in CAPTURABLE,
-    )
-
-
-def _restore(state: State, setup: TrainingSetup, run: Run, say: Say) -> None:
-    """Restore the newest intact checkpoint, if there is one."""
-    world = setup.world
-    tensors, numbers = checkpoint.load_newest(run.checkpoints, say, lines=run.metrics_lines())
-    world.reseed(setup.recipe.seed, numbers.get("step", 0))
-    if numbers:
-        weights, where = select_prefix("model.", tensors), str(run.recipe_path)
-        require_matching_weights(setup.model.state_dict(), weights, where=where)
-        state.restore(tensors, numbers)
-        say(f"Resuming from step {state.step}.")
-    elif setup.has_checkpoints:
-        raise RunError(
-            "all of its checkpoints are damaged, so the run cannot be resumed.",
-            where=str(run.folder),
-            todo="Restore what is named above from a copy, or delete its checkpoints folder to "
-            "start again.",
-        )
-    _refuse_different_steps(state, run)
-    if world.is_first:
-        checkpoint.set_damaged_aside(run.checkpoints, after=state.step)
-
-
-def _refuse_different_steps(state: State, run: Run) -> None:
-    """Refuse ranks that read different checkpoints: their folders are different ones."""
-    steps = [int(step) for step in state.world.all_gather(torch.tensor([state.step]))]
-    if len({*steps}) > 1:
-        raise RunError(
-            f"the ranks found different checkpoints here: of steps {', '.join(map(str, steps))}.",
-            where=str(run.folder),
-            todo="Put the run into a folder that all machines share.",
-        )
 
 
 def _refuse_changed_data(run: Run, setup: TrainingSetup) -> None:
@@ -382,48 +277,3 @@ def _refuse_changed_data(run: Run, setup: TrainingSetup) -> None:
             where=str(run.folder),
             todo="Restore the files, or train again in another folder.",
         )
-
-
-@contextmanager
-def oom_guard(recipe: Recipe, run: Run, *, preparing: bool = False) -> Iterator[None]:
-    """Turn running out of memory into an error that says what to do.
-
-    `preparing` is before the first batch, when it is the model or the text that does not fit.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if preparing:
-            raise TrainingMemoryError(
-                "memory ran out while the text and the model were prepared.",
-                todo="Use a smaller model (model.layers, model.width, tokenizer.vocab_size), "
-                "or less text.",
-            ) from error
-        name, size = _batch_setting(recipe)
-        raise TrainingMemoryError(
-            f"memory ran out with train.{name} = {size}.", todo=_advise_less_memory(recipe, run)
-        ) from error
-
-
-def _batch_setting(recipe: Recipe) -> tuple[str, int]:
-    """The recipe key that sets the size of a batch, and its value."""
-    settings = recipe.train
-    if settings.batch_size is not None:
-        return "batch_size", settings.batch_size
-    return "batch_tokens", settings.batch_tokens or DEFAULT_BATCH_TOKENS
-
-
-def _advise_less_memory(recipe: Recipe, run: Run) -> str:
-    """What to do where a batch does not fit: a run with a checkpoint can go on in smaller parts."""
-    if run.checkpoints.exists() and not recipe.train.split_on_oom:
-        command = f"heed resume {run.folder} --set train.split_on_oom=true"
-        return f"Continue it in smaller parts with: {command}"
-    name, size = _batch_setting(recipe)
-    if size == 1:
-        return "Use a smaller model, or shorter texts (data.max_length)."
-    return (
-        f"Use --set train.{name}={size // 2} --set train.accumulate={2 * recipe.train.accumulate}, "
-        "which takes nearly the same steps in half the memory."
-    )

@@ -15,7 +15,15 @@ from heed.train.counters import STEP, Counters
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.distributed.sharding import UnshardedModel, distribute_like, gather_full
 
-NUMBERS = ("lines", "best", "best_step", "recent_steps", "evals_since_best", "batch_splits")
+NUMBERS = (
+    "lines",
+    "tokens",
+    "best",
+    "best_step",
+    "recent_steps",
+    "evals_since_best",
+    "batch_splits",
+)
 """The plain numbers of a state that a checkpoint stores beside its step."""
 
 
@@ -33,9 +41,8 @@ class State:
     step: int = 0
     lines: int = 0
     """Lines of metrics.jsonl written so far, which a resumed run keeps."""
-    tokens: int | None = 0
-    """Tokens that all ranks have read so far, without padding; of a translation, both sides. None
-    after a checkpoint that does not count them."""
+    tokens: int = 0
+    """Tokens that all ranks have read so far, without padding; of a translation, both sides."""
     best: float | None = None
     best_step: int | None = None
     """The step of the best weights so far."""
@@ -63,18 +70,13 @@ class State:
             number = self.step + 1
             self.ema_rate.fill_(1.0 - min(self.ema_decay, (1 + number) / (10 + number)))
 
-    def count_tokens(self, tokens: int) -> None:
-        """Count the tokens of a step."""
-        if self.tokens is not None:
-            self.tokens += tokens
-
     def pass_step(self) -> None:
         """Count a step that has no targets, and leave all else as it is."""
         self.counters.pass_step()
         self.step += 1
 
-    def split_batches(self) -> None:
-        """Halve the batches after one did not fit, and reset the counters of its step.
+    def double_batch_splits(self) -> None:
+        """Split batches into twice as many parts after one did not fit; reset its step's counters.
 
         The caller has cleared the gradient.
         """
@@ -133,7 +135,6 @@ class State:
         counters = self.counters
         tensors |= {"counters.sums": counters.sum_over_ranks(), "counters.counts": counters.counts}
         numbers: dict[str, Any] = {"optimizer": optimizer_numbers}
-        numbers["tokens"] = self.tokens
         return tensors, numbers | {name: getattr(self, name) for name in NUMBERS}
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
@@ -151,7 +152,6 @@ class State:
         restore_optimizer(self.optimizer, tensors, numbers["optimizer"])
         self.world.restore_generators(tensors, self.device)
         self.counters.restore(tensors["counters.sums"], tensors["counters.counts"])
-        self.tokens = numbers.get("tokens")
         for name in (*NUMBERS, "step"):
             setattr(self, name, numbers[name])
 

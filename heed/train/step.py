@@ -18,7 +18,7 @@ from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.device import is_out_of_memory
 from heed.nn.kernels.parameter_gradients import ParameterStream
 from heed.nn.kernels.weight_copies import WeightCopies
-from heed.train.counters import STEP
+from heed.train.counters import STEP, TARGETS
 from heed.train.distributed.sharding import full_tensor, no_sync
 from heed.train.optimizers.build import step_optimizer
 from heed.train.state import State
@@ -78,7 +78,7 @@ class Step:
             return
         # Outside of `except`, whose traceback would keep the tensors that did not fit.
         self.zero_grad()
-        self.state.split_batches()
+        self.state.double_batch_splits()
         self(batches)
 
     def backward(self, batch: Batch) -> None:
@@ -89,7 +89,7 @@ class Step:
         with autocast, self.weight_copies.refreshed(), stream.active() if stream else nullcontext():
             loss, correct = self.objective(batch)
         with stream.joined() if stream else nullcontext():
-            (loss / counters.sums[STEP, 2].to(loss.dtype)).backward()
+            (loss / counters.sums[STEP, TARGETS].to(loss.dtype)).backward()
         counters.add(loss.detach(), correct)
 
     def parameter_stream(self, batch: Batch) -> ParameterStream | None:

@@ -19,6 +19,7 @@ from heed.data.batching.batch import Batch
 from heed.errors import HeedError
 from heed.runs.run import Run
 from heed.train import run as train_run
+from heed.train.build_loop import build_loop
 from heed.train.execution.cuda_graphs import GraphStep
 from heed.train.objective import Objective
 from heed.train.prepare.setup import prepare
@@ -103,7 +104,7 @@ def test_capture_changes_no_state(corpus: Path) -> None:
     parts = prepare(config, run, device=torch.device("cuda"), say=print)
     before = {name: weight.clone() for name, weight in parts.model.state_dict().items()}
     random_before = torch.cuda.get_rng_state()
-    loop = train_run.build_loop(parts, run, say=print)
+    loop = build_loop(parts, run, say=print)
     assert isinstance(loop.step, GraphStep)
     assert all(torch.equal(w, before[name]) for name, w in parts.model.state_dict().items())
     assert torch.equal(torch.cuda.get_rng_state(), random_before)
@@ -118,7 +119,7 @@ def test_every_batch_has_a_captured_shape(corpus: Path, monkeypatch: pytest.Monk
     config = recipe(corpus, execution="graphs")
     run = Run.create(corpus / "run", config)
     parts = prepare(config, run, device=torch.device("cuda"), say=print)
-    loop = train_run.build_loop(parts, run, say=print)
+    loop = build_loop(parts, run, say=print)
 
     def refused(self: Objective, batch: Batch) -> None:
         raise AssertionError(f"{batch.ids.shape} was not captured")

@@ -10,9 +10,9 @@ import torch
 
 from heed.config import Recipe
 from heed.runs.run import Run
-from heed.train.counters import RECENT, STEPS
+from heed.train.build_loop import build_loop
+from heed.train.counters import RECENT, STEPS, TARGETS
 from heed.train.prepare.setup import prepare
-from heed.train.run import build_loop
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,6 @@ def test_a_step_that_asks_nothing_changes_nothing(tmp_path: Path) -> None:
             empty += 1
     assert 0 < empty < loop.steps
     assert loop.state.step == loop.steps == int(loop.state.counters.counts[STEPS])
-    assert int(loop.state.counters.sums[RECENT, 2]) == sum(
+    assert int(loop.state.counters.sums[RECENT, TARGETS]) == sum(
         batch.count for step in range(loop.steps) for batch in loop.loader.micro_batches(step)
     )

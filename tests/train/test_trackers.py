@@ -18,6 +18,7 @@ from heed.errors import ConfigError
 from heed.runs.run import Run
 from heed.train import estimate
 from heed.train import run as train_run
+from heed.train.build_loop import build_loop
 from heed.train.prepare import setup
 
 
@@ -124,7 +125,7 @@ def bench(recipe: Recipe) -> None:
     """What `heed bench` times of a recipe, made."""
     run = Run.create(Path("bench"), recipe)
     parts = setup.prepare(recipe, run, device=torch.device("cpu"), say=print)
-    train_run.build_loop(parts, run, say=print)
+    build_loop(parts, run, say=print)
 
 
 def _installed(name: str) -> bool:

@@ -80,7 +80,7 @@ def build_step(
             can_split = recipe.train.split_on_oom and state.batch_splits < largest
             if not (can_split and is_out_of_memory(error)):
                 raise
-        state.split_batches()
+        state.double_batch_splits()
         say(f"A batch does not fit into memory: training on it in {state.batch_splits} parts.")
 
 
