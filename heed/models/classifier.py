@@ -26,12 +26,12 @@ class Pooling(nn.Module):
         super().__init__()
         self.kind, width = config.pooling, config.width
         self.score = nn.Linear(width, 1, bias=False) if self.kind == "attention" else None
-        self.map = nn.Linear(width, width, bias=config.bias) if config.pooler else None
+        self.linear = nn.Linear(width, width, bias=config.bias) if config.pooler else None
 
     def forward(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         """[b, n, w] to [b, w]."""
         pooled_bw = self._pool(x_bnw, mask)
-        return pooled_bw if self.map is None else torch.tanh(self.map(pooled_bw))
+        return pooled_bw if self.linear is None else torch.tanh(self.linear(pooled_bw))
 
     def _pool(self, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         """One vector per sequence; one without real tokens gives zeros."""
@@ -61,7 +61,7 @@ class Classifier(BaseModel):
         self.embedding = build_embedding(config, vocab)
         self.stack = build_stack(config, causal=False)
         self.pool = Pooling(config)
-        self.grams = NgramFeatures(config, vocab) if config.ngrams > 1 else None
+        self.ngrams = NgramFeatures(config, vocab) if config.ngrams > 1 else None
         self.dropout = nn.Dropout(config.dropout)
         if config.classifier_hidden is None:
             self.head: nn.Module = nn.Linear(config.width, classes)
@@ -115,6 +115,6 @@ class Classifier(BaseModel):
     def classify(self, ids: Tensor, x_bnw: Tensor, mask: Tensor | None) -> Tensor:
         """Logits [b, classes] of the vectors before pooling."""
         pooled_bw = self.pool(x_bnw, mask)
-        if self.grams is not None:
-            pooled_bw = pooled_bw + self.grams(ids, mask)
+        if self.ngrams is not None:
+            pooled_bw = pooled_bw + self.ngrams(ids, mask)
         return self.head(self.dropout(pooled_bw))

@@ -22,9 +22,9 @@ class VocabularyHead(nn.Module):
     def __init__(self, config: ModelConfig, vocab: int, embedding: TokenEmbedding) -> None:
         super().__init__()
         self.scale, self.activation = config.lm_head_scale, ACTIVATIONS[config.activation]
-        self.map, self.norm = None, None
+        self.transform_linear, self.norm = None, None
         if config.lm_head_transform:
-            self.map = nn.Linear(config.width, config.width, bias=config.bias)
+            self.transform_linear = nn.Linear(config.width, config.width, bias=config.bias)
             self.norm = build_norm(config)
         self.bias = nn.Parameter(torch.zeros(vocab)) if config.lm_head_bias else None
         self.own = None if config.tie_embeddings else nn.Linear(config.width, vocab, bias=False)
@@ -38,8 +38,8 @@ class VocabularyHead(nn.Module):
 
     def transform(self, x_bnw: Tensor) -> Tensor:
         """The vectors that the output projection reads."""
-        if self.map is not None and self.norm is not None:
-            x_bnw = self.norm(self.activation(self.map(x_bnw)))
+        if self.transform_linear is not None and self.norm is not None:
+            x_bnw = self.norm(self.activation(self.transform_linear(x_bnw)))
         return x_bnw if self.scale is None else x_bnw * self.scale
 
     def forward(self, x_bnw: Tensor) -> Tensor:

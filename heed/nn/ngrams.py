@@ -1,6 +1,6 @@
 """Hashed n-gram features: a learned vector for every n-gram of tokens or words, summed.
 
-A linear model over n-grams of characters or words is hard to beat where labelled text is scarce.
+A linear model over n-grams of characters or words is hard to beat where labeled text is scarce.
 This is one with vectors in the place of weights (fastText: Joulin et al. 2017), added to what a
 classifier's stack computes (wide and deep: Cheng et al. 2016). N-grams that all classes share carry
 no information, so they may be weighted by how much their counts differ between classes (Wang and

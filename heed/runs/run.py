@@ -46,8 +46,8 @@ from heed.files import (
 from heed.plugins import check_plugins
 from heed.runs.weight_files import WeightFiles
 
-FORMAT = 4
-"""Version of the folder's format: recipe keys and file names. Other versions are refused."""
+FORMAT = 5
+"""Version of the folder's format: recipe keys, files, names of weights. Others are refused."""
 RECIPE_START = '# checksum = "{}"; delete this line if you change the file by hand'
 """The first line of recipe.toml: what is cut off at the end is missed, then."""
 RESTORE = "Restore it from a copy of the run."

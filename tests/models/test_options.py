@@ -89,7 +89,9 @@ def test_the_head_is_its_formula(tied: bool, bias: bool) -> None:
         tie_embeddings=tied,
     )
     state, x = model.state_dict(), torch.randn(2, 5, 16)
-    hidden = F.relu(F.linear(x, state["head.map.weight"], state["head.map.bias"]))
+    hidden = F.relu(
+        F.linear(x, state["head.transform_linear.weight"], state["head.transform_linear.bias"])
+    )
     hidden = F.layer_norm(hidden, (16,), state["head.norm.weight"], state["head.norm.bias"])
     table = state["embedding.table.weight" if tied else "head.own.weight"]
     expected = F.linear(0.7 * hidden, table, state["head.bias"] if bias else None)
@@ -102,7 +104,7 @@ def test_a_pooler_is_a_map_and_a_tanh() -> None:
     ids, mask = padded(texts([4, 6]), left=[1, 0])
     state, x = plain.state_dict(), plain.states(ids, mask=mask).x_bnw
     first = torch.stack([x[0, 1], x[1, 0]])
-    pooled = torch.tanh(F.linear(first, state["pool.map.weight"], state["pool.map.bias"]))
+    pooled = torch.tanh(F.linear(first, state["pool.linear.weight"], state["pool.linear.bias"]))
     expected = F.linear(pooled, state["head.weight"], state["head.bias"])
     assert apart(plain(ids, mask=mask), expected) <= 1e-5
 

@@ -218,7 +218,7 @@ def test_a_fresh_classifier_says_what_it_would_without() -> None:
     config = tiny(ngrams=4, ngram_buckets=50)
     torch.manual_seed(1)
     model = build("classify", config, vocab=VOCAB, classes=3).eval()
-    state = {name: t for name, t in model.state_dict().items() if not name.startswith("grams")}
+    state = {name: t for name, t in model.state_dict().items() if not name.startswith("ngrams")}
     without = from_weights(state, "classify", tiny()).eval()
     ids, mask = padded(texts([5, 3]), left=[0, 0])
     assert torch.equal(model(ids, mask=mask), without(ids, mask=mask))
@@ -228,11 +228,11 @@ def test_a_fresh_classifier_says_what_it_would_without() -> None:
 @torch.no_grad()
 def test_a_classifier_reads_them_and_traces_alike(family: str) -> None:
     model = new_classifier(ngrams=3, ngram_buckets=101, family=family, classifier_hidden=6)
-    assert model.grams is not None
+    assert model.ngrams is not None
     ids, mask = padded(texts([7, 4]), left=[0, 2])
     said = model(ids, mask=mask)
     assert apart(model.trace(ids, mask=mask).logits, said) <= 1e-5
-    model.grams.table.weight.zero_()
+    model.ngrams.table.weight.zero_()
     assert apart(model(ids, mask=mask), said) > 1e-4
 
 
@@ -241,8 +241,8 @@ def test_without_ngrams_their_keys_are_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*ngrams"):
         tiny(**{key: 1})
     assert not dict(new_classifier(ngrams=3, ngram_buckets=101).named_buffers()).keys() & {
-        "grams.weight_r",
-        "grams.between_v",
+        "ngrams.weight_r",
+        "ngrams.between_v",
     }
 
 

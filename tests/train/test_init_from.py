@@ -35,6 +35,7 @@ from heed.runs.load import load_run
 from heed.runs.run import Run
 from heed.train import estimate, resolve
 from heed.train import run as train_run
+from heed.train.build_loop import build_loop
 from heed.train.optimizers.build import (
     OptimizerSettings,
     build_optimizer,
@@ -66,8 +67,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Lines, the same with a label that says whether there is an "a", and the same backwards."""
     folder, draw = tmp_path_factory.mktemp("text"), random.Random(0)
     lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(120)]
-    labelled = [f"{'with' if 'a' in line else 'without'}\t{line}" for line in lines]
-    (folder / "a.tsv").write_text("\n".join(labelled))
+    labeled = [f"{'with' if 'a' in line else 'without'}\t{line}" for line in lines]
+    (folder / "a.tsv").write_text("\n".join(labeled))
     (folder / "a.txt").write_text("\n".join(lines))
     (folder / "a.back").write_text("\n".join(line[::-1] for line in lines))
     return folder
@@ -187,7 +188,7 @@ def test_the_body_is_taken_and_the_head_of_another_task_is_new(
     expected = [part for part in ("head",) if part in parts and not same]
     expected = (["cross-attention"] if task == "translate" and not same else []) + expected
     (line,) = [line for line in said if line.startswith("Initialized from")]
-    assert line.endswith(f"new: {', '.join(expected)}." if expected else "weights.")
+    assert line.endswith(f"new: {', '.join(expected)}." if expected else "weights taken.")
 
 
 def test_a_folder_of_transformers_is_taken_as_it_is(
@@ -236,7 +237,7 @@ def test_a_folder_of_transformers_goes_on_guessing(
     train = {"objective": "masked", "steps": 4}
     recipe = make_recipe(text, "generate", init={"from": str(roberta)}, train=train, data_length=40)
     _, said = begun(recipe, tmp_path / "begun")
-    assert said[-1].endswith("weights.")
+    assert said[-1].endswith("weights taken.")
     assert trained(recipe, tmp_path / "run").finished
 
 
@@ -324,8 +325,8 @@ def test_a_classifier_may_have_runs_that_its_origin_had_not(
     grams = {"ngrams": 3, "ngram_buckets": 40, "ngram_log_count_ratio": 1.0}
     recipe = make_recipe(text, "classify", init={"from": str(origins / "masked")}, model=grams)
     after, (line, *_) = begun(recipe, tmp_path / "run")
-    assert line.endswith("new: grams, head.")
-    assert len(after["grams.table.weight"]) == 40
+    assert line.endswith("new: head, ngrams.")
+    assert len(after["ngrams.table.weight"]) == 40
 
 
 def test_as_many_layers_can_be_frozen_as_the_deeper_side_has() -> None:
@@ -439,7 +440,7 @@ def test_what_is_frozen_costs_nothing(text: Path, origins: Path, tmp_path: Path)
     whole, _ = resolve_init(make_recipe(text, "classify", init=init, train={"ema": 0.9}))
     run = Run.create(tmp_path / "run", whole)
     parts = prepare(whole, run, device=CPU, say=print)
-    loop = train_run.build_loop(parts, run, say=print)
+    loop = build_loop(parts, run, say=print)
     loop.update(loop.loader.micro_batches(0))
     places = layer_indices(parts.model)
     named = dict(parts.model.named_parameters())
@@ -736,7 +737,7 @@ def test_two_ranks_learn_what_one_does(text: Path, origins: Path, tmp_path: Path
 # -------------------------------------------------------------------------- text without labels
 
 
-def test_a_masked_model_reads_the_text_of_a_labelled_table(text: Path, tmp_path: Path) -> None:
+def test_a_masked_model_reads_the_text_of_a_labeled_table(text: Path, tmp_path: Path) -> None:
     """The label is not read: the tokenizer does not know it."""
     recipe = make_recipe(text, "generate", model=MODEL, tokenizer={"kind": "word"})
     tables = recipe.tables() | {"data": {"train": [str(text / "a.tsv")]}}

@@ -85,7 +85,7 @@ def test_every_text_counts_once_for_its_class(text: Path) -> None:
     run.folder.mkdir()
     parts = prepare(recipe, run, device=torch.device("cpu"), say=lambda _: None)
     assert isinstance(parts.model, Classifier)
-    grams = parts.model.grams
+    grams = parts.model.ngrams
     assert grams is not None
     assert grams.weight_r is not None
     found: Counter[tuple[int, int]] = Counter()
@@ -112,9 +112,9 @@ def test_a_run_keeps_what_it_counted(text: Path) -> None:
     assert outcome(text / "whole") == outcome(text / "broken")
     model, tokenizer, _ = load_run(text / "whole", device="cpu")
     assert isinstance(model, Classifier)
-    assert model.grams is not None
-    assert model.grams.between_v is not None
-    assert torch.equal(model.grams.between_v, word_boundaries(tokenizer))
+    assert model.ngrams is not None
+    assert model.ngrams.between_v is not None
+    assert torch.equal(model.ngrams.between_v, word_boundaries(tokenizer))
 
 
 def test_a_run_that_begins_from_another_has_what_that_one_counted(text: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_run_that_begins_from_another_has_what_that_one_counted(text: Path) ->
     train_run.start(Recipe.of(again), text / "two", device="cpu", console=QUIET)
     before, after = (load_file(text / name / "model.safetensors") for name in ("one", "two"))
     assert before.keys() == after.keys()
-    for name in ("grams.weight_r", "grams.between_v"):
+    for name in ("ngrams.weight_r", "ngrams.between_v"):
         assert torch.equal(before[name], after[name])
 
 

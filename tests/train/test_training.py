@@ -24,6 +24,7 @@ from heed.runs.history import flatten_metrics
 from heed.runs.run import Run
 from heed.train import checkpoint, estimate, validate
 from heed.train import run as train_run
+from heed.train.build_loop import build_loop
 from heed.train.curves import draw_curves
 from heed.train.objective import Objective
 from heed.train.prepare import setup
@@ -41,12 +42,12 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """Labelled lines whose label says whether there is an "a" among their letters."""
+    """Labeled lines whose label says whether there is an "a" among their letters."""
     draw = random.Random(0)
     lines = [" ".join(draw.choices("abcdefgh", k=draw.randint(3, 9))) for _ in range(160)]
-    labelled = [f"{'with' if 'a' in line else 'without'}\t{line}" for line in lines]
-    (tmp_path / "train.tsv").write_text("\n".join(labelled[:120]))
-    (tmp_path / "dev.tsv").write_text("\n".join(labelled[100:]))
+    labeled = [f"{'with' if 'a' in line else 'without'}\t{line}" for line in lines]
+    (tmp_path / "train.tsv").write_text("\n".join(labeled[:120]))
+    (tmp_path / "dev.tsv").write_text("\n".join(labeled[100:]))
     (tmp_path / "train.txt").write_text("\n".join(lines))
     return tmp_path
 
@@ -199,7 +200,7 @@ def test_accumulated_batches_are_one_big_batch(text: Path, task: str) -> None:
         recipe = make_recipe(text, task, train=train | exact)
         run = Run.create(text / f"run-{size}", recipe)
         parts = prepare(recipe, run, device=CPU, say=print)
-        made = train_run.build_loop(parts, run, say=print)
+        made = build_loop(parts, run, say=print)
         plan = parts.train.plan(0)
         whole = [parts.train.batch(plan, i) for i in range(accumulate)]
         if accumulate == 1:
@@ -229,7 +230,7 @@ def _rows(batch: Batch, part: slice) -> Batch:
 def test_gradients_do_not_leak_between_steps(text: Path) -> None:
     run = _run(text)
     parts = prepare(make_recipe(text), run, device=CPU, say=print)
-    made = train_run.build_loop(parts, run, say=print)
+    made = build_loop(parts, run, say=print)
     for batches in made.loader.iterate(0, 2):
         made.update(batches)
         assert all(p.grad is None for p in parts.model.parameters())
@@ -304,8 +305,8 @@ def test_packed_training_runs(text: Path) -> None:
         ({"train": {"optimizer": "adamx"}}, "Did you mean 'adam"),
         ({"train": {"schedule": "cosin"}}, "Did you mean 'cosine'"),
         ({"train": {"class_weights": {"witout": 2.0}}}, "Did you mean 'without'"),
-        ({"train": {"betas": [0.9]}}, "betas are two"),
-        ({"train": {"betas": [0.9, 0.98, 0.999]}}, "betas are two"),
+        ({"train": {"betas": [0.9]}}, "betas must be two numbers"),
+        ({"train": {"betas": [0.9, 0.98, 0.999]}}, "betas must be two numbers"),
         ({"train": {"betas": [0.9, 1.0]}}, r"betas\.1 cannot be 1\.0"),
     ],
 )

@@ -42,15 +42,15 @@ BODY: NameMap = {
     "stack.blocks.{}.feed_forward.up": "encoder.layer.{}.intermediate.dense",
     "stack.blocks.{}.feed_forward.down": "encoder.layer.{}.output.dense",
     "stack.blocks.{}.feed_forward_norm": "encoder.layer.{}.output.LayerNorm",
-    "pool.map": "pooler.dense",
+    "pool.linear": "pooler.dense",
 }
 BERT_LM_HEAD: NameMap = {
-    "head.map": "cls.predictions.transform.dense",
+    "head.transform_linear": "cls.predictions.transform.dense",
     "head.norm": "cls.predictions.transform.LayerNorm",
     "head.bias": "cls.predictions.bias",
 }
 ROBERTA_LM_HEAD: NameMap = {
-    "head.map": "lm_head.dense",
+    "head.transform_linear": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",
     "head.bias": "lm_head.bias",
 }

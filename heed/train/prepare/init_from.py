@@ -175,7 +175,7 @@ def copy_weights(
         source = pretrained.weights.get(next((n for n in names if n in pretrained.weights), name))
         if source is not None and (len(source), len(weight)) == vocab_sizes:
             source = source[: len(weight)]  # without rows beyond the tokenizer's ids
-        is_body = _part(name) != "grams" and (name not in layers or layers[name].is_body)
+        is_body = _part(name) != "ngrams" and (name not in layers or layers[name].is_body)
         fits = source is not None and source.shape == weight.shape
         if source is not None and fits and (_part(name) != "head" or same_head):
             copied[name] = source
@@ -184,7 +184,8 @@ def copy_weights(
     model.load_state_dict(weights | copied)
     new = tuple(sorted({_part(name) for name in weights.keys() - copied.keys()}))
     suffix = f"; new: {', '.join(new)}" if new else ""
-    say(f"Initialized from {pretrained.name}: {len(copied)} of {len(weights)} weights{suffix}.")
+    taken = f"{len(copied)} of {len(weights)} weights taken"
+    say(f"Initialized from {pretrained.name}: {taken}{suffix}.")
     return new
 
 

@@ -133,8 +133,8 @@ def prepare(
         torch.manual_seed(recipe.seed)
         with stage("model"):
             model = build_model(recipe, tokenizer, len(classes.names) or None)
-        if isinstance(model, Classifier) and model.grams is not None:
-            initialize_ngrams(model.grams, recipe, tokenizer, sets["train"], len(classes.names))
+        if isinstance(model, Classifier) and model.ngrams is not None:
+            initialize_ngrams(model.ngrams, recipe, tokenizer, sets["train"], len(classes.names))
         if pretrained is not None:
             new_parts = copy_weights(model, recipe.task, pretrained, say, classes.names)
         else:  # a resumed run has recorded them: the pretrained model may be gone
@@ -200,7 +200,7 @@ def check_data(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
         )
     for finding in report.findings:
         if finding.severity == "warning":
-            drops = finding.code in ("empty", "unlabelled")
+            drops = finding.code in ("empty", "unlabeled")
             place = f" (the first is {finding.places[0]})" if drops else ""
             say(f"{finding.split}: {finding.message}{place}")
     return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
