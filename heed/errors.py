@@ -82,6 +82,16 @@ def describe_hub_error(error: BaseException) -> tuple[str, str]:
     return f"{first_line(error).rstrip('.')}.", "Check its name and the network."
 
 
+def install_command(extra: str) -> str:
+    """The command that installs one of heed's extras, in the folder of heed's source."""
+    return f"pip install '.[{extra}]'"
+
+
+def install_hint(extra: str) -> str:
+    """The sentence that says how to install one of heed's extras."""
+    return f"Install it with: {install_command(extra)} (in the folder of heed's source)."
+
+
 def nearest(word: str, known: Sequence[str]) -> str:
     """` Did you mean …?` with the known word closest to `word`; empty when none is close."""
     matches = get_close_matches(word, known, n=1, cutoff=0.6)

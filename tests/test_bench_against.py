@@ -353,7 +353,7 @@ def result_of(system: System, seconds: Sequence[float], failed: str | None = Non
     return Result(system, pid=1, seconds=list(seconds), peaks=[1e12] * len(seconds), failed=failed)
 
 
-def test_the_fastest_peer_of_each_precision_is_first_and_the_rest_is_labelled() -> None:
+def test_the_fastest_peer_of_each_precision_is_first_and_the_rest_is_labeled() -> None:
     workload = standard_workload(MT)
 
     def system(library: str, mode: str, precision: str, **other: Any) -> System:
@@ -429,7 +429,7 @@ def test_what_cannot_be_compared_is_a_sentence(
 
 def test_without_transformers_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
-    with pytest.raises(HeedError, match=r"heed\[hf\].*--against plain"):
+    with pytest.raises(HeedError, match=r"pip install '\.\[hf\]'.*--against plain"):
         refuse("transformers")
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from heed.config import ModelConfig, Recipe
 from heed.data.batching.batch import IGNORE_INDEX
 from heed.data.tokenizers.special_tokens import BOS, EOS, PAD
-from heed.errors import ConfigError, HeedError, nearest
+from heed.errors import ConfigError, HeedError, install_hint, nearest
 
 PEERS = {
     "transformers": {"translate": "Marian", "generate": "GPT-2 of transformers"},
@@ -50,8 +50,8 @@ def require_peer(library: str, task: str | None = None) -> None:
     if library == "transformers" and find_spec("transformers") is None:
         raise HeedError(
             "transformers is not installed, so there is no peer to compare with.",
-            todo="Install it with: pip install 'heed[hf]'. Or use --against plain (language "
-            "models) or --against nn.Transformer (translators), which need torch alone.",
+            todo=f"{install_hint('hf')} Or use --against plain (language models) or --against "
+            "nn.Transformer (translators), which need torch alone.",
         )
     if task is not None and task not in PEERS[library]:
         others = " or ".join(name for name, tasks in PEERS.items() if task in tasks)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.errors import ConfigError, RunError
+from heed.errors import ConfigError, RunError, install_hint
 from heed.models import Translator
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_engine(engine: str, *, models: int = 1) -> None:
 def check_installed(engine: str) -> None:
     """Raise an error for an engine that is not installed."""
     if find_spec(engine) is None:
-        raise RunError(f"{engine} is not installed.", todo="Install it: pip install 'heed[serve]'.")
+        raise RunError(f"{engine} is not installed.", todo=install_hint("ctranslate2"))
 
 
 def load_engine(

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from heed.config import ModelConfig
-from heed.errors import RunError
+from heed.errors import RunError, install_hint
 from heed.export.calibrated_logits import apply_calibration
 from heed.models import LanguageModel, Model, Translator
 from heed.nn.attention import MultiHeadAttention
@@ -57,7 +57,7 @@ def export(run: Path, folder: Path) -> None:
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         what = f"{' and '.join(missing)}: not installed."
-        raise RunError(what, todo="Install with: pip install 'heed[onnx]'.")
+        raise RunError(what, todo=install_hint("onnx"))
     model, tokenizer, recipe = load_run(run, device="cpu")
     unsupported = find_unsupported(model.config, causal=is_generative(model))
     if unsupported:
@@ -83,7 +83,8 @@ def find_unsupported(config: ModelConfig, *, causal: bool) -> list[str]:
     unsupported = []
     if causal and config.kept_heads:
         unsupported.append(
-            "model.kept_heads: the graphs of a step have as many heads in every layer."
+            "model.kept_heads: the graphs of a step need the same number of heads in every layer; "
+            "this run is pruned."
         )
     active = config.merge_when == "always"
     if active and causal and config.reweight_over != "token":

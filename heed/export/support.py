@@ -13,12 +13,12 @@ import torch
 from heed.config import Recipe
 from heed.config.model import PRESET_TASKS
 from heed.data.tokenizers.special_tokens import DEFAULT_SPECIALS
-from heed.errors import HeedError
+from heed.errors import HeedError, install_command
 from heed.export import onnx
 from heed.models import build, ctranslate2_support
 from heed.models.huggingface.save_pretrained import choose_architecture
 
-INSTALL = {"ctranslate2": "heed[serve]", "onnx": "heed[onnx]"}
+EXTRAS = {"ctranslate2": "ctranslate2", "onnx": "onnx"}
 """The extra that installs what a format needs."""
 PACKAGES = {"hf": (), "ctranslate2": ("ctranslate2",), "onnx": onnx.REQUIRED_PACKAGES}
 PLACEHOLDER_SIZE = 8
@@ -36,7 +36,7 @@ class FormatSupport:
     @property
     def install(self) -> str | None:
         """The command that installs what is missing."""
-        return f"pip install '{INSTALL[self.name]}'" if self.missing else None
+        return install_command(EXTRAS[self.name]) if self.missing else None
 
 
 def find_formats(recipe: Recipe) -> list[FormatSupport]:
@@ -88,7 +88,8 @@ def _commands(
     for one in formats:
         if not one.reasons and one.name != failed:
             command = shlex.join(["heed", "export", str(run), str(folder), "--to", one.name])
-            yield f"{one.install} && {command}" if one.install else command
+            needs = f" (needs {one.install} in the folder of heed's source)" if one.install else ""
+            yield command + needs
 
 
 def _transformers_reasons(recipe: Recipe) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from heed.errors import HeedError
+from heed.errors import HeedError, install_hint
 
 USUAL_PORT = 8642
 """The port where bookmarks find the lab again."""
@@ -26,18 +26,17 @@ class LabOptions:
     jobs: int = 1
 
 
-def require_extra() -> None:
-    """Raise an error if the libraries of the extra `lab` are not installed."""
+def require_extra(extra: str) -> None:
+    """Raise an error if the libraries of the extra, `lab` or `serve`, are not installed."""
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
-        raise HeedError(
-            f"{' and '.join(missing)} cannot be imported.", todo="Install: pip install 'heed[lab]'"
-        )
+        what = f"{' and '.join(missing)} cannot be imported."
+        raise HeedError(what, todo=install_hint(extra))
 
 
 def run_lab(folder: Path, options: LabOptions, say: Callable[[str], None]) -> None:
     """Listen until Ctrl-C or SIGTERM. `say` prints a line for the user."""
-    require_extra()
+    require_extra("lab")
     from heed.lab.access import MIN_KEY, OPEN, Access
     from heed.lab.lab_app import build_lab
     from heed.lab.listen import address_of, bind, listen, open_browser, require_key_elsewhere

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from heed.arrays import Floats, Ints
-from heed.errors import RunError
+from heed.errors import RunError, install_hint
 from heed.metrics.classification import Predictions
 
 PENALTIES = {"linear SVM": (0.05, 0.2, 0.5, 1.0), "logistic": (1.0, 4.0, 10.0, 20.0)}
@@ -47,7 +47,7 @@ def require_sklearn() -> None:
     if find_spec("sklearn") is None:
         raise RunError(
             "the baselines need scikit-learn, which is not installed.",
-            todo="Install it: pip install 'heed[baseline]'",
+            todo=install_hint("baseline"),
         )
 
 

@@ -12,7 +12,10 @@ def find_unsupported(config: ModelConfig) -> list[str]:
         return [f"model.family = {config.family!r}: CTranslate2 supports only Transformers."]
     unsupported = []
     if config.kept_heads:
-        unsupported.append("model.kept_heads: CTranslate2 has as many heads in every layer.")
+        unsupported.append(
+            "model.kept_heads: CTranslate2 needs the same number of heads in every layer; "
+            "this run is pruned."
+        )
     kind = POSITIONS[config.position]
     adds, rotates, biases = (overrides_hook(kind, hook) for hook in ("embed", "rotate", "bias"))
     by_query = kind.bias_uses_query or overrides_hook(kind, "values")

@@ -28,7 +28,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any
 
-from heed.errors import HeedError
+from heed.errors import HeedError, install_hint
 from heed.files import lock_file, make_folder, write_atomic
 from heed.study.trial_supervisor import MARKER
 from heed.study.trials import LOGS, lock_path
@@ -213,8 +213,8 @@ def find_address(address: str | None) -> str | None:
     Raises an error where Ray is not installed or nothing listens at the address.
     """
     if find_spec("ray") is None:
-        todo = "Install it: pip install 'heed[ray]'."
-        raise HeedError("`--on ray` needs Ray, which is not installed.", todo=todo)
+        what = "`--on ray` needs Ray, which is not installed."
+        raise HeedError(what, todo=install_hint("ray"))
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
         require_listener(address)

@@ -178,7 +178,7 @@ def test_semicolons_and_json_values(tmp_path: Path) -> None:
     assert [record.label for record in corpus] == ["1", "2", "true", "", "word"]
     dropped: Counter[str] = Counter()
     assert len(list(corpus.usable_records(dropped))) == 4
-    assert dropped == {"unlabelled": 1}
+    assert dropped == {"unlabeled": 1}
 
 
 @given(st.lists(st.integers(-50, 50).map(str)))
@@ -289,7 +289,7 @@ def test_zstd_frames(tmp_path: Path) -> None:
 def test_datasets_need_the_extra(tmp_path: Path) -> None:
     if importlib.util.find_spec("datasets"):
         pytest.skip("datasets is installed")
-    with pytest.raises(DataError, match=r"pip install 'heed\[hf\]'"):
+    with pytest.raises(DataError, match=r"pip install '\.\[hf\]'"):
         open_corpus(["hf:stanfordnlp/sst2@train"], task="classify")
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(DataError, match="datasets"):

@@ -29,7 +29,7 @@ from heed.export import export
 from heed.models import Translator, build, huggingface
 from heed.probe.patch import edit_attention
 
-ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `serve` is not installed")
+ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
 
 from heed.decode.ctranslate2_engine import CTranslate2Engine, token_names  # noqa: E402
 from heed.models import ctranslate2_layout as layout  # noqa: E402

@@ -202,5 +202,5 @@ def test_what_is_missing_is_named(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx, "REQUIRED_PACKAGES", ("nothing_of_that_name",))
-    with pytest.raises(RunError, match=r"heed\[onnx\]"):
+    with pytest.raises(RunError, match=r"pip install '\.\[onnx\]'"):
         export(place / "run", tmp_path / "mine", to="onnx")

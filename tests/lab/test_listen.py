@@ -97,7 +97,10 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, flags: list[str], messag
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     answer = CliRunner().invoke(app, ["lab", str(tmp_path)])
-    assert str(answer.exception) == ("fastapi cannot be imported. Install: pip install 'heed[lab]'")
+    assert str(answer.exception) == (
+        "fastapi cannot be imported. "
+        "Install it with: pip install '.[lab]' (in the folder of heed's source)."
+    )
 
 
 def test_starting_the_lab_loads_no_torch() -> None:

@@ -134,7 +134,7 @@ def test_json_that_no_parser_holds(generate: Path, name: str, content: str) -> N
 def test_a_pipe_is_not_waited_for(generate: Path, name: str) -> None:
     (generate / name).unlink()
     os.mkfifo(generate / name)
-    refuse(generate, "no regular file")
+    refuse(generate, "not a regular file")
 
 
 def replacement(pattern: str, content: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def test_unreachable_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             pass
     monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     with (
-        pytest.raises(HeedError, match=r"pip install 'heed\[ray\]'"),
+        pytest.raises(HeedError, match=r"pip install '\.\[ray\]'"),
         connect_ray(tmp_path, None, TrialResources(), "cpu"),
     ):
         pass

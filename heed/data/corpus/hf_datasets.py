@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from heed.data.raw_files import HUB_PREFIX, SAVED_SPLITS, hash_files, is_hub_name
-from heed.errors import DataError, describe_hub_error, make_printable
+from heed.errors import DataError, describe_hub_error, install_hint, make_printable
 
 
 class HubName(NamedTuple):
@@ -121,5 +121,5 @@ def _import_datasets(path: str) -> ModuleType:
         raise DataError(
             "reading this needs the `datasets` package.",
             where=make_printable(path),
-            todo="Run `pip install 'heed[hf]'`.",
+            todo=install_hint("hf"),
         ) from error

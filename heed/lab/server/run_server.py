@@ -32,7 +32,7 @@ def run_server(
     say: Callable[[str], None],
 ) -> None:
     """Serve runs until Ctrl-C or SIGTERM. `say` prints a line for the user."""
-    require_extra()
+    require_extra("serve")
     from heed.lab.access import MIN_KEY
     from heed.lab.listen import address_of, bind, listen, require_key_elsewhere
     from heed.lab.server.served_runs import load_runs

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from heed.device import total_memory
-from heed.errors import HeedError, describe_hub_error, nearest
+from heed.errors import HeedError, describe_hub_error, install_hint, nearest
 from heed.files import require_shallow
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -122,7 +122,7 @@ def _download(name: str) -> Path:
         raise HeedError(
             "there is no such folder, and downloading from the hub needs huggingface_hub.",
             where=name,
-            todo="Install it with: pip install 'heed[hf]'",
+            todo=install_hint("hf"),
         ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=list(DOWNLOADED)))
@@ -156,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def require_regular_file(path: Path, most_bytes: int) -> None:
     """Raise an error for a device, a pipe, or a file larger than such a file is."""
     if path.exists() and not path.is_file():
-        raise HeedError("this is no regular file.", where=str(path))
+        raise HeedError("this is not a regular file.", where=str(path))
     size = path.stat().st_size
     if size > most_bytes:
         raise HeedError(
@@ -232,7 +232,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _count_parameters(path: Path) -> int:
     """The number of weights in a file, from its header."""
     if path.exists() and not path.is_file():
-        raise HeedError("this is no regular file.", where=str(path))
+        raise HeedError("this is not a regular file.", where=str(path))
     with _reading(path), safe_open(path, framework="pt") as file:
         return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no mapping)
 

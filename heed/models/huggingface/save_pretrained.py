@@ -73,7 +73,10 @@ def choose_architecture(model: AnyModel, specials: SpecialTokens) -> tuple[Archi
     if family != "transformer":
         raise HeedError(f"model.family = {family!r}: transformers has no class for it.")
     if model.config.kept_heads:
-        raise HeedError("model.kept_heads: transformers has as many heads in every layer.")
+        raise HeedError(
+            "model.kept_heads: transformers needs the same number of heads in every layer; "
+            "this run is pruned."
+        )
     original = model.source_files.get(CONFIG, {}).get("architectures", [])
     candidates = [one for one in ARCHITECTURES if one.has_type_of(model)]
     reasons: list[list[str]] = []

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from heed.errors import HeedError
+from heed.errors import HeedError, install_hint
 from heed.study.search.search_space import (
     Setting,
     Space,
@@ -32,7 +32,7 @@ def require_optuna() -> None:
         raise HeedError(
             'method = "tpe" needs Optuna, which is not installed.',
             where="[search]",
-            todo="Run: pip install 'heed[study]', or set method = \"random\".",
+            todo=f'{install_hint("study")} Or set method = "random".',
         )
 
 

@@ -195,6 +195,6 @@ def test_without_optuna_one_sentence_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(HeedError, match=r"pip install 'heed\[study\]'"):
+    with pytest.raises(HeedError, match=r"pip install '\.\[study\]'"):
         propose(make_study(method="tpe"), [])
     assert propose(make_study(method="random"), [])
