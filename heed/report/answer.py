@@ -77,8 +77,8 @@ def _tell_shown(question: Question) -> str:
     if all(judgement.verdict is Verdict.TWO_MODELS for _, judgement in pairs):
         seeds = [seeds for pair, _ in pairs for seeds in pair.seeds]
         return (
-            f"Nothing was shown about recipes: with {count_of(min(seeds), 'seed')} these are "
-            "models only, and another seed can change their order."
+            f"Nothing was shown about recipes: with {count_of(min(seeds), 'seed')} only these "
+            "models are compared; another seed can change their order."
         )
     phrases = relation_phrases(question)
     where = f"on {question.set_name} ({question.metric.name})"
@@ -180,7 +180,7 @@ def _tell_next(question: Question) -> str:
     parts = []
     if question.without_runs:
         names = join_names(question.without_runs)
-        parts.append(f"mend {names}, whose reasons stand in the table of trials")
+        parts.append(f"fix {names}: the table of trials gives the reasons")
     few = {
         name: seeds
         for pair in question.comparison.pairs

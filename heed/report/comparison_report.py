@@ -13,7 +13,7 @@ from heed.report.curves_section import METRICS
 from heed.report.document import Block, Code, Document, Figure, Paragraph, Section, Table
 from heed.report.line_charts import Series, line_chart
 from heed.report.recipe_section import UNSET
-from heed.report.reproduce_section import format_minutes
+from heed.report.reproduce_section import training_minutes
 from heed.report.row_charts import Row, interval_plot
 from heed.report.run_content import RunContent, read_run_content
 from heed.report.run_report import ReportOptions
@@ -117,7 +117,8 @@ def _build_runs_section(contents: Sequence[RunContent]) -> Section:
         parameters = "–" if content.parameters is None else f"{content.parameters:,}"
         seen = result.get("in_train")
         overlap = "–" if seen is None else f"{seen:,} of {result['texts']:,}"
-        cells = [content.name, str(content.recipe.seed), parameters, format_minutes(content) or "–"]
+        minutes = training_minutes(content) or "–"
+        cells = [content.name, str(content.recipe.seed), parameters, minutes]
         rows.append([*cells, name, *scores, overlap])
     numbers = [name for name in columns if name not in ("run", "set")]
     caption = "The runs. Brackets are 95% intervals over texts, of this run alone."

@@ -25,7 +25,7 @@ def timing_rows(content: RunContent) -> list[list[str]]:
         ("steps", _count(last.get("step"))),
         ("epochs", f"{last['epoch']:.2f}" if last.get("epoch") is not None else None),
         ("tokens", _count(last.get("tokens"))),
-        ("minutes", format_minutes(content)),
+        ("minutes", training_minutes(content)),
         ("tokens per second, median", _count(_median_speed(content))),
         ("device", environment.get("device")),
         ("GPU", environment.get("gpu")),
@@ -37,7 +37,7 @@ def timing_rows(content: RunContent) -> list[list[str]]:
     return [[label, value or "not recorded"] for label, value in rows if value or label != "GPU"]
 
 
-def format_minutes(content: RunContent) -> str | None:
+def training_minutes(content: RunContent) -> str | None:
     """Minutes of training and its evaluations, without pauses before a resume."""
     seconds = [row["seconds"] for row in content.history if row.get("seconds") is not None]
     return f"{seconds[-1] / 60:.1f}" if seconds else None

@@ -13,11 +13,19 @@ from heed.errors import HeedError
 from heed.metrics.read_lines import read_raw_lines
 from heed.runs.best_weights import describe_weights
 from heed.runs.index import count_parameters
-from heed.runs.results_file import OTHER_WEIGHTS, Result, list_tables, read_results
+from heed.runs.results_file import (
+    DOCUMENTS,
+    OTHER_WEIGHTS,
+    PREDICTIONS,
+    TRANSLATIONS,
+    Result,
+    list_tables,
+    read_results,
+)
 from heed.runs.run import Run
 
 _T = TypeVar("_T")
-TABLES = {"translate": "translations", "classify": "predictions", "generate": "documents"}
+TABLES = {"translate": TRANSLATIONS, "classify": PREDICTIONS, "generate": DOCUMENTS}
 """Folders of the tables with every text, by task."""
 
 
@@ -53,16 +61,24 @@ class RunContent:
 
     def read_table(self, set_name: str) -> list[dict[str, str]]:
         """The table of every text of an evaluated set; empty where there is none."""
-        for path in list_tables(self.run.folder, TABLES[self.recipe.task]):
-            if path.stem == set_name:
-                header, *rows = (line.rstrip("\r").split("\t") for line in read_raw_lines(path))
-                names = [unescape_tsv(name) for name in header]
-                return [
-                    dict(zip(names, map(unescape_tsv, row), strict=True))
-                    for row in rows
-                    if len(row) == len(header)
-                ]
-        return []
+        return read_table(self.run.folder, TABLES[self.recipe.task], set_name)
+
+
+def read_table(folder: Path, kind: str, set_name: str) -> list[dict[str, str]]:
+    """The table of every text of a set in a run folder, verified; empty where there is none.
+
+    `kind` is the subfolder of the tables.
+    """
+    for path in list_tables(folder, kind):
+        if path.stem == set_name:
+            header, *rows = (line.rstrip("\r").split("\t") for line in read_raw_lines(path))
+            names = [unescape_tsv(name) for name in header]
+            return [
+                dict(zip(names, map(unescape_tsv, row), strict=True))
+                for row in rows
+                if len(row) == len(header)
+            ]
+    return []
 
 
 def read_run_content(folder: Path) -> RunContent:

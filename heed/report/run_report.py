@@ -13,7 +13,7 @@ from heed.report.recipe_section import build_recipe_section, describe_architectu
 from heed.report.reproduce_section import (
     build_reproduce_section,
     build_timing_section,
-    format_minutes,
+    training_minutes,
 )
 from heed.report.run_content import RunContent, read_run_content
 from heed.report.scores_section import build_scores_section, describe_headline, set_anchor
@@ -86,7 +86,7 @@ def _describe_run(content: RunContent) -> Iterator[str]:
         yield f"It has {content.parameters:,} parameters."
     else:
         yield "Its weights are not in the run folder, so parameters are not counted."
-    last, minutes = content.last, format_minutes(content)
+    last, minutes = content.last, training_minutes(content)
     if not last:
         yield "Its training has recorded nothing yet."
         return

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heed.data.corpus.lines import unescape_tsv
-from heed.metrics.read_lines import read_raw_lines
+from heed.errors import HeedError
 from heed.report.document import Paragraph, Section, Table
+from heed.report.run_content import read_table
 from heed.report.wording import join_names
 from heed.runs.results_file import PREDICTIONS, TRANSLATIONS
 from heed.study.study_results import StudyResults
@@ -56,22 +56,20 @@ def _read_texts(results: StudyResults) -> dict[str, Texts]:
         state = results.best_trial(name)
         if state is None or state.run is None or len(texts) == MAX_SYSTEMS:
             continue
-        rows = _read_table(results.folder / state.run, results.set_name)
+        rows = _read_answers(results.folder / state.run, results.set_name)
         if rows and (not texts or _sources(rows) == _sources(next(iter(texts.values())))):
             texts[name] = rows
     return texts
 
 
-def _read_table(folder: Path, set_name: str) -> Texts:
-    """The table of every text of a set in a run folder; empty where there is none."""
-    for kind in (TRANSLATIONS, PREDICTIONS):
-        path = folder / kind / f"{set_name}.tsv"
-        if not path.is_file():
-            continue
-        header, *rows = (line.rstrip("\r").split("\t") for line in read_raw_lines(path))
-        cells = [map(unescape_tsv, row) for row in rows if len(row) == len(header)]
-        return [dict(zip(header, row, strict=True)) for row in cells]
-    return []
+def _read_answers(folder: Path, set_name: str) -> Texts:
+    """The texts of a set with a run's answers; empty where they are missing or damaged."""
+    try:
+        return read_table(folder, TRANSLATIONS, set_name) or read_table(
+            folder, PREDICTIONS, set_name
+        )
+    except HeedError:  # the note names the system as left out
+        return []
 
 
 def _sources(rows: Texts) -> list[str]:

@@ -91,7 +91,7 @@ def systems_table(question: Question, costs: Mapping[str, Cost]) -> Table:
         cost = costs.get(name, Cost())
         cells = [
             format_count(cost.parameters),
-            _format_minutes(cost.minutes),
+            _minutes_cell(cost.minutes),
             format_bytes(cost.memory),
         ]
         rows.append(row + [cell for cell, shown in zip(cells, has_cost, strict=True) if shown])
@@ -142,7 +142,7 @@ def seeds_table(question: Question, groups: Sequence[RunGroup]) -> Table | None:
     return Table("seeds", caption, columns, rows, columns[1:])
 
 
-def _format_minutes(minutes: float | None) -> str:
+def _minutes_cell(minutes: float | None) -> str:
     if minutes is None:
         return "–"
     return f"{minutes:,.{2 if minutes < 1 else 1 if minutes < 10 else 0}f}"

@@ -52,7 +52,7 @@ def tell_overlap(main: RecipeComparison) -> str:
     seen, items = main.whole.items - main.clean.items, main.whole.items
     return (
         f"{seen:,} of {items:,} items of {main.set_name} ({seen / items:.1%}) are also in train. "
-        "The differences without them are told further below."
+        "The differences without them are listed below."
     )
 
 

@@ -120,7 +120,8 @@ def format_minutes(minutes: float) -> str:
     if minutes < 1:
         return "less than a minute"
     if minutes >= 120:
-        return f"about {minutes / 60:.2g} hours"
+        hours = minutes / 60
+        return f"about {hours:.2g} hours" if hours < 99 else f"about {hours:,.0f} hours"
     return f"about {round(minutes)} {_plural('minute', round(minutes))}"
 
 

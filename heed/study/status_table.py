@@ -23,6 +23,7 @@ from rich.text import Text
 
 from heed.config.task_metrics import LOWER_IS_BETTER
 from heed.files import open_regular
+from heed.stats.verdicts import format_minutes
 from heed.study.study_config import StudyConfig
 from heed.study.trials import RUNS, TrialState
 from heed.terminal import build_note, build_table
@@ -123,7 +124,7 @@ def describe_status(
     left = sum(not state.has_ended for state in states)
     minutes = [state.minutes for state in states if state.status == "finished" and state.minutes]
     if left and minutes and running:
-        text += f"; about {format_minutes(fmean(minutes) * left / max(1, jobs))} left"
+        text += f"; {format_minutes(fmean(minutes) * left / max(1, jobs))} left"
     return f"{text}."
 
 
@@ -260,10 +261,3 @@ def read_progress(run: Path) -> str | None:
 def format_score(value: float) -> str:
     """A score with two digits, or four where it is below 1."""
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
-
-
-def format_minutes(minutes: float) -> str:
-    """A duration in minutes or hours."""
-    if minutes < 1:
-        return "1 min"
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

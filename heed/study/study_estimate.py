@@ -15,7 +15,6 @@ from heed.config import DecodeConfig, Recipe
 from heed.runs.run import Run
 from heed.study.plan import label_systems
 from heed.study.pretrained_run import pretrained_folder, resolve_pretraining
-from heed.study.status_table import format_minutes
 from heed.study.study_config import PRETRAINED, StudyConfig
 from heed.study.study_systems import System, expand_systems
 from heed.study.trial_process import resolve_trial, scoring_options, sets_to_score
@@ -200,12 +199,9 @@ def render_estimate(estimate: StudyEstimate, jobs: int) -> str:
     done = estimate.runs - estimate.left
     runs = f"{estimate.runs}" + (f", {estimate.left} of them left" if done else "")
     at_once = f", {jobs} at a time" if jobs > 1 else ""
-    # With a decimal where rounding would hide how the parts add up.
-    total = estimate.minutes
-    time = f"{max(total, 0.1):.1f} min" if total < 10 else format_minutes(total)
-    per_run = estimate.minutes_per_run
-    each = f"{estimate.left} run{'s' * (estimate.left != 1)} of "
-    each += f"{per_run:.2f} min" if per_run < 10 else format_minutes(per_run)
+    total, per_run = estimate.minutes, estimate.minutes_per_run
+    time = _format_time(max(total, 0.1), digits=1)
+    each = f"{estimate.left} run{'s' * (estimate.left != 1)} of {_format_time(per_run, digits=2)}"
     pretraining = total - per_run * -(-estimate.left // jobs)
     if pretraining > 0.05:
         at_once += f", after {pretraining:.1f} min of pretraining"
@@ -216,6 +212,13 @@ def render_estimate(estimate: StudyEstimate, jobs: int) -> str:
         f"minutes  about {time}: {each}{at_once}, from {estimate.source}\n"
         f"disk     about {_format_bytes(estimate.disk)} at the peak"
     )
+
+
+def _format_time(minutes: float, *, digits: int) -> str:
+    """Minutes or hours; with digits where rounding would hide how the parts add up."""
+    if minutes >= 120:
+        return f"{minutes / 60:.1f} h"
+    return f"{minutes:.{digits if minutes < 10 else 0}f} min"
 
 
 def _format_bytes(size: int) -> str:

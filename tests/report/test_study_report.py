@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ from heed.report.claims import Question
 from heed.report.document import Code, Document, Interactive, Paragraph, Section, Table
 from heed.report.html import render_html
 from heed.report.markdown import render_markdown
+from heed.report.study_examples import describe_examples
 from heed.report.study_figures import seeds_table
 from heed.report.study_report import build_question, build_study_report
 from heed.report.write_report import describe_report, figures_folder, write_report
 from heed.runs.groups import RunGroup
+from heed.runs.results_file import PREDICTIONS, TRANSLATIONS, save_table
 from heed.study.compare_named import compare_named
 from heed.study.status_table import count_statuses
 from heed.study.study_folder import extend_study, read_study_folder
@@ -400,3 +403,56 @@ def test_two_hundred_trials_are_reported_quickly(tmp_path: Path, baseline: str |
     assert time.process_time() - start < 10
     assert len(html.encode()) < 5_000_000
     assert max(len(table.rows) for table in all_tables(document)) <= 60
+
+
+# -------------------------------------------------------------------------------------- examples
+
+
+def results_with_texts(folder: Path, names: list[str]) -> StudyResults:
+    """As much of a study as its examples read: the run of each system, by the system's name."""
+    return cast(
+        StudyResults,
+        SimpleNamespace(
+            folder=folder,
+            set_name="test",
+            systems=[SimpleNamespace(name=name) for name in names],
+            config=SimpleNamespace(baseline="b"),
+            best_trial=lambda name: SimpleNamespace(run=name),
+        ),
+    )
+
+
+def test_examples_are_of_the_systems_whose_texts_can_be_read(tmp_path: Path) -> None:
+    """Of damaged or missing tables no text is shown: the note names their systems."""
+    names = ["a", "b", "damaged", "missing"]
+    for name, score in zip(names[:3], (10.0, 60.0, 0.0), strict=True):
+        line = f"A \\t tab\tref\tby {name}\t{score}"
+        table = f"source\treference\thypothesis\tscore\n{line}\n"
+        save_table(tmp_path / name, TRANSLATIONS, "test", table)
+    path = tmp_path / "damaged" / TRANSLATIONS / "test.tsv"
+    path.write_text(path.read_text().replace("ref", "other"))
+
+    section = describe_examples(results_with_texts(tmp_path, names))
+    assert section is not None
+    note, shown = section.blocks
+    assert isinstance(note, Paragraph)
+    assert isinstance(shown, Table)
+    assert note.text.endswith("Left out: damaged and missing.")
+    assert shown.rows == [
+        ["1", "source", "A tab", ""],
+        ["", "reference", "ref", ""],
+        ["", "b", "by b", "60.0"],
+        ["", "a", "by a", "10.0"],
+    ]
+
+
+def test_examples_of_classifiers_are_texts_that_not_all_get_right(tmp_path: Path) -> None:
+    for name, second in (("a", "bad"), ("b", "good")):
+        table = f"text\tlabel\tpredicted\none\tgood\tgood\ntwo\tbad\t{second}\n"
+        save_table(tmp_path / name, PREDICTIONS, "test", table)
+    section = describe_examples(results_with_texts(tmp_path, ["a", "b"]))
+    assert section is not None
+    shown = section.blocks[1]
+    assert isinstance(shown, Table)
+    assert shown.columns == ["text", "true class", "b", "a"]
+    assert shown.rows == [["two", "bad", "good", "bad"]]
