@@ -20,8 +20,9 @@ from heed.models import Model
 from heed.probe.attend import LoadedModel, View, read_texts
 from heed.probe.attention_maps import AttentionMaps
 from heed.probe.attention_stages import row_stages
+from heed.probe.lens import spread
 from heed.probe.map_comparison import MapComparison, compare_maps
-from heed.probe.map_history import follow_heads, require_snapshots, spread
+from heed.probe.map_history import follow_heads, require_snapshots
 from heed.probe.map_layers import fill_maps, outline_maps
 from heed.probe.mask_audit import audit_map, change_future
 from heed.probe.mask_checks import check_attention, is_causal

@@ -368,7 +368,7 @@ def map_batch(
     if not any(layer.shape[1] for layer in trace.encoder + trace.decoder + trace.cross):
         raise no_attention_error(model)
     layers = {kind: getattr(trace, kind) for kind in KINDS}
-    if not all(is_finite(layer) for kind in KINDS for layer in layers[kind]):
+    if not all(has_no_nan(layer) for kind in KINDS for layer in layers[kind]):
         raise nan_error([model], "it has no attention maps")
     maps = []
     for i, read in enumerate(inputs):
@@ -393,7 +393,7 @@ def no_attention_error(model: Model) -> RunError:
     return RunError("this model has no attention: all of its heads were pruned.")
 
 
-def is_finite(weights_bhnm: Tensor) -> bool:
+def has_no_nan(weights_bhnm: Tensor) -> bool:
     """Whether no weight is NaN: their sum, which cannot overflow, is then a number."""
     return bool(weights_bhnm.sum(dtype=torch.float32).isfinite())
 

@@ -218,7 +218,7 @@ def render_lens(lens: Lens) -> Group:
     first = max(LEAST_WIDTH, min(MOST_WIDTH, names))
     second = max(first, len(lens.reference))
     room = LINE_WIDTH - (first + second + 2 * GAP + 5 + GAP if has_truth else first + GAP)
-    shown = _spread(count, max(2, room // (LEAST_WIDTH + GAP)))
+    shown = spread(count, max(2, room // (LEAST_WIDTH + GAP)))
     width = max(LEAST_WIDTH, min(MOST_WIDTH, room // max(1, len(shown)) - GAP))
     headers = ["reads", *([lens.reference, "loss"] if has_truth else [])]
     word = "layer " if width >= len("layer 10") else "L"
@@ -244,11 +244,11 @@ def _fit(token: str, width: int) -> str:
     return token if cell_len(token) <= width else set_cell_size(token, width - 1).rstrip() + "…"
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """At most so many of `count` layers, evenly, the first and the last among them."""
+def spread(count: int, most: int) -> list[int]:
+    """At most so many indices below `count`, evenly spread, the first and the last included."""
     if count <= most:
-        return [*range(count)]
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _explain(lens: Lens, has_truth: bool, count: int, shown: Sequence[int]) -> str:

@@ -25,6 +25,7 @@ from heed.probe.attend import LoadedModel, View
 from heed.probe.attention_maps import AttentionMap, AttentionMaps, map_inputs
 from heed.probe.examples import open_probe_set
 from heed.probe.head_matching import list_map_heads, stack_heads
+from heed.probe.lens import spread
 from heed.probe.map_figure import MEAN, NAMES
 from heed.probe.map_output import save_by_kind
 from heed.probe.patch import Head
@@ -247,13 +248,6 @@ def _note(history: MapHistory) -> str:
         f"A head (layer.head) settles at the first snapshot from which it stays at {SETTLED} or "
         "more. Entropy in bits, first and last snapshot."
     )
-
-
-def spread(count: int, most: int) -> list[int]:
-    """At most so many indices below `count`, evenly spread, the first and the last included."""
-    if count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _level(similarity: float) -> str:

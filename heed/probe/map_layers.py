@@ -19,7 +19,7 @@ from heed.nn.lstm import LSTMStack
 from heed.probe.attention_maps import (
     AttentionMaps,
     Floats,
-    is_finite,
+    has_no_nan,
     label_maps,
     no_attention_error,
 )
@@ -65,7 +65,7 @@ def fill_maps(
     filled: set[Place] = set()
 
     def fill(kind: str, layer: int, weights_bhnm: Tensor) -> None:
-        if not is_finite(weights_bhnm):
+        if not has_no_nan(weights_bhnm):
             raise nan_error([model], "it has no attention maps")
         if kind in by_kind:
             by_kind[kind].weights[layer] = weights_bhnm[0].float().cpu().numpy()

@@ -18,7 +18,7 @@ from torch import Tensor
 from heed.errors import ConfigError, DataError
 from heed.models import Model
 from heed.probe.attention_maps import AttentionMap
-from heed.probe.mask_checks import OUTPUT_LIMIT, SUM_LIMIT, is_causal
+from heed.probe.mask_checks import OUTPUT_LIMIT, SUM_LIMIT, change_later_tokens, is_causal
 from heed.probe.patch import Head
 from heed.probe.text_trace import InputTokens, trace_batch
 
@@ -123,7 +123,7 @@ def change_future(
             f"the future cannot begin at token {place + read.labels.start}.",
             todo="Choose a later token than the first; a text needs two.",
         )
-    ids = [*read.ids[:place], *((token + 1) % vocab for token in read.ids[place:])]
+    ids = change_later_tokens(read.ids, place, vocab)
     sources = [] if source is None else [source]
     before = trace_batch(model, [read], sources)
     after = trace_batch(model, [replace(read, ids=ids)], sources)

@@ -198,10 +198,15 @@ def _check_future(
         scale = max(scale, _largest(before))
         n = len(one.ids)
         for place in sorted({1 + (n - 1) * step // CHANGES for step in range(CHANGES)}):
-            changed = [*one.ids[:place], *((token + 1) % vocab for token in one.ids[place:])]
+            changed = change_later_tokens(one.ids, place, vocab)
             after = _outputs(model, changed, sources[i : i + 1])
             moved = max(moved, _largest(after[:place] - before[:place]))
     return Check("output unchanged by later tokens", moved / max(scale, 1e-30), OUTPUT_LIMIT)
+
+
+def change_later_tokens(ids: Sequence[int], place: int, vocab: int) -> list[int]:
+    """These ids with every token from `place` on replaced by another one."""
+    return [*ids[:place], *((token + 1) % vocab for token in ids[place:])]
 
 
 def _outputs(
