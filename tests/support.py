@@ -1,7 +1,7 @@
 """What many tests share: tiny models, padded and packed batches, and how far tensors are apart.
 
 Every model made here has every parameter moved away from where it began, so that a zero or a one of
-the initialisation hides nothing.
+the initialization hides nothing.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def test_as_many_are_shown_as_there_is_room_for(right: list[bool]) -> None:
     assert sum(not right[i] for i in shown) >= min(2, right.count(False))
 
 
-def test_colours_tell_right_from_wrong() -> None:
+def test_colors_tell_right_from_wrong() -> None:
     shown, wanted = color_words("le chat voit la", "le chien voit la maison")
     styles = {shown.plain[span.start : span.end].strip(): str(span.style) for span in shown.spans}
     assert styles == {"le": "green", "chat": "bold red", "voit": "green", "la": "green"}

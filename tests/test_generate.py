@@ -49,8 +49,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     fresh = [s.french for s in synthetic.generate_sentences("test", 20, seed=1)]
     for name, lines in {"train": learnt, "near": learnt[:8] + fresh, "far": fresh}.items():
         (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
-    labelled = "".join(f"0\t{line} Extraordinaire !\n" for line in fresh)
-    (folder / "labelled.tsv").write_text(labelled)
+    labeled = "".join(f"0\t{line} Extraordinaire !\n" for line in fresh)
+    (folder / "labeled.tsv").write_text(labeled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
         yield folder
@@ -444,7 +444,7 @@ def test_a_streams_dev_set_is_the_end_of_its_file(place: Path) -> None:
 
 
 def test_a_tokenizer_may_learn_from_more_text(place: Path) -> None:
-    more = {"text": [str(place / "labelled.tsv")], "kind": "word", "split": "treebank"}
+    more = {"text": [str(place / "labeled.tsv")], "kind": "word", "split": "treebank"}
     run = trained(place, "more", tokenizer=more, train={"steps": 1})
     loaded = package.load(run, device="cpu")
     assert isinstance(loaded, LanguageModel)

@@ -91,12 +91,12 @@ PluginFiles = Annotated[
     typer.Option(
         "--plugin",
         callback=_load_plugins,
-        help="A Python file with your own position or merge (@heed.register); repeatable.",
+        help="A Python file with your own position or merge (@heed.register); repeat for more.",
     ),
 ]
 Weights = Annotated[
     str,
-    typer.Option(help="Which weights of the run: best, last, or a step that it still has."),
+    typer.Option(help="Weights to use: best, last, or the number of a saved step."),
 ]
 Metric = Annotated[
     str | None,

@@ -54,7 +54,7 @@ def compare(
         bool,
         typer.Option(
             "--paired-seeds",
-            help="Runs of one seed are pairs. Only if that was declared before training.",
+            help="Treat runs with the same seed as pairs. Only if declared before training.",
         ),
     ] = False,
     records: Annotated[
@@ -74,7 +74,7 @@ def compare(
     plugin: PluginFiles = None,
     json: AsJson = False,
 ) -> None:
-    """Compare recipes: is the difference more than another seed and other test text would make?
+    """Say which change of recipe was real: compare runs over seeds and test items.
 
     Runs of one recipe with different seeds are one system. Three seeds each or more give a verdict
     on recipes; fewer compare the models alone. Evaluate the runs first. The folder of a study is
@@ -144,7 +144,9 @@ def plot(
     log: Annotated[str | None, typer.Option(help="Logarithmic axes: x, y or both.")] = None,
     smooth: Annotated[
         int,
-        typer.Option(help="Smooth: each point is the mean of so many, itself and those before."),
+        typer.Option(
+            help="Moving average over this many points, each point the last of its window."
+        ),
     ] = 1,
     out: Annotated[
         Path | None,
@@ -207,7 +209,10 @@ def report(
             "beside it. Default: report.html in the run or study."
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="The title. Default: named after it.")] = None,
+    title: Annotated[
+        str | None,
+        typer.Option(help="Report title. Default: the study's title, or the names of the runs."),
+    ] = None,
     author: Annotated[str | None, typer.Option(help="The author of the report.")] = None,
     notes: Annotated[
         str | None, typer.Option(help="Your own words below the title: a text, or a text file.")
@@ -222,9 +227,9 @@ def report(
 ) -> None:
     """Write a report: data, recipe, curves, scores with intervals, examples, attention.
 
-    Everything comes from the run folder, and from the run's text if it is still there. What is
-    missing is said. Several runs are compared as `heed compare` does; a study has its answer
-    first. For PDF, open the HTML file in a browser and print it.
+    Everything comes from the run folder, and from the run's text if it is still there. Missing
+    parts are listed in the report. Several runs are compared as `heed compare` does; a study has
+    its answer first. For PDF, open the HTML file in a browser and print it.
 
     heed report runs/mine
 

@@ -68,7 +68,7 @@ def bench(
     With --against, heed and a peer train a model of the same shape on the same batches: forward,
     loss, backward, clipping, AdamW. Each is in a process of its own, and they take turns. The first
     ratio is to the fastest form of the peer (eager, compiled, captured) in the same precision.
-    All else is labelled. A form that fails is listed with its reason.
+    All else is labeled. A form that fails is listed with its reason.
 
     heed bench demo-translate --against transformers
 
@@ -109,7 +109,8 @@ def bench(
 
 @app.command(rich_help_panel="This machine")
 def selfcheck(json: AsJson = False) -> None:
-    """Verify on this machine: fused = plain, cached = uncached, resumed = unbroken, 2 ranks = 1."""
+    """Verify this machine: fast kernels, cached decoding, resuming and two ranks give the reference
+    results."""
     from dataclasses import asdict
 
     from heed.selfcheck import build_checks_table, run_checks

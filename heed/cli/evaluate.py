@@ -90,7 +90,7 @@ def evaluate(
     plugin: PluginFiles = None,
     json: AsJson = False,
 ) -> None:
-    """Evaluate a run on held-out text, with intervals; also without the texts seen in training.
+    """Score a run on held-out text with intervals, with and without texts that occur in train.
 
     heed evaluate runs/demo
 

@@ -49,7 +49,7 @@ def lab(
     ] = None,
     plugin: PluginFiles = None,
 ) -> None:
-    """Open the lab: train, runs, playground, attention and heads in the browser, on this machine.
+    """Open the lab: train models, compare runs and inspect attention in the browser.
 
     It shows the runs of a folder as they are, also while they train; there is no account, no
     upload and no network. The printed link works once and gives this browser access.
@@ -126,8 +126,8 @@ def serve(
 ) -> None:
     """Serve runs over HTTP: LibreTranslate's and OpenAI's requests, and classification.
 
-    Requests that arrive together are decoded together, and each answer is the one that the
-    request gets alone. Ctrl-C or SIGTERM finishes what is in flight.
+    Requests that arrive together are decoded as one batch; on a CPU each answer is bit-identical
+    to decoding that request alone. Ctrl-C or SIGTERM finishes what is in flight.
 
     heed serve runs/demo
 
@@ -137,7 +137,7 @@ def serve(
     """
     from heed.lab.run_lab import require_extra
 
-    require_extra()
+    require_extra("serve")
     from heed.lab.server.run_server import ListenOptions, run_server
     from heed.lab.server.served_runs import ServerLimits, ServerSettings
 

@@ -194,7 +194,7 @@ def generate(
     plugin: PluginFiles = None,
     precision: Annotated[str, typer.Option(help="float32, bf16 or, on a CPU, int8.")] = "float32",
 ) -> None:
-    """Continue generating from prompts, the lines of a file or of standard input.
+    """Continue prompts with a language model: arguments, a file or standard input.
 
     Without any prompt, generate from an empty one. Defaults come from the recipe's decode
     section. Tokens are sampled, unless the recipe sets a beam and no sampling option is given.

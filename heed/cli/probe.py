@@ -55,14 +55,12 @@ def attend(
             help="One head, counted from 1, or mean. Default: the mean; in a figure every head."
         ),
     ] = None,
-    words: Annotated[
-        bool, typer.Option("--words", help="Between words instead of subwords.")
-    ] = False,
+    words: Annotated[bool, typer.Option("--words", help="Show words instead of subwords.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             help="Write a figure (.png, .svg, .pdf), a page to explore (.html), or the exact "
-            "numbers (.json). Of several texts, each has a file with its number."
+            "numbers (.json). With several texts, write one numbered file each."
         ),
     ] = None,
     check: Annotated[
@@ -90,7 +88,7 @@ def attend(
     ] = None,
     patch_from: Annotated[
         str | None,
-        typer.Option(help="A sentence whose weights the heads take: --patch cross.2.3."),
+        typer.Option(help="For --patch cross.2.3: use the weights that head has on this sentence."),
     ] = None,
     against: Annotated[
         Path | None,
@@ -104,7 +102,7 @@ def attend(
         bool,
         typer.Option(
             "--over-training",
-            help="How each head's maps became what they are, over the run's snapshots "
+            help="Show how each head's attention formed over the run's snapshots "
             "(train.snapshot_every).",
         ),
     ] = False,
@@ -357,11 +355,11 @@ def design(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Design attention: the query, or the key, that selects, averages or weighs values.
+    """Find the query or key that makes attention select, average or weight given values.
 
-    Prints the shortest query, what attention makes of it, and its error. What no query can do is
-    refused with a proof (exit code 1), and the closest is shown. With --course and no task, the
-    whole problem set is solved.
+    Prints the shortest query, what attention makes of it, and its error. If no query can reach
+    the target, print a proof and the closest query, and exit with code 1. With --course and no
+    task, the whole problem set is solved.
 
     heed design --course
 

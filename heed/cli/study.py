@@ -44,7 +44,7 @@ def study(
         bool, typer.Option("--quick", help="The study's quick form, minutes on two cores.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell runs, minutes and disk space.")
+        bool, typer.Option("--dry-run", help="Only estimate runs, minutes and disk space.")
     ] = False,
     jobs: Annotated[
         int | None,
@@ -71,7 +71,7 @@ def study(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after so many minutes; the same command goes on."),
+        typer.Option(help="Stop after this many minutes; run the command again to continue."),
     ] = None,
     reuse: Annotated[
         list[Path] | None,
@@ -88,20 +88,19 @@ def study(
     csv: Annotated[
         Path | None, typer.Option(help="Write a row for each trial to this file.")
     ] = None,
-    status: Annotated[
-        bool, typer.Option("--status", help="Only show how far the study is.")
-    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only show the progress.")] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop the study that runs; nothing is lost.")
+        bool,
+        typer.Option("--stop", help="Stop the running study; each trial saves a checkpoint first."),
     ] = False,
     list_studies: Annotated[bool, typer.Option("--list", help="List the shipped studies.")] = False,
     plugin: PluginFiles = None,
     json: AsJson = False,
 ) -> None:
-    """Run a study: train every system with several seeds, and score all alike.
+    """Train every variant of a recipe with several seeds, and compare them.
 
-    The same command goes on with a study that was stopped or killed. More seeds or systems may be
-    added later: they are recorded as added. Without arguments the shipped studies are listed.
+    Run the same command again to continue a stopped study. More seeds or systems may be added
+    later: they are recorded as added. Without arguments the shipped studies are listed.
 
     heed study positions --quick
 

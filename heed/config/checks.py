@@ -167,7 +167,7 @@ def _check_fp8_output(recipe: Recipe) -> Iterator[str]:
         )
     if train.rdrop:
         yield (
-            "[train] fp8_output and rdrop do not go together: R-Drop's loss has no 8-bit form. "
+            "[train] fp8_output and rdrop cannot be combined: R-Drop's loss has no 8-bit form. "
             "Leave one of them out."
         )
     if train.precision == "float32":
@@ -193,7 +193,7 @@ def _check_small_data(recipe: Recipe) -> Iterator[str]:
     if recipe.tokenizer.dropout and (data.pack or data.windows):
         key = "pack" if data.pack else "windows"
         yield (
-            f"[tokenizer] dropout and [data] {key} do not go together: each epoch would fill rows "
+            f"[tokenizer] dropout and [data] {key} cannot be combined: each epoch would fill rows "
             "differently. Leave one of them out."
         )
 
@@ -224,7 +224,7 @@ def _check_init(recipe: Recipe, pretrained_cross_attention: bool) -> Iterator[st
         )
     if init.lora is not None and recipe.train.snapshot_every is not None:
         yield (
-            "[train] snapshot_every and [init] lora do not go together: adapters are merged into "
+            "[train] snapshot_every and [init] lora cannot be combined: adapters are merged into "
             "the weights only at the end. Leave one of them out."
         )
     if init.lora is not None and model.family != "transformer":

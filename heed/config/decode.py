@@ -16,11 +16,11 @@ class DecodeConfig(Section):
     """How a trained model generates text."""
 
     max_ratio: Annotated[float, Field(gt=0.0, le=MAX_RATIO)] = 2.0
-    """Maximum output length, as a multiple of the source's tokens…"""
+    """Most output tokens per source token (the limit is max_ratio · source + max_extra)."""
     max_extra: Annotated[int, Field(ge=0, le=MAX_EXTRA)] = 10
-    """…plus this many tokens."""
+    """Tokens added to that limit."""
     batch_size: Count | None = None
-    """Sentences decoded at once; unset, 256 (2,048 on a GPU). Fewer where they are long."""
+    """Sentences decoded at once. Default: 256 on a CPU, 2,048 on a GPU, fewer if they are long."""
     beam: Annotated[int, Field(ge=1, le=MAX_BEAM)] = 1
     """Beam size; 1 is greedy decoding."""
     length_penalty: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
@@ -28,7 +28,8 @@ class DecodeConfig(Section):
     coverage_penalty: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0
     """Penalty for source tokens that received little attention (Wu et al. 2016)."""
     early_stop: bool = False
-    """Stop when as many hypotheses have ended as the beam is wide, though others may be better."""
+    """Stop once as many hypotheses have ended as the beam is wide, even if a running one could
+    score higher."""
     sample: bool = False
     """Sample each token instead of searching."""
     temperature: Positive = 1.0
@@ -42,7 +43,7 @@ class DecodeConfig(Section):
     seed: Seed = 0
     """Random seed of sampling; each sample of each sentence has its own stream."""
     copy_unknown: bool = False
-    """Replace an unknown word in the output by the source word with the most attention."""
+    """Replace each unknown output word by the source word it attends to most."""
 
     checks: ClassVar[tuple[Check, ...]] = (
         lambda d: (

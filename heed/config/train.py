@@ -89,7 +89,7 @@ def _check_batch_size(t: Any) -> str | None:
 def _check_betas(t: Any) -> str | None:
     if t.betas is None or len(t.betas) == 2:
         return None
-    return f"betas are two, as [0.9, 0.98], not {len(t.betas)}."
+    return f"betas must be two numbers, such as [0.9, 0.98]; got {len(t.betas)}."
 
 
 class TrainConfig(Section):

@@ -106,7 +106,7 @@ def _two_columns(data: Any, labels: Sequence[str], name: str) -> list[list[Any]]
     for i, part in enumerate(parts):
         if isinstance(part, str | bytes) or not hasattr(part, "__len__") or len(part) != 2:
             raise DataError(
-                f"item {i} is {_shorten(part)}, which is no pair.",
+                f"item {i} is {_shorten(part)}, which is not a pair.",
                 where=name,
                 todo=f"Give two lists, ({', '.join(labels)}), or a list of pairs.",
             )

@@ -33,7 +33,7 @@ def build(
     """A fresh model for `task`, its weights drawn from torch's generator.
 
     `source_vocab` is the size of a separate source vocabulary in translation; without it both sides
-    share one. `causal=False` is for `generate` by masked language modelling.
+    share one. `causal=False` is for `generate` by masked language modeling.
 
     Every stack is initialized as one with two branches per layer, self-attention and feed-forward.
     A translator's cross-attention and a different number of decoder layers are not counted: they do

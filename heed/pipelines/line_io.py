@@ -108,7 +108,7 @@ def _refuse_table(groups: LineGroups, path: str, columns: int) -> Iterator[list[
                 raise DataError(
                     f"this line {what}, and every line is read as {unit}.",
                     where=f"{make_printable(path)}:{number}",
-                    todo="Give a file of texts alone; heed evaluate --test reads labelled tables.",
+                    todo="Give a file of texts alone; heed evaluate --test reads labeled tables.",
                 )
         yield group
 
@@ -158,7 +158,7 @@ def require_texts(texts: Iterable[T], *, pairs: bool = False) -> list[T]:
     for number, text in enumerate(checked, 1):
         parts = text if pairs and isinstance(text, tuple | list) else [text]
         if wrong := [part for part in parts if not isinstance(part, str)]:
-            what = f"text {number} is {wrong[0]!r}, which is no string."
+            what = f"text {number} is {wrong[0]!r}, which is not a string."
             raise DataError(what, todo='Use "" for a text that is missing.')
     return checked
 

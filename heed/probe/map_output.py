@@ -191,7 +191,7 @@ def _summary(maps: AttentionMaps, attention: AttentionMap) -> str:
     kinds = ", ".join(one.kind for one in maps.maps)
     others = f", --kind {kinds}" if len(maps.maps) > 1 else ""
     layers = len(attention.weights)
-    return f"--layer 1–{layers}, --head 1–{heads} or mean{others}; --out FILE"
+    return f"Choose with --layer 1–{layers}, --head 1–{heads} or mean{others}; --out FILE"
 
 
 # ------------------------------------------------------------------------------------- notebooks

@@ -52,11 +52,13 @@ def run_design(options: DesignOptions) -> Report:
     """Solve what the options ask for, and draw it if they name a figure; or check a function."""
     if options.check is not None:
         if replace(options, check=None) != DesignOptions():
-            raise HeedError("--check is a task of its own.", todo="Leave out the other options.")
+            what = "--check cannot be combined with another task."
+            raise HeedError(what, todo="Leave out the other options.")
         return _run_check(options.check)
     problem, task = _open_problem(options), options.task
     if options.identity and task != Task():
-        raise HeedError("--identity is a task of its own.", todo="Give one task at a time.")
+        what = "--identity cannot be combined with another task."
+        raise HeedError(what, todo="Give one task at a time.")
     if options.out is not None:
         _check_figure(options.out)
     if options.course and task == Task() and not options.identity:

@@ -1,6 +1,6 @@
 """Randomization tests: exact over seeds, approximate over items.
 
-They assume no distribution. Over seeds, the runs of two systems are relabelled in every possible
+They assume no distribution. Over seeds, the runs of two systems are relabeled in every possible
 way. Over items, the answers of two models are exchanged at random (Riezler and Maxwell 2005).
 
 Shapes: s runs, n items, c counts, r trials.
@@ -25,7 +25,7 @@ TRIALS = 10_000
 SEED = 12345
 """sacreBLEU's default seed: where no two trials tie, p equals its p to the last digit."""
 MAX_RELABELLINGS = 200_000
-"""With more, a random sample of the relabellings serves."""
+"""With more, a random sample of the relabelings serves."""
 BLOCK = 2**22
 """Numbers in memory at once while exchanging items."""
 WORD = 32
@@ -45,11 +45,11 @@ class RandomizationResult:
 def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
     """The exact permutation test of two systems' scores over their seeds.
 
-    p is the share of relabellings whose difference of means is at least as large as the observed
+    p is the share of relabelings whose difference of means is at least as large as the observed
     one. With three runs each there are 20, so p cannot fall below 0.10.
     """
     scores = np.concatenate([a_s, b_s])
-    size, relabellings = len(a_s), comb(len(scores), len(a_s))
+    size, relabelings = len(a_s), comb(len(scores), len(a_s))
     observed = abs(float(np.mean(a_s) - np.mean(b_s)))
     member_rs = _relabel(len(scores), size)
     sums = member_rs @ scores
@@ -57,7 +57,7 @@ def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
     rounding = 1e-12 * max(1.0, float(np.abs(scores).max()))
     p = float((differences >= observed - rounding).mean())
     symmetric = 2 if len(a_s) == len(b_s) else 1
-    return RandomizationResult(p, symmetric / min(relabellings, len(member_rs)))
+    return RandomizationResult(p, symmetric / min(relabelings, len(member_rs)))
 
 
 @lru_cache(maxsize=2)

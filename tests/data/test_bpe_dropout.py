@@ -175,8 +175,8 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Corpus]:
     lines = [" ".join(random.choice(words, random.integers(1, 30))) for _ in range(120)]
     for name, side in (("a.en", lines), ("a.fr", lines[::-1])):
         (folder / name).write_text("\n".join(side))
-    labelled = [f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines)]
-    (folder / "a.tsv").write_text("\n".join(labelled))
+    labeled = [f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines)]
+    (folder / "a.tsv").write_text("\n".join(labeled))
     files = {"translate": ["a.en", "a.fr"], "classify": ["a.tsv"], "generate": ["a.en"]}
     return {
         task: open_corpus([folder / name for name in names], task=task)
@@ -292,5 +292,5 @@ def test_only_bpe_has_merges_to_drop(kind: str) -> None:
 @pytest.mark.parametrize("key", [{"pack": True}, {"windows": "random"}])
 def test_packed_rows_have_no_dropout(key: dict[str, object]) -> None:
     tables = {"task": "generate", "data": {"synthetic": 9, **key}, "tokenizer": {"dropout": 0.1}}
-    with pytest.raises(ConfigError, match="do not go together"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         validate_recipe(Recipe.of(tables))

@@ -27,15 +27,15 @@ WORDS = [f"w{i}" for i in range(30)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A parallel corpus, a labelled one and a plain one of the same random lines."""
+    """A parallel corpus, a labeled one and a plain one of the same random lines."""
     folder = tmp_path_factory.mktemp("corpus")
     random = np.random.default_rng(0)
     lines = [" ".join(random.choice(WORDS, random.integers(1, 40))) for _ in range(200)]
     other = [" ".join(random.choice(WORDS, random.integers(1, 40))) for _ in range(200)]
     (folder / "train.en").write_text("\n".join(lines))
     (folder / "train.fr").write_text("\n".join(other))
-    labelled = [f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines)]
-    (folder / "train.tsv").write_text("\n".join(labelled))
+    labeled = [f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines)]
+    (folder / "train.tsv").write_text("\n".join(labeled))
     return folder
 
 

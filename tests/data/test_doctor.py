@@ -153,31 +153,31 @@ def test_limits_are_the_readers(tmp_path: Path) -> None:
     assert "over-long" not in codes(check([path], unit="document", limits=Limits(chars=3)))
 
 
-def labelled(path: Path, labels: Sequence[str], word: str = "text") -> Path:
+def labeled(path: Path, labels: Sequence[str], word: str = "text") -> Path:
     return write(path, "".join(f"{label}\t{word} number {i}\n" for i, label in enumerate(labels)))
 
 
 def test_labels(tmp_path: Path) -> None:
-    train = labelled(tmp_path / "train.tsv", ["good", "bad"] * 100 + ["goood", "Bad"])
-    test = labelled(tmp_path / "test.tsv", ["good", "badd"])
+    train = labeled(tmp_path / "train.tsv", ["good", "bad"] * 100 + ["goood", "Bad"])
+    test = labeled(tmp_path / "test.tsv", ["good", "badd"])
     report = check([train, test])
     unseen = find(report, "unseen-label", "test")
     assert unseen.severity == "error"
     assert "Did you mean 'bad'?" in unseen.message
     assert unseen.places == (Place(str(test), 2),)
-    slips = {one.message.split()[1] for one in report.findings if one.code == "misspelt-label"}
+    slips = {one.message.split()[1] for one in report.findings if one.code == "misspelled-label"}
     assert slips == {"'goood'", "'Bad'"}
     assert find(report, "balance").severity == "warning"
     assert report.summary["train"].labels == {"Bad": 1, "bad": 100, "good": 100, "goood": 1}
 
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
-    train = labelled(tmp_path / "train.tsv", ["1"] * 5)
+    train = labeled(tmp_path / "train.tsv", ["1"] * 5)
     report = check([train])
     assert find(report, "one-class").severity == "error"
     assert "1 distinct label in" in report.summary["train"].description
-    two = labelled(tmp_path / "train.tsv", ["1", "0"] * 5)
-    test = labelled(tmp_path / "test.tsv", ["1"] * 5)
+    two = labeled(tmp_path / "train.tsv", ["1", "0"] * 5)
+    test = labeled(tmp_path / "test.tsv", ["1"] * 5)
     assert find(check([two, test]), "one-class", "test").severity == "warning"
 
 
@@ -231,8 +231,8 @@ def test_a_task_that_there_is_not_is_no_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_label_is_and_two_are(count: int, tmp_path: Path) -> None:
-    train = labelled(tmp_path / "train.tsv", ["one", "two"])
-    test = labelled(tmp_path / "test.tsv", ["new", "strange"][:count])
+    train = labeled(tmp_path / "train.tsv", ["one", "two"])
+    test = labeled(tmp_path / "test.tsv", ["new", "strange"][:count])
     message = find(check([train, test]), "unseen-label", "test").message
     assert message.startswith("1 of the labels is" if count == 1 else "2 of the labels are")
 
@@ -384,8 +384,8 @@ def test_reading_breaks_only_with_an_error_to_mend(
 
 
 def test_examine_takes_open_splits(tmp_path: Path) -> None:
-    train = open_corpus([labelled(tmp_path / "a.tsv", ["0", "1"] * 3)], task="classify")
-    dev = open_corpus([labelled(tmp_path / "b.tsv", ["0", "1"])], task="classify", like=train)
+    train = open_corpus([labeled(tmp_path / "a.tsv", ["0", "1"] * 3)], task="classify")
+    dev = open_corpus([labeled(tmp_path / "b.tsv", ["0", "1"])], task="classify", like=train)
     report = examine({"train": train, "dev": dev})
     assert report.summary["dev"].in_train == 2
     assert report.seen["dev"].tolist() == find_overlap(train.usable_records(), dev.usable_records())

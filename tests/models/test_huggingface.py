@@ -67,7 +67,7 @@ def expect(case: Case, model: Any, ours: Any) -> None:
 
 
 def layers(ours: list[Tensor], theirs: tuple[Tensor, ...], mask: Tensor | None = None) -> None:
-    """The last of theirs is normalised where ours is not yet: logits tell that one."""
+    """The last of theirs is normalized where ours is not yet: logits tell that one."""
     assert len(ours) == len(theirs)
     for one, other in zip(ours[:-1], theirs[:-1], strict=True):
         assert far(one, other, mask) <= SAME

@@ -284,7 +284,7 @@ def test_weights_are_returned_only_on_request() -> None:
 
 
 @torch.no_grad()
-def test_normalised_heads_bound_the_scores() -> None:
+def test_normalized_heads_bound_the_scores() -> None:
     """However long the vectors, |q·k| / √d is at most √d times the largest gains of both norms."""
     layer = MultiHeadAttention(8, 2, qk_norm=True)
     perturb(layer)

@@ -128,7 +128,7 @@ def entering(model: Model, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def deep(**changes: Any) -> ModelConfig:
-    """The 2017 paper's block, six layers deep, normalised after each sum."""
+    """The 2017 paper's block, six layers deep, normalized after each sum."""
     return ModelConfig(
         norm_place="post",
         activation="relu",

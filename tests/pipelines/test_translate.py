@@ -298,5 +298,5 @@ def test_a_single_string_is_an_error(text: str, pairs: bool) -> None:
 )
 def test_a_wrong_text_is_named_by_its_number(before: list[str], wrong: object) -> None:
     for pairs in (True, False):
-        with pytest.raises(DataError, match=f"text {len(before) + 1} is .* no string"):
+        with pytest.raises(DataError, match=f"text {len(before) + 1} is .* not a string"):
             require_texts([*before, wrong], pairs=pairs)

@@ -88,11 +88,14 @@ def test_the_figure_shows_scores_as_heights_and_the_hull() -> None:
         (["--course", "--average", "1;2"], "no list of items"),
         (["--course", "--weights", "a"], "no list of numbers"),
         (["--course", "--select", "1", "--average", "2"], "are different tasks"),
-        (["--course", "--identity", "--select", "1"], "task of its own"),
+        (
+            ["--course", "--identity", "--select", "1"],
+            "--identity cannot be combined with another task",
+        ),
         (["--course", "--unit", "--select", "1"], "--unit is about a key to replace"),
         (["--course", "--replace-key", "1"], "what the new key is for"),
         (["--course", "--out", "figure.gif"], "figure.gif"),
-        (["--course", "--check", "mine.py:attend"], "--check is a task of its own"),
+        (["--course", "--check", "mine.py:attend"], "--check cannot be combined with another task"),
         (["--course", "--values", "v.csv"], "--values is for a file"),
     ],
 )

@@ -43,7 +43,7 @@ def test_fewer_than_three_seeds_never_judge_a_recipe(
     assert comparison.best is None
 
 
-def test_relabelled_runs_of_one_recipe_are_rarely_told_apart() -> None:
+def test_relabeled_runs_of_one_recipe_are_rarely_told_apart() -> None:
     """Six runs of one recipe, split 3 and 3 at random: at most 7% are called better or worse."""
     random = np.random.default_rng(1)
     trials, claims = 200, 0

@@ -61,7 +61,7 @@ def trained(settings: Recipe, folder: Path, device: str = "cpu") -> tuple[Run, s
     ("task", "train", "complaint"),
     [
         ("classify", {}, "which a classifier does not have: leave it out"),
-        ("translate", {"rdrop": 5.0}, "fp8_output and rdrop do not go together"),
+        ("translate", {"rdrop": 5.0}, "fp8_output and rdrop cannot be combined"),
         ("generate", {"precision": "float32"}, "for precision 'bf16' or 'auto', not 'float32'"),
     ],
 )

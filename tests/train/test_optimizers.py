@@ -306,7 +306,7 @@ def test_a_parameter_without_gradient_stays(name: str) -> None:
 
 
 @pytest.mark.parametrize("lr_tensor", [False, True])
-def test_set_lr_honours_each_groups_scale(lr_tensor: bool) -> None:
+def test_set_lr_honors_each_groups_scale(lr_tensor: bool) -> None:
     wanted = OptimizerSettings(name="muon", lr=0.5, muon_lr=1.0)
     optimizer = build_optimizer(Small(), wanted, lr_tensor=lr_tensor)
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -31,8 +31,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(90)]
     (folder / "a.en").write_text("\n".join(lines))
     (folder / "a.fr").write_text("\n".join(line[::-1] for line in lines))
-    labelled = (f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines))
-    (folder / "a.tsv").write_text("\n".join(labelled))
+    labeled = (f"{'ab'[i % 2]}\t{line}" for i, line in enumerate(lines))
+    (folder / "a.tsv").write_text("\n".join(labeled))
     return folder
 
 

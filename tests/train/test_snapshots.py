@@ -113,4 +113,4 @@ def test_adapters_are_refused() -> None:
     tables = {"task": "generate", "init": {"from": "gpt2", "lora": 2}, "data": {"train": ["a"]}}
     recipe = Recipe.of(tables | {"train": {"snapshot_every": 5, "best_metric": "last"}})
     (conflict,) = find_conflicts(recipe)
-    assert "snapshot_every and [init] lora do not go together" in conflict
+    assert "snapshot_every and [init] lora cannot be combined" in conflict

@@ -122,7 +122,7 @@ class Corpus:
         if not all(map(str.strip, record.texts)):
             return "empty"
         if record.label is not None and not record.label:
-            return "unlabelled"
+            return "unlabeled"
         if self.drop is not None and any(re.search(self.drop, text) for text in record.texts):
             return "drop-pattern"
         return None

@@ -140,13 +140,13 @@ def read_table(path: str, file_format: str, layout: ColumnLayout) -> Iterator[Re
             return
         layout = _match_header(first, path, layout)
     empty = ("",) * len(layout.texts)
-    unlabelled = None if layout.label is None else ""
+    unlabeled = None if layout.label is None else ""
     for row in rows:
         place = Place(path, row.line)
         if row.fault is not None:
-            yield Record(empty, unlabelled, place, row.fault)
+            yield Record(empty, unlabeled, place, row.fault)
         elif not row.cells:
-            yield Record(empty, unlabelled, place)
+            yield Record(empty, unlabeled, place)
         else:
             yield _record(row, place, layout)
 

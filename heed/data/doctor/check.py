@@ -40,7 +40,7 @@ from heed.errors import DataError, nearest
 
 PROBLEMS: dict[str, tuple[Severity, str]] = {
     "empty": ("warning", "empty; training drops them"),
-    "unlabelled": ("warning", "without a label; training drops them"),
+    "unlabeled": ("warning", "without a label; training drops them"),
     "drop-pattern": ("warning", "matching data.drop_pattern; training drops them"),
     "control": ("warning", "with control characters"),
     "replacement": ("warning", "with U+FFFD, which marks text that was decoded wrongly"),
@@ -357,7 +357,7 @@ def _misspelled_labels(scan: SplitScan) -> Iterator[Finding]:
             count, more = scan.labels[label], scan.labels[meant]
             message = f"label {label!r} ({count:,}) may be a misspelling of {meant!r} ({more:,})"
             places = (scan.label_places[label],)
-            yield Finding("warning", "misspelt-label", scan.name, message, count, places)
+            yield Finding("warning", "misspelled-label", scan.name, message, count, places)
 
 
 def _intended_label(label: str, words: Sequence[str], counts: Mapping[str, int]) -> str | None:

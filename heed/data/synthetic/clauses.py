@@ -181,11 +181,11 @@ class ClauseGenerator:
         draft.note_combination(DESCRIBED, first, noun)
         draft.add_word(first)
         draft.described.add(noun)
-        if first.before and style.colours[noun] and sampler.chance(25):
-            colour = sampler.pick(style.colours[noun])
-            draft.note_combination(DESCRIBED, colour, noun)
-            draft.add_word(colour)
-            return first, colour
+        if first.before and style.colors[noun] and sampler.chance(25):
+            color = sampler.pick(style.colors[noun])
+            draft.note_combination(DESCRIBED, color, noun)
+            draft.add_word(color)
+            return first, color
         return (first,)
 
     def _add_relative_clause(self, draft: SentenceDraft, about: Entity, tense: str) -> None:
@@ -381,12 +381,12 @@ class ClauseGenerator:
             return
         adjective = sampler.pick(self.style.adjectives[noun or SOMEBODY])
         # Lasting properties are no reason for an action, and do not go with often.
-        lasting = adjective.before or (adjective.colour and subject.kind != "thing")
+        lasting = adjective.before or (adjective.color and subject.kind != "thing")
         fleeting = implied or draft.timed or adverb not in ("", "not")
         draft.require(noun not in draft.described and not (lasting and fleeting))
         draft.add_word(adjective)
         (draft.note_implied if implied else draft.note_combination)(DESCRIBED, adjective, noun)
-        degree = "" if adjective.colour else sampler.pick(self.style.degrees)
+        degree = "" if adjective.color else sampler.pick(self.style.degrees)
         draft.require(degree != "rather" or adverb not in NEGATIVE)
         draft.phrases.append(predicate_adjective(adjective, subject.agreement, DEGREES.get(degree)))
 

@@ -130,7 +130,7 @@ def _write_split(folder: Path, split: str, lines: Iterator[Sentence]) -> dict[st
     with draft_folder(folder) as temporary:
         unfinished = [temporary / name for name in names]
         with ExitStack() as stack:
-            english, french, links, labelled, text = (
+            english, french, links, labeled, text = (
                 stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
                 for path in unfinished
             )
@@ -138,7 +138,7 @@ def _write_split(folder: Path, split: str, lines: Iterator[Sentence]) -> dict[st
                 english.write(f"{line.english}\n")
                 french.write(f"{line.french}\n")
                 links.write(" ".join([f"{i}-{j}" for i, j in line.alignment]) + "\n")
-                labelled.write(f"{line.speaker}\t{line.english}\n")
+                labeled.write(f"{line.speaker}\t{line.english}\n")
                 gap = "\n" if line.index == 0 and line.document > 0 else ""
                 text.write(f"{gap}{line.english}\n")
         return {

@@ -109,13 +109,13 @@ young | jeune | before | person animal
 new | nouveau | before | object place text
 good | bon | before | food text
 pretty | joli | before | flower crown ring hat lamp doll box bag coat house bird cat mouse
-red | rouge | colour | object apple
-black | noir | colour | animal object
-white | blanc | colour | animal object cheese egg
-green | vert | colour | object apple pear frog
-blue | bleu | colour | object bird
-yellow | jaune | colour | object pear bird
-grey | gris | colour | cat mouse rabbit wolf goat bird hat coat umbrella bag car sword key box
+red | rouge | color | object apple
+black | noir | color | animal object
+white | blanc | color | animal object cheese egg
+green | vert | color | object apple pear frog
+blue | bleu | color | object bird
+yellow | jaune | color | object pear bird
+grey | gris | color | cat mouse rabbit wolf goat bird hat coat umbrella bag car sword key box
 happy | heureux | after | person animal
 sad | triste | after | person animal text
 tired | fatigué | after | person animal
@@ -201,7 +201,7 @@ class Adjective:
     english: str
     french: str
     before: bool
-    colour: bool
+    color: bool
     nouns: frozenset[Noun]
 
 
@@ -274,7 +274,7 @@ BUILT = select_nouns("tree church farm castle tower station theatre hotel school
 def _adjective(index: int, cells: list[str]) -> Adjective:
     english, french, side, nouns = cells
     return Adjective(
-        index, english, french, side == "before", side == "colour", select_nouns(nouns)
+        index, english, french, side == "before", side == "color", select_nouns(nouns)
     )
 
 

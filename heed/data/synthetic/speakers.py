@@ -145,7 +145,7 @@ class SpeakerStyle:
     extended: int  # percent of clauses with a place, a companion or a time
     myself: int  # percent of clauses with subject I
     adjectives: Mapping[Noun, tuple[Adjective, ...]]
-    colours: Mapping[Noun, tuple[Adjective, ...]]
+    colors: Mapping[Noun, tuple[Adjective, ...]]
     actions: Mapping[tuple[str, Noun], tuple[Verb, ...]]  # by kind of subject, and object
     doings: Mapping[Noun, tuple[Verb, ...]]  # by subject; verbs without an object
 
@@ -160,12 +160,12 @@ def _weight(word: Adjective | Verb, speaker: int) -> int:
     return weight * RARE_WEIGHT if 0 < len(nouns) <= FEW else weight
 
 
-def _adjectives(speaker: int, *, colours: bool) -> dict[Noun, tuple[Adjective, ...]]:
+def _adjectives(speaker: int, *, colors: bool) -> dict[Noun, tuple[Adjective, ...]]:
     return {
         noun: tuple(
             adjective
             for adjective in ADJECTIVES
-            if noun in adjective.nouns and (adjective.colour or not colours)
+            if noun in adjective.nouns and (adjective.color or not colors)
             for _ in range(_weight(adjective, speaker))
         )
         for noun in NOUNS
@@ -232,8 +232,8 @@ def _habits(
         opened=chances["opened"],
         extended=chances["extended"],
         myself=chances["myself"],
-        adjectives=_adjectives(speaker, colours=False),
-        colours=_adjectives(speaker, colours=True),
+        adjectives=_adjectives(speaker, colors=False),
+        colors=_adjectives(speaker, colors=True),
         actions=_actions(speaker),
         doings=_doings(speaker),
     )

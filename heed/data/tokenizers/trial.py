@@ -47,7 +47,7 @@ SAMPLES = (
 def try_tokenizer(path: Path) -> None:
     """Raise an error for a tokenizer file that cannot be loaded and used within the limits."""
     if path.exists() and not path.is_file():
-        raise DataError("this is no regular file.", where=str(path), todo=TODO)
+        raise DataError("this is not a regular file.", where=str(path), todo=TODO)
     if path.stat().st_size > MAX_BYTES:
         what = f"this file has more than {MAX_BYTES:,} bytes."
         raise DataError(what, where=str(path), todo=TODO)

@@ -196,5 +196,5 @@ def _maps(lab: LabContext) -> TextMaps:
 
 def _parse_head(head: str) -> int | str:
     if head != "mean" and not (head.isascii() and head.isdecimal() and len(head) < 6):
-        raise DataError(f"{head!r} is no head.", todo="Use a number from 0 on, or mean.")
+        raise DataError(f"{head!r} is not a head.", todo="Use a number from 0 on, or mean.")
     return head if head == "mean" else int(head)
