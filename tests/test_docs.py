@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,9 @@ EXPORTED = "export.md"
 """The page whose programs need exported models: `tests/export` runs them on real exports."""
 EXAMPLE = "kerple_of_the_docs"
 """The position that core.md adds, where a test runs it: heed may have a `kerple` of its own."""
-each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES]
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -37,7 +40,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder as a reader of the docs has it: text, labelled text, and a few small runs."""
+    """A folder as a reader of the docs has it: text, labeled text, and a few small runs."""
     folder = tmp_path_factory.mktemp("workspace")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEED_CACHE", str(folder / "cache"))
@@ -68,7 +71,7 @@ def pretrained_folder(workspace: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if blocks(page, "python") and page.name != EXPORTED],
-    ids=lambda page: page.name,
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_every_python_block_runs(page: Path, workspace: Path) -> None:
     """The blocks of a page run one after the other in one interpreter, as a reader would."""
@@ -215,6 +218,34 @@ def test_the_tables_of_the_pages_are_made_from_the_code() -> None:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
+
+
+def test_every_page_folder_and_module_is_listed() -> None:
+    """By what is on disk, whatever `docs/make_tables.py` takes for it."""
+    docs = ROOT / "docs"
+    index, tree = ((docs / name).read_text("utf-8") for name in ("README.md", "modules.md"))
+    for page in [*docs.glob("*.md"), *(docs / "results").glob("*.md")]:
+        if page != docs / "README.md":
+            assert f"]({page.relative_to(docs).as_posix()})" in index
+    for path in (ROOT / "heed").rglob("*.py"):
+        if path.name == "__init__.py" and path.parent != ROOT / "heed":
+            assert f"](../{path.parent.relative_to(ROOT).as_posix()})" in tree
+        elif not path.stem.startswith("__"):
+            assert re.search(rf"^ +{path.stem} ", tree, re.MULTILINE), path
+
+
+def test_a_page_in_no_group_is_an_error(tmp_path: Path) -> None:
+    docs = shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=lambda *_: ["images"])
+    (docs / "forgotten.md").write_text("# Forgotten\n\nA page.\n", encoding="utf-8")
+    answer = subprocess.run(
+        [sys.executable, "-c", "import make_tables; make_tables.check_groups()"],
+        cwd=docs,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("forgotten: in no group")
 
 
 def test_the_two_commands_are_what_ci_runs() -> None:

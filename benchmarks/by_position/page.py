@@ -68,7 +68,7 @@ def _summary(results: Results) -> str:
     low, high = (_number(-encoder[side], "distance") for side in ("high", "low"))
     return (
         f"ALiBi's encoder looks {-encoder['difference']:.2f} [{low}, {high}] tokens nearer than "
-        f"even attention; in a language model `{nearest}` {least}"
+        f"uniform attention; in a language model `{nearest}` {least}"
         f"{decoder[nearest]['mean']:.1f} tokens away. "
         "That attention is “on the first few tokens” is what padding does to a picture."
     )
@@ -78,12 +78,13 @@ def _methods(results: Results) -> str:
     seeds, texts = results["encoder"]["seeds"], results["encoder"]["texts"]
     return (
         f"Seven positions, {seeds} seeds each, in three models of a course report's size (4 "
-        "layers, 2 heads, width 64), trained on its speeches by `heed train`. Weights are exact, "
+        "layers, 2 heads, width 64), trained on its speeches by `heed train`. heed reproduces the "
+        "settings that such reports on Transformers printed. Weights are exact, "
         f"from the plain path. They were measured on {texts} test texts of {SHORTEST} to {LENGTH} "
         "tokens that are not in train, and averaged over layers, heads and queries. "
-        "“Even” is a head that looks at all it may see alike: a share means something only beside "
-        "it. Brackets are the difference "
-        "from even attention: 95% intervals over seeds and texts, simultaneous for each column. "
+        "“Uniform” is a head that attends to all visible tokens alike: a share means something "
+        "only beside it. Brackets are the difference "
+        "from uniform attention: 95% intervals over seeds and texts, simultaneous for each column. "
         f"All numbers: [`{NAME}.json`](../../benchmarks/results/{NAME}.json). To make them again:\n"
         """
 ```sh
@@ -99,7 +100,7 @@ def _table(results: Results, model: str, statistics: Sequence[str]) -> str:
     lines = [
         f"| position | {' | '.join(COLUMNS[name] for name in statistics)} |",
         f"|---|{'---|' * len(statistics)}",
-        f"| even | {' | '.join(means)} |",
+        f"| uniform | {' | '.join(means)} |",
     ]
     comparisons = results[model]["comparisons"]
     for position in POSITIONS:
@@ -147,7 +148,7 @@ def _claim_near(results: Results) -> str:
     heads = np.array(results["encoder"]["positions"]["alibi"]["by_head"]["distance"])
     return (
         f"In the classifier it looks {_number(one['mean'], 'distance')} tokens away on average, "
-        f"{_number(-one['difference'], 'distance')} nearer than even attention "
+        f"{_number(-one['difference'], 'distance')} nearer than uniform attention "
         f"({_number(float(np.mean(results['encoder']['even']['distance'])), 'distance')}). "
         f"It looks nearer than {_list(farther)}"
         + (f"; between it and {_list(unclear)} no difference is shown" if unclear else "")
@@ -166,9 +167,9 @@ def _claim_first(results: Results) -> str:
         float(np.mean(results[model]["even"]["first_three"])) for model in ("encoder", "decoder")
     )
     return (
-        f"In the classifier the first three tokens get {even:.3f} of even attention; more than "
+        f"In the classifier the first three tokens get {even:.3f} of uniform attention; more than "
         f"that is shown for {_list(above)}, less for {_list(below)}, neither for {_list(unclear)}. "
-        f"In the language model even attention gives them {even_lm:.3f}, because early rows see "
+        f"In the language model uniform attention gives them {even_lm:.3f}, because early rows see "
         f"little else; more is shown for {_list(above_lm)}, less for {_list(below_lm)}"
         + (f", and for {_list(unclear_lm)} no difference is shown" if unclear_lm else "")
         + ". A picture of a padded sentence shows it all the same:"
@@ -195,9 +196,9 @@ def _padding(results: Results) -> str:
         f"{LENGTH} × {LENGTH} with padding masked, all weight lies in {tokens} of {LENGTH} "
         "columns: the first few, for any model. Where nothing masks padding and it is read as "
         f"words, models learn to avoid it. Rows of the sentence put {min(share):.2f} to "
-        f"{max(share):.2f} of their weight on its {real[0]} columns, where even attention would "
+        f"{max(share):.2f} of their weight on its {real[0]} columns, where uniform attention would "
         f"put {real[0] / LENGTH:.2f} (seed 0). Over the test texts and all seeds, padding gets "
-        f"less than even attention gives it under {_count(avoid)}, and what it does not get the "
+        f"less than uniform attention gives it under {_count(avoid)}, and what it does not get the "
         f"text does, its first three tokens too under {_count(first)}:"
     )
 
@@ -210,15 +211,15 @@ def _claim_diagonal(results: Results) -> str:
     even = float(np.mean(results["decoder"]["even"]["same"]))
     every = len(above_lm) == len(POSITIONS)
     encoder = (
-        "In the classifier no position is shown to differ from even attention in its weight on "
+        "In the classifier no position is shown to differ from uniform attention in its weight on "
         "the same token."
         if len(unclear) == len(POSITIONS)
-        else "In the classifier more weight on the same token than even attention gives is shown "
-        f"for {_list(above)}, less for {_list(below)}, neither for {_list(unclear)}."
+        else "In the classifier more weight on the same token than uniform attention gives is "
+        f"shown for {_list(above)}, less for {_list(below)}, neither for {_list(unclear)}."
     )
     return (
         f"{encoder} In the language model yes, under {_count(above_lm)}: "
-        f"{min(means):.2f} to {max(means):.2f} of the weight, where even attention gives "
+        f"{min(means):.2f} to {max(means):.2f} of the weight, where uniform attention gives "
         f"{even:.2f}"
         + (f"; it is not shown for {_list([*below_lm, *unclear_lm])}" if not every else "")
         + "."

@@ -1,4 +1,4 @@
-"""What the runs measured, put together; and where each position differs from even attention.
+"""What the runs measured, put together; and where each position differs from uniform attention.
 
 Shapes: s seeds, t texts.
 """
@@ -63,7 +63,7 @@ def describe_pair(pair: Pair) -> Results:
 
 
 def compare(results: Results, model: str, statistic: str, baseline: str) -> dict[str, Pair]:
-    """Every position compared with one, or with even attention, as one family."""
+    """Every position compared with one, or with uniform attention, as one family."""
     of_model = results[model]
     rows = {name: np.array(own[statistic]) for name, own in of_model["positions"].items()}
     if baseline == EVEN:
