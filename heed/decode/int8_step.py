@@ -252,7 +252,7 @@ def _norm_struct(norm: nn.Module) -> NormStruct:
         weight=norm.weight.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         eps=norm.eps,
-        is_centred=isinstance(norm, nn.LayerNorm),
+        is_centered=isinstance(norm, nn.LayerNorm),
     )
 
 

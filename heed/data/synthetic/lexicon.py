@@ -273,9 +273,7 @@ BUILT = select_nouns("tree church farm castle tower station theatre hotel school
 
 def _adjective(index: int, cells: list[str]) -> Adjective:
     english, french, side, nouns = cells
-    return Adjective(
-        index, english, french, side == "before", side == "color", select_nouns(nouns)
-    )
+    return Adjective(index, english, french, side == "before", side == "color", select_nouns(nouns))
 
 
 def _verb(index: int, cells: list[str]) -> Verb:

@@ -48,7 +48,7 @@ class NormStruct(Structure):
         ("weight", c_void_p),
         ("bias", c_void_p),
         ("eps", c_float),
-        ("is_centred", c_int32),
+        ("is_centered", c_int32),
     )
 
 

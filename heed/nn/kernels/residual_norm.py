@@ -199,7 +199,7 @@ class _AddNorm(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         seed: Tensor | None,
-        centred: bool,
+        centered: bool,
         eps: float,
         dropped: float,
         for_linear: bool,
@@ -208,7 +208,7 @@ class _AddNorm(torch.autograd.Function):
         from heed.nn.kernels.gradient_sums import wants_sums
         from heed.nn.kernels.triton.residual_norm import NormConfig, add_and_norm
 
-        ctx.config = NormConfig(centred, eps, dropped)
+        ctx.config = NormConfig(centered, eps, dropped)
         ctx.dtypes = tuple(None if part is None else part.dtype for part in (x, branch))
         known = [dtype for dtype in ctx.dtypes if dtype is not None]
         sum_dtype = torch.promote_types(known[0], known[-1])

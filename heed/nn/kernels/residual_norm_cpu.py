@@ -32,14 +32,14 @@ def add_norm_in_c(
     """x + dropout(branch) and its norm, as `add_norm` has them; None where C does not serve."""
     if x.dtype != torch.float32 or not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return None
-    weight, eps, is_centred = norm.weight, norm.eps, isinstance(norm, nn.LayerNorm)
+    weight, eps, is_centered = norm.weight, norm.eps, isinstance(norm, nn.LayerNorm)
     bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
     library = _library()
     if library is None or eps is None or not _serves(x, branch, weight, bias):
         return None
     is_narrow = for_linear and _narrows()
     run: Any = _AddNorm.apply
-    return run(library, x, branch, weight, bias, is_centred, eps, dropped, is_narrow)
+    return run(library, x, branch, weight, bias, is_centered, eps, dropped, is_narrow)
 
 
 def drop_in_c(x: Tensor, dropped: float) -> Tensor | None:
@@ -104,7 +104,7 @@ class _AddNorm(torch.autograd.Function):
         branch: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
-        is_centred: bool,
+        is_centered: bool,
         eps: float,
         dropped: float,
         is_narrow: bool,
@@ -116,7 +116,7 @@ class _AddNorm(torch.autograd.Function):
         moments_2r = x.new_empty(2, rows)
         seed = draw_seed() if dropped else 0
         ctx.branch_dtype = None if branch is None else branch.dtype
-        flags = is_centred, ctx.branch_dtype == torch.bfloat16, is_narrow
+        flags = is_centered, ctx.branch_dtype == torch.bfloat16, is_narrow
         ctx.config = *flags, seed, dropped
         library.add_norm(
             *(_address(part) for part in (x, branch, weight, bias, stream, normed, moments_2r)),
@@ -133,7 +133,7 @@ class _AddNorm(torch.autograd.Function):
         ctx: Any, d_stream: Tensor | None, d_normed: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         stream, moments_2r, weight = ctx.saved_tensors
-        is_centred, is_branch_narrow, is_normed_narrow, seed, dropped = ctx.config
+        is_centered, is_branch_narrow, is_normed_narrow, seed, dropped = ctx.config
         w, rows = weight.shape[0], moments_2r.shape[1]
         if d_normed is None:
             d_normed = torch.zeros_like(stream)
@@ -148,7 +148,7 @@ class _AddNorm(torch.autograd.Function):
         tensors = stream, moments_2r, weight, d_stream, d_normed, dx, d_branch
         ctx.library.add_norm_backward(
             *(_address(part) for part in (*tensors, d_weight, d_bias, parts)),
-            *(rows, w, is_centred, is_branch_narrow, is_normed_narrow),
+            *(rows, w, is_centered, is_branch_narrow, is_normed_narrow),
             *(seed, dropped, torch.get_num_threads()),
         )
         if ctx.branch_dtype is not None and d_branch is None:

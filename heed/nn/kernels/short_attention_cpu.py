@@ -19,37 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from heed.nn.kernels.attention_structs import (
+    HeadsStruct,
+    PerTokenStruct,
+    adjacent,
+    are_heads,
+    mask_rows,
+)
 from heed.nn.kernels.cpu_library import cpu_library
 from heed.nn.kernels.qkv_layout import empty_grads, empty_heads
-from heed.nn.kernels.short_attention import mask_tensors
 from heed.nn.masks import Mask
 
 MAX_TOKENS = MAX_WIDTH = 128
 """The most queries or keys, and the widest head: what a thread's scratch memory holds."""
 MULTIPLE = 16
 """Rows of the weights and of the bias are padded to a multiple of this."""
-
-
-class HeadsStruct(Structure):
-    """Heads [b, heads, n, d] with their strides; d is contiguous."""
-
-    _fields_ = (("start", c_void_p), *((name, c_int64) for name in ("b", "h", "n")))
-
-    @classmethod
-    def of(cls, x_bhnd: Tensor) -> HeadsStruct:
-        """The struct of a tensor, which must live as long as it."""
-        return cls(x_bhnd.data_ptr(), *x_bhnd.stride()[:3])
-
-
-class PerTokenStruct(Structure):
-    """One number for each token [b, n] with its stride over the batch; or none."""
-
-    _fields_ = (("start", c_void_p), ("b", c_int64))
-
-    @classmethod
-    def of(cls, x_bn: Tensor | None) -> PerTokenStruct:
-        """The struct of a tensor, which must live as long as it."""
-        return cls() if x_bn is None else cls(x_bn.data_ptr(), x_bn.stride(0))
 
 
 class CallStruct(Structure):
@@ -92,9 +76,8 @@ def load_kernels() -> CDLL | None:
 def fits_short_cpu(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
     """Whether the kernels are there and hold heads of these shapes."""
     tokens = max(q_bhnd.shape[2], k_bgmd.shape[2])
-    same_width = q_bhnd.shape[3] == k_bgmd.shape[3] == v_bgmd.shape[3]
-    small = same_width and tokens <= MAX_TOKENS and q_bhnd.shape[3] <= MAX_WIDTH
-    return small and min(q_bhnd.numel(), k_bgmd.numel()) > 0 and load_kernels() is not None
+    small = tokens <= MAX_TOKENS and q_bhnd.shape[3] <= MAX_WIDTH
+    return small and are_heads(q_bhnd, k_bgmd, v_bgmd) and load_kernels() is not None
 
 
 def attend_short_cpu(
@@ -127,21 +110,6 @@ def _pad_bias(bias: Tensor, heads: int, keys: int) -> Tensor:
     return bias.expand(1, heads, -1, -1)
 
 
-def _mask_rows(mask: Mask | None, b: int) -> list[Tensor | None]:
-    """What a mask has beside causality, as C reads it: one row for each sequence."""
-    found = (None, None, None) if mask is None else mask_tensors(mask)
-    types = torch.bool, torch.int64, torch.int64
-    return [
-        None if x is None else x.to(dtype).contiguous().expand(b, -1)
-        for x, dtype in zip(found, types, strict=True)
-    ]
-
-
-def _adjacent(x: Tensor) -> Tensor:
-    """The tensor, copied where the numbers of a row are not adjacent."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -153,11 +121,11 @@ class _ShortAttention(torch.autograd.Function):
         mask: Mask | None,
         scale: float,
     ) -> Tensor:
-        q, k, v = map(_adjacent, (q, k, v))
-        bias = None if bias is None else _adjacent(bias)
+        q, k, v = map(adjacent, (q, k, v))
+        bias = None if bias is None else adjacent(bias)
         (b, h, n, _), m = q.shape, k.shape[2]
         weights = q.new_empty(b, h, n, m + -m % MULTIPLE)
-        tensors = q, k, v, weights, *_mask_rows(mask, b)
+        tensors = q, k, v, weights, *mask_rows(mask, b, n, m)
         ctx.causal, ctx.scale = mask is not None and mask.causal, scale
         ctx.save_for_backward(*tensors)
         ctx.bias_row = 0 if bias is None else bias.shape[-1]
@@ -170,7 +138,7 @@ class _ShortAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, *_ = tensors = ctx.saved_tensors
-        bias_learns, d_out = ctx.needs_input_grad[3], _adjacent(d_out)
+        bias_learns, d_out = ctx.needs_input_grad[3], adjacent(d_out)
         grads = empty_grads([q, k, v])
         d_scores = torch.empty_like(weights) if bias_learns else None
         call = _pack(ctx, tensors)

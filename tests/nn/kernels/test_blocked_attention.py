@@ -106,7 +106,7 @@ def test_no_bias_of_more_queries_than_a_block_is_made(
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, requires_grad=True) for _ in range(3))
     places, mask = torch.arange(n)[None], Mask(n, n, torch.device("cpu"), causal=True)
     bias = PositionBias(position, places, places, q_bhnd=q)
-    dispatch.attention(q, k, v, mask=mask, bias=bias).sum().backward()
+    attend_in_blocks(q, k, v, mask=mask, bias=bias, scale=None, dropout=0.0).sum().backward()
     ends = range(BLOCK, n + 1, BLOCK)
     assert sorted(made) == sorted([(BLOCK, end) for end in ends] * 2)  # forward and backward
 
@@ -136,6 +136,7 @@ def test_the_bias_of_kept_heads_is_theirs() -> None:
     assert apart(out, exact) <= ROUNDING
 
 
+@torch.no_grad()
 def test_it_serves_long_sequences_with_a_bias() -> None:
     def serving(name: str, n: int, mask: Mask | None = None) -> str:
         position, places = encoding(name).float(), torch.arange(n)[None]

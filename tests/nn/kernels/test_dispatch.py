@@ -38,6 +38,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditions as on a GPU; nothing is run."""
     monkeypatch.setattr(dispatch, "on_gpu", lambda x: True)
     monkeypatch.setattr(dispatch, "on_gpu_device", lambda device: True)
+    monkeypatch.setattr(dispatch, "on_cpu", lambda x: False)
+    monkeypatch.setattr(dispatch, "trains_on_cpu", lambda x: False)
 
 
 def call(
@@ -82,13 +84,12 @@ def test_the_last_row_serves_everything() -> None:
     assert dispatch.KERNELS[-1].serves(call(None, 3, dropout=0.5))
 
 
-def test_on_a_cpu_decode_steps_and_short_sequences_that_train_have_kernels() -> None:
-    position, short = encoding("alibi"), "short_attention_cpu"
-    compiled = short if load_kernels() else "sdpa"
+def test_on_a_cpu_decode_steps_and_sequences_that_train_have_kernels() -> None:
+    position, is_compiled = encoding("alibi"), load_kernels() is not None
     for n, m, reading, training in (
         (1, 30, "decode_attention_cpu", "sdpa"),
-        (20, 30, "sdpa", compiled),
-        (20, 129, "sdpa", "sdpa"),
+        (20, 30, "sdpa", "short_attention_cpu" if is_compiled else "sdpa"),
+        (20, 129, "sdpa", "long_attention_cpu" if is_compiled else "sdpa"),
     ):
         case = call(position, n, m=m, mask=Mask(n, m, CPU, causal=True))
         with torch.no_grad():

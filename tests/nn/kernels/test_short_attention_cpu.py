@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heed.nn.attention import attend
-from heed.nn.kernels import dispatch, qkv_layout, short_attention_cpu
+from heed.nn.kernels import dispatch, long_attention_cpu, qkv_layout, short_attention_cpu
 from heed.nn.kernels.heads import Heads, PendingRotation
 from heed.nn.kernels.short_attention_cpu import MAX_TOKENS, attend_short_cpu, load_kernels
 from heed.nn.masks import Mask
@@ -325,17 +325,37 @@ def test_short_sequences_that_train_have_the_kernel(mask: str) -> None:
     with torch.no_grad():
         assert serving(dispatched(case)) == "sdpa"
     wide = dispatched(make_case(20, width=136))
-    assert serving(wide) == "sdpa"
+    assert serving(wide) == "long_attention_cpu"
     q, k, v = (x.double() for x in case.parts(case.packed))
     double = Heads(q, k, v)
     assert serving(dispatched(case, heads=double)) == "sdpa"
+
+
+def test_heads_of_other_sizes_are_left_to_sdpa() -> None:
+    """C would read beyond the end of a tensor that SDPA broadcasts, or refuses."""
+    q, k, few = torch.randn(3, 4, 20, 8), torch.randn(3, 2, 30, 8), torch.randn(1, 2, 30, 8)
+    for others in ((few, few), (k, few), (k, k[:, :1]), (k, k[:, :, 1:]), (k[..., 1:], k)):
+        assert serving(dispatch.Call(Heads(q, *others), None, None, SCALE, 0.0)) == "sdpa"
+    assert serving(dispatch.Call(Heads(q[:, :3], k, k), None, None, SCALE, 0.0)) == "sdpa"
+    out = dispatch.attention(q, few, few, scale=SCALE)
+    assert apart(out, attend(q, few, few, scale=SCALE)[0]) <= NEAR
+
+
+@pytest.mark.parametrize("part", ["real_bm", "q_segments_bn", "k_segments_bm"])
+def test_a_mask_of_other_tokens_is_an_error(part: str) -> None:
+    q = torch.randn(2, 2, 20, 8)
+    mask = Mask(20, 20, CPU, q_segments_bn=torch.ones(1, 20), k_segments_bm=torch.ones(1, 20))
+    setattr(mask, part, torch.ones(1, 19))
+    with pytest.raises(RuntimeError, match="19"):
+        attend_short_cpu(q, q, q, mask=mask)
 
 
 def test_without_a_compiler_sdpa_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(20, mask="causal")
     call = dispatched(case)
     expected = case.run()
-    monkeypatch.setattr(short_attention_cpu, "load_kernels", lambda: None)
+    for module in (short_attention_cpu, long_attention_cpu):
+        monkeypatch.setattr(module, "load_kernels", lambda: None)
     assert serving(call) == "sdpa"
     out = dispatch.attention(*case.parts(case.packed), mask=case.mask, scale=SCALE)
     assert apart(out, expected) <= NEAR

@@ -34,12 +34,12 @@ typedef struct {
     int32_t w, f;
 } Linear;
 
-/* LayerNorm, or RMSNorm where `is_centred` is 0. No weight at all means no norm. */
+/* LayerNorm, or RMSNorm where `is_centered` is 0. No weight at all means no norm. */
 typedef struct {
     const float *weight;
     const float *bias;
     float eps;
-    int32_t is_centred;
+    int32_t is_centered;
 } Norm;
 
 typedef struct {
@@ -291,7 +291,7 @@ void multiply(const Linear *layer, const float *x, int64_t rows, float *out, voi
 
 static void normalize_row(const float *x, float *out, ptrdiff_t w, const Norm *norm) {
     __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
-    if (norm->is_centred)
+    if (norm->is_centered)
         for (ptrdiff_t i = 0; i < w; i += LANES)
             sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes_left(w - i), x + i));
     const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / w);

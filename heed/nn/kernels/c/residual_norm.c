@@ -165,10 +165,10 @@ static void scale_row(const float *restrict x, const float *restrict weight,
 }
 
 /* The stream [r, w], its norm [r, w], and each row's mean and reciprocal deviation [2, r]. Without
-   a branch the stream is x and is not written. RMSNorm is a norm that is not centred. */
+   a branch the stream is x and is not written. RMSNorm is a norm that is not centered. */
 void add_norm(const float *x, const void *branch, const float *weight, const float *bias,
               float *stream, void *normed, float *moments, int64_t rows, int32_t w, float eps,
-              int32_t is_centred, int32_t is_branch_narrow, int32_t is_normed_narrow,
+              int32_t is_centered, int32_t is_branch_narrow, int32_t is_normed_narrow,
               uint64_t seed, double dropped, int32_t threads) {
     const int64_t groups = (rows + ROWS - 1) / ROWS;
     float *means = moments, *factors = moments + rows;
@@ -183,14 +183,14 @@ void add_norm(const float *x, const void *branch, const float *weight, const flo
                 const float *in = x + row * w;
                 float *out = stream + row * w, sum = 0.0f;
                 if (!branch) {
-                    if (is_centred) sum = sum_row(in, w);
+                    if (is_centered) sum = sum_row(in, w);
                 } else {
                     const float *added = read_row(branch, row, w, is_branch_narrow, branch_buffer);
                     sum = dropped > 0.0
                               ? add_dropped_row(in, added, out, w, begin_row(seed, row, dropped))
                               : add_row(in, added, out, w);
                 }
-                means[row] = is_centred ? sum / w : 0.0f;
+                means[row] = is_centered ? sum / w : 0.0f;
             }
             for (int64_t row = from; row < to; row++) {
                 const float square = sum_squares(stream + row * w, w, means[row]) / w;
@@ -251,7 +251,7 @@ static void differentiate_row(const float *restrict x, const float *restrict d_n
 void add_norm_backward(const float *stream, const float *moments, const float *weight,
                        const float *d_stream, const void *d_normed, float *dx, void *d_branch,
                        float *d_weight, float *d_bias, float *parts, int64_t rows, int32_t w,
-                       int32_t is_centred, int32_t is_branch_narrow, int32_t is_normed_narrow,
+                       int32_t is_centered, int32_t is_branch_narrow, int32_t is_normed_narrow,
                        uint64_t seed, double dropped, int32_t threads) {
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
     if (rows * w < GRAIN) threads = 1;
@@ -270,7 +270,7 @@ void add_norm_backward(const float *stream, const float *moments, const float *w
                 const float *dy = read_row(d_normed, row, w, is_normed_narrow, normed_buffer);
                 float *d = dx + row * w;
                 Projections lost = project_row(x, dy, weight, part, part + w, w, mean, factor);
-                if (!is_centred) lost.own = 0.0f;
+                if (!is_centered) lost.own = 0.0f;
                 differentiate_row(x, dy, passed, weight, d, w, mean, factor, lost);
                 if (!d_branch) continue;
                 float *out = place_row(d_branch, row, w, is_branch_narrow, branch_buffer);
