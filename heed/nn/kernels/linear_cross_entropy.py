@@ -246,8 +246,8 @@ def _add_product(sum_vw: Tensor, a_vr: Tensor, b_rw: Tensor, *, first: bool) -> 
     elif sum_vw.is_cuda:
         torch.addmm(sum_vw, a_vr, b_rw, beta=beta, out_dtype=sum_vw.dtype, out=sum_vw)
     else:
-        product = a_vr @ b_rw
-        sum_vw.copy_(product if first else sum_vw + product)
+        add = sum_vw.copy_ if first else sum_vw.add_
+        add(a_vr @ b_rw)
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -270,12 +270,12 @@ def _chunk_function(x: Tensor, rdrop: float, use_triton: bool) -> Callable[..., 
 
 
 def _compiled_cross_entropy(x: Tensor) -> Callable[..., Tensor] | None:
-    """The kernel in C for float32 on a CPU; None elsewhere, and where nothing compiles."""
-    if not on_cpu(x) or x.dtype != torch.float32:
+    """The kernel in C on a CPU; None elsewhere, in other dtypes, and where nothing compiles."""
+    if not on_cpu(x):
         return None
-    from heed.nn.kernels.cross_entropy_cpu import load_kernel
+    from heed.nn.kernels.cross_entropy_cpu import DTYPES, load_kernel
 
-    return load_kernel()
+    return load_kernel() if x.dtype in DTYPES else None
 
 
 def chunk_cross_entropy(

@@ -75,6 +75,19 @@ def test_rows_are_those_of_the_formula(size: tuple[int, int], smoothing: float, 
     assert not d[ignored].any()
 
 
+@given(SIZES, SMOOTHINGS, st.integers(0, 99))
+def test_of_bfloat16_only_the_gradient_is_rounded(
+    size: tuple[int, int], smoothing: float, seed: int
+) -> None:
+    logits, targets = inputs(*size, seed=seed)
+    logits = logits.bfloat16()
+    losses, correct, d = compiled(logits, targets, smoothing)
+    wide_losses, wide_correct, wide_d = compiled(logits.float(), targets, smoothing)
+    assert torch.equal(losses, wide_losses)
+    assert torch.equal(correct, wide_correct)
+    assert torch.equal(d, wide_d.bfloat16())
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_large_vocabulary_is_summed_exactly(smoothing: float) -> None:
     logits, targets = inputs(16, 50_257, ignored=0.0)
@@ -143,9 +156,11 @@ def test_a_target_outside_the_vocabulary_is_an_error(target: int) -> None:
         plain(logits, targets)
 
 
-def test_rows_may_be_apart_and_targets_of_another_dtype() -> None:
+@pytest.mark.parametrize("dtype", kernels.DTYPES)
+def test_rows_may_be_apart_and_targets_of_another_dtype(dtype: torch.dtype) -> None:
     logits, targets = inputs(20, 50)
-    wide = torch.full((20, 64), 7.0)
+    logits = logits.to(dtype)
+    wide = torch.full((20, 64), 7.0, dtype=dtype)
     wide[:, :50] = logits
     losses, correct = torch.empty(20), torch.empty(20, dtype=torch.int32)
     kernel = kernels.load_kernel()
@@ -165,8 +180,10 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_results_are_the_same_with_any_number_of_threads() -> None:
+@pytest.mark.parametrize("dtype", kernels.DTYPES)
+def test_results_are_the_same_with_any_number_of_threads(dtype: torch.dtype) -> None:
     logits, targets = inputs(33, 211)
+    logits = logits.to(dtype)
     both = compiled(logits, targets, 0.1)
     torch.set_num_threads(1)
     assert all(map(torch.equal, both, compiled(logits, targets, 0.1)))

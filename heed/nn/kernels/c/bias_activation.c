@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bfloat16.h"
 #include "vector_math.h"
 
 #define TILE 512      /* columns that are computed together: their buffers fit a CPU's cache */
@@ -113,11 +114,7 @@ INLINE void differentiate_columns(const float *restrict x, const float *restrict
 static const float *load(const void *row, ptrdiff_t start, ptrdiff_t n, float *buffer,
                          int is_bfloat16) {
     if (!is_bfloat16) return (const float *)row + start;
-    const uint16_t *narrow = (const uint16_t *)row + start;
-    for (ptrdiff_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)narrow[i] << 16;
-        memcpy(buffer + i, &bits, sizeof bits);
-    }
+    widen_row((const uint16_t *)row + start, buffer, n);
     return buffer;
 }
 
@@ -126,16 +123,9 @@ static float *target(void *row, ptrdiff_t start, float *buffer, int is_bfloat16)
     return is_bfloat16 ? buffer : (float *)row + start;
 }
 
-/* Round the numbers in `buffer` to bfloat16, to the nearest, of two the even one. */
+/* Round the numbers in `buffer` to bfloat16. */
 static void store(void *row, ptrdiff_t start, ptrdiff_t n, const float *buffer, int is_bfloat16) {
-    if (!is_bfloat16) return;
-    uint16_t *narrow = (uint16_t *)row + start;
-    for (ptrdiff_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, buffer + i, sizeof bits);
-        uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        narrow[i] = buffer[i] != buffer[i] ? 0x7fc0 : rounded;
-    }
+    if (is_bfloat16) narrow_row(buffer, (uint16_t *)row + start, n);
 }
 
 static inline void *at(const void *start, ptrdiff_t numbers, int is_bfloat16) {

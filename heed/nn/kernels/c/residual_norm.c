@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bfloat16.h"
+
 #define BLOCK 64    /* rows whose gradients of weight and bias are added up together */
 #define GRAIN 32768 /* numbers for which a second thread is worth its start, as torch counts them */
 
@@ -25,28 +27,11 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ------------------------------------------------------------------------------ bfloat16 */
 
-static inline float widen(uint16_t narrow) {
-    uint32_t bits = (uint32_t)narrow << 16;
-    float wide;
-    memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-/* To the nearest number, of two equally near to the even one; of NaN, NaN. */
-static inline uint16_t narrow(float wide) {
-    uint32_t bits;
-    memcpy(&bits, &wide, sizeof bits);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)(wide != wide ? 0x7fc0 : rounded);
-}
-
 /* A row as float32: itself, or where it is bfloat16 a copy in `buffer`. */
 static const float *read_row(const void *x, int64_t row, int32_t w, int32_t is_narrow,
                              float *restrict buffer) {
     if (!is_narrow) return (const float *)x + row * w;
-    const uint16_t *restrict from = (const uint16_t *)x + row * w;
-#pragma omp simd
-    for (int32_t i = 0; i < w; i++) buffer[i] = widen(from[i]);
+    widen_row((const uint16_t *)x + row * w, buffer, w);
     return buffer;
 }
 
@@ -56,9 +41,7 @@ static float *place_row(void *x, int64_t row, int32_t w, int32_t is_narrow, floa
 }
 
 static void round_row(const float *restrict buffer, void *x, int64_t row, int32_t w) {
-    uint16_t *restrict to = (uint16_t *)x + row * w;
-#pragma omp simd
-    for (int32_t i = 0; i < w; i++) to[i] = narrow(buffer[i]);
+    narrow_row(buffer, (uint16_t *)x + row * w, w);
 }
 
 /* ------------------------------------------------------------------------------- dropout */
