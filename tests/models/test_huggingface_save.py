@@ -131,6 +131,8 @@ BERT_GUESSES, BERT_CLASSES = (
 )
 ROBERTA_CLASSES = BERT | {"pooling": "first", "classifier_hidden": 16, "position_offset": 1}
 ROBERTA_CLASSES |= {"classifier_activation": "tanh"}
+UNUSED_REWEIGHT = {"merge": "reweight", "reweight_over": "sequence", "merge_when": "training"}
+"""At inference heads are concatenated, so that over what they were weighted does not matter."""
 T5: dict[str, Any] = {
     "position": "t5",
     "norm": "rms",
@@ -201,6 +203,7 @@ def test_generate_writes_what_our_search_writes(tmp_path: Path) -> None:
         (BERT_GUESSES, False, "BertForMaskedLM"),
         (BERT_GUESSES | {"token_types": 3, "lm_head_bias": True}, False, "BertForMaskedLM"),
         (BERT_GUESSES | {"position_offset": 1}, False, "RobertaForMaskedLM"),
+        (BERT_GUESSES | {"bias": False}, False, "BertForMaskedLM"),
     ],
 )
 def test_language_models(changes: dict[str, Any], causal: bool, name: str, tmp_path: Path) -> None:
@@ -211,6 +214,8 @@ def test_language_models(changes: dict[str, Any], causal: bool, name: str, tmp_p
     with torch.no_grad():
         found = back(tmp_path)(input_ids=ids, attention_mask=mask).logits
         assert torch.allclose(found[mask], model(ids, mask=mask)[mask], atol=SAME)
+        again, _ = huggingface.load(tmp_path)
+        assert torch.allclose(again(ids, mask=mask)[mask], found[mask], atol=SAME)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +223,7 @@ def test_language_models(changes: dict[str, Any], causal: bool, name: str, tmp_p
     [
         (BERT_CLASSES, "BertForSequenceClassification"),
         (BERT_CLASSES | {"bias": False}, "BertForSequenceClassification"),
+        (BERT_CLASSES | UNUSED_REWEIGHT, "BertForSequenceClassification"),
         (ROBERTA_CLASSES, "RobertaForSequenceClassification"),
     ],
 )
@@ -235,6 +241,8 @@ def test_classifiers(changes: dict[str, Any], name: str, tmp_path: Path) -> None
         mask = read["attention_mask"]
         found = theirs(input_ids=read["input_ids"], attention_mask=mask).logits
         assert torch.allclose(found, model(read["input_ids"], mask=mask.bool()), atol=SAME)
+        again, _ = huggingface.load(tmp_path)
+        assert torch.allclose(found, again(read["input_ids"], mask=mask.bool()), atol=SAME)
 
 
 # ------------------------------------------------------------------------------------- refused

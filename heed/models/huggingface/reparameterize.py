@@ -20,7 +20,7 @@ from torch import Tensor
 from heed.config import ModelConfig
 from heed.nn.initialization import position_scale, token_scale
 
-HAS_BIAS = re.compile(r"(?!.*\.[qk]_norm\.).*\.(qkv|q|kv|out|up|down|map|\w*norm)\.weight")
+HAS_BIAS = re.compile(r"(?!.*\.[qk]_norm\.).*\.(qkv|q|kv|out|up|down|\w*linear|\w*norm)\.weight")
 """Weights that have a bias beside them if `model.bias` is true."""
 WIDTH_COLUMNS = re.compile(r".*(qkv|\.q|kv|up|head\.own|table)\.weight")
 """Matrices [_, w]: their columns are the model width."""
@@ -177,7 +177,7 @@ def effective_config(task: str | None, config: ModelConfig) -> dict[str, Any]:
     unused_keys |= (
         {"cross_position"} if config.position in ("learned", "sinusoidal", "none") else set()
     )
-    unused_keys |= {"over"} if keys["merge"] != "reweight" else set()
+    unused_keys |= {"reweight_over"} if keys["merge"] != "reweight" else set()
     unused_keys |= {"classifier_activation"} if config.classifier_hidden is None else set()
     unused_keys |= NGRAM_KEYS - {"ngrams"} if config.ngrams == 1 else set()
     return {key: value for key, value in keys.items() if key not in unused_keys}
