@@ -220,8 +220,7 @@ def pack_stack(stack: Stack, weights: Int8Weights) -> PackedStack | None:
 
 def _is_plain_position(position: Position) -> bool:
     """Whether an encoding embeds, rotates or adds a bias that depends on positions alone."""
-    reads_weights = position.needs_weights or type(position).values is not Position.values
-    return not (reads_weights or position.bias_uses_query)
+    return not (position.needs_weights or position.bias_uses_query)
 
 
 def _is_plain(attention: nn.Module) -> bool:

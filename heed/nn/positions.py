@@ -24,18 +24,22 @@ from heed.nn.initialization import Embedding, position_scale, token_size
 
 @register
 class Position(nn.Module):
-    """The hooks. As it stands this is `none`: only a causal mask tells such a model of order."""
+    """The base class: four hooks, each a no-op.
+
+    As it stands this is `none`: only a causal mask tells such a model of order.
+    """
 
     name: ClassVar[str] = "none"
     per_layer: ClassVar[bool] = False
     """Whether every layer has its own parameters."""
     bias_uses_query: ClassVar[bool] = False
     """Whether the bias depends on the query, so that layers cannot share it."""
-    needs_weights: bool = False
+    needs_weights: bool
     """Whether the encoding reads the attention weights, which only `attend` returns."""
 
     def __init__(self, config: ModelConfig | None = None, *, causal: bool = False) -> None:
         super().__init__()
+        self.needs_weights = type(self).values is not Position.values
 
     @classmethod
     def complaint(cls, config: ModelConfig) -> str | None:

@@ -242,8 +242,9 @@ def _layer_positions(
 
 def _acts_in_attention(position: Position) -> bool:
     """Whether an encoding acts inside attention, and so could in cross-attention."""
-    kind = type(position)
-    return kind.rotate is not Position.rotate or kind.bias is not Position.bias
+    kind, none = type(position), Position
+    hooks = ((kind.rotate, none.rotate), (kind.bias, none.bias), (kind.values, none.values))
+    return any(own is not inherited for own, inherited in hooks)
 
 
 def _layer_cache(cache: Cache | None, name: str) -> LayerCache | None:

@@ -290,6 +290,33 @@ def test_an_eighth_encoding_decodes_with_a_cache(eighth: str) -> None:
     assert apart(model.trace(ids).logits, model(ids)) <= 1e-5
 
 
+class ValueTerm(Position):
+    """An encoding whose only hook is `values`: each key's position, as its head's values."""
+
+    name = "value_term"
+
+    def values(self, weights_bhnm: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Σ weight · position, in every dimension of a head."""
+        return weights_bhnm @ k_positions[:, None, :, None].to(weights_bhnm.dtype)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_values_hook_alone_acts_where_no_weights_are_asked_for(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(POSITIONS, "classes", dict(POSITIONS.classes))
+    heed.register(ValueTerm)
+    model = fresh(task, position=ValueTerm.name, cross_position=True)
+    ids = torch.stack(texts([7, 7]))
+    traced = model.trace(ids, ids) if isinstance(model, Translator) else model.trace(ids)
+    assert apart(answer(model, ids), traced.logits) <= 1e-5
+    plain = fresh(task)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert apart(answer(model, ids), answer(plain, ids)) > 1e-3
+    if isinstance(model, Translator):
+        assert isinstance(model.decoder.cross_position, ValueTerm)
+
+
 class ContentRotation(Position):
     """A rotation without a registered form, a bias that reads the query, parameters per layer."""
 
