@@ -180,6 +180,10 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Attention by the plain formula, with its weights and the position's value term."""
         q, k, v = heads.rotated()
+        dropout, edit = self._dropout(), self.head_edit
+        edits = edit is not None and edit.needs_weights
+        # Values and the position's value term are multiplied by the same weights: one dropout.
+        multiplies = edits or (position.needs_weights and dropout > 0.0)
         out_bhnd, weights_bhnm = attend(
             q,
             k,
@@ -187,13 +191,15 @@ class MultiHeadAttention(nn.Module):
             mask=context.visible(),
             bias=bias.dense(),
             scale=self.scale,
-            dropout=self._dropout(),
+            dropout=0.0 if multiplies else dropout,
         )
-        if self.head_edit is not None and self.head_edit.needs_weights:
-            weights_bhnm = self.head_edit.edit_weights(weights_bhnm, context)
-            v_bhmd = repeat_heads(v, self.heads)
-            out_bhnd = F.dropout(weights_bhnm, self._dropout(), self.training) @ v_bhmd
-        extra_bhnd = position.values(weights_bhnm, context.q_positions, context.k_positions)
+        if edit is not None and edits:
+            weights_bhnm = edit.edit_weights(weights_bhnm, context)
+        dropped_bhnm = weights_bhnm
+        if multiplies:
+            dropped_bhnm = F.dropout(weights_bhnm, dropout, training=dropout > 0.0)
+            out_bhnd = dropped_bhnm @ repeat_heads(v, self.heads)
+        extra_bhnd = position.values(dropped_bhnm, context.q_positions, context.k_positions)
         return out_bhnd if extra_bhnd is None else out_bhnd + extra_bhnd, weights_bhnm
 
     def _attend_fast(self, heads: Heads, bias: PositionBias, context: AttentionContext) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from support import POSITIONS, apart, perturb, tiny
@@ -241,6 +242,25 @@ def test_shaw_is_the_papers(with_values: bool) -> None:
     expected = layer.out(z.flatten(1))[None]
     assert apart(out, expected) <= 1e-5
     assert apart(traced, expected) <= 1e-5
+
+
+@given(seed=st.integers(0, 100), share=st.floats(0.1, 0.9))
+def test_shaws_values_and_value_vectors_lose_the_same_weights(seed: int, share: float) -> None:
+    """Dropout comes before both sums of equation 3, once."""
+    config = tiny(width=8, heads=2, shaw_values=True)
+    layer, position = MultiHeadAttention(8, 2, dropout=share), Shaw(config)
+    perturb(layer, seed=seed)
+    perturb(position, seed=seed)
+    assert position.value_vectors is not None
+    x, context = torch.randn(1, 6, 8), AttentionContext(line(6), line(6))
+    torch.manual_seed(seed)
+    out, weights = layer.train()(x, context, position, weights=True)
+    torch.manual_seed(seed)
+    dropped = F.dropout(weights, share)
+    v = layer.project(x, context, position).v_bgmd
+    extra = position.values(dropped, line(6), line(6))
+    assert extra is not None
+    assert apart(out, layer.out(layer.merge(dropped @ v + extra, None))) <= 1e-5
 
 
 def test_shaw_reads_the_query() -> None:
