@@ -187,6 +187,8 @@ def apply_overrides(tables: Mapping[str, Any], overrides: Sequence[str]) -> dict
                 for replaced in PRESETS.get(value, ()):
                     result[section].pop(replaced, None)
             result[section][name] = value
+        else:
+            raise ConfigError([f"{override!r} sets nothing: {section} is a key, not a section."])
     return result
 
 

@@ -282,6 +282,12 @@ def test_a_preset_and_a_key_that_contradicts_it() -> None:
         Recipe.of({"model": {"preset": ["marian"]}})
 
 
+@pytest.mark.parametrize("override", ["task.kind=x", "seed.foo=1"])
+def test_an_override_within_a_key_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match="is a key, not a section"):
+        apply_overrides({"task": "classify", "seed": 3}, [override])
+
+
 def test_an_override_of_the_preset_replaces_the_keys_of_the_recipe() -> None:
     tables = {"model": {"position": "rope", "layers": 3}}
     model = Recipe.of(apply_overrides(tables, ["model.preset=marian"])).model
