@@ -81,8 +81,6 @@ def from_weights(
 def count_minimum_parameters(task: str | None, config: ModelConfig, vocab: int) -> int:
     """A lower bound on the parameters of a model, from its sizes alone: nothing is built."""
     tables = vocab * (config.embedding_width or config.width)
-    if config.position == "learned":
-        tables += config.max_positions * config.width
     if config.ngrams > 1:
         tables += config.ngram_buckets * config.width
     layers = config.layers
@@ -90,6 +88,8 @@ def count_minimum_parameters(task: str | None, config: ModelConfig, vocab: int) 
         layers += config.decoder_layers or config.layers
     if config.family == "lstm":
         return tables + layers * 4 * config.width**2
+    if config.position == "learned":
+        tables += config.max_positions * config.width
     heads = 0 if config.kept_heads else config.heads  # a layer may have none
     attention = 2 * config.width * heads * config.resolved_head_width
     feed_forward = 2 * config.width * (config.feed_forward or 4 * config.width)

@@ -190,6 +190,12 @@ def test_weights_say_how_large_a_model_is(task: str, shape: str) -> None:
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
 
 
+def test_an_lstm_has_no_table_of_positions() -> None:
+    model = fresh("generate", family="lstm", position="learned", max_positions=2**16)
+    again = from_weights(model.state_dict(), "generate", model.config)
+    assert again.state_dict().keys() == model.state_dict().keys()
+
+
 @pytest.mark.parametrize("scale", [None, 1.0, 20.0])
 @pytest.mark.parametrize("shape", [POST, POST | {"lm_head_transform": True, "lm_head_bias": True}])
 @torch.no_grad()
