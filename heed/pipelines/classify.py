@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from heed.data.batching.padding import pad_sequences
@@ -22,7 +21,7 @@ from heed.decode import batch_plan
 from heed.errors import DataError, RunError
 from heed.files import to_json
 from heed.models import Classifier
-from heed.models.inference import nan_error
+from heed.models.inference import evaluating, nan_error
 from heed.pipelines.line_io import LineResult
 from heed.runs.labels import Classes
 
@@ -78,9 +77,10 @@ class ClassificationPipeline:
         self.sizes = batch_plan.StateSizes(bucketed=False)
 
     def make_batch_invariant(self) -> None:
-        """Give a text the same probabilities, whatever is classified beside it.
+        """Pad texts and batches to fixed sizes.
 
-        As in `heed.decode.search.Search`, this needs prepacked weights and a CPU.
+        On a CPU, with weights that the caller prepacked (`prepack_weights`), the probabilities of a
+        text then do not depend on what is classified beside it.
         """
         self.sizes = batch_plan.StateSizes(bucketed=False, fixed_lengths=True)
 
@@ -97,7 +97,7 @@ class ClassificationPipeline:
         inputs = [self._model_input(ids) for ids in encoded]
         logits_nk = np.empty((len(inputs), len(self.classes.names)))
         device = next(self.model.parameters()).device
-        with torch.inference_mode():
+        with evaluating(self.model):
             for length, rows in self._batches([*map(len, inputs)]):
                 padded = rows + rows[:1] * (self.sizes.slots(len(rows)) - len(rows))
                 pad = self.tokenizer.specials.pad

@@ -54,6 +54,14 @@ def test_a_classifier_reads_what_it_classifies(tokenizer: Tokenizer, max_length:
     assert apart(bare, trace.logits) > 1e-3
 
 
+def test_a_classifier_classifies_without_dropout(tokenizer: Tokenizer) -> None:
+    model = build("classify", tiny(dropout=0.5), vocab=tokenizer.vocab_size, classes=2)
+    assert isinstance(model, Classifier)
+    pipeline = ClassificationPipeline(model.train(), tokenizer, Classes(("a", "b")), max_length=64)
+    assert np.array_equal(pipeline.logits([TEXT]), pipeline.logits([TEXT]))
+    assert model.training
+
+
 def test_a_language_model_reads_what_it_scores(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     model = build("generate", tiny(layers=2), vocab=tokenizer.vocab_size)
