@@ -72,9 +72,10 @@ class Loader:
     def micro_batches(self, step: int) -> list[Batch]:
         """The batches of a step for all ranks; the last step of an epoch may have fewer."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        if self._plan[0] != epoch:
-            self._plan = (epoch, self.batches.plan(epoch))
-        plan = self._plan[1]
+        planned, plan = self._plan
+        if planned != epoch:
+            plan = self.batches.plan(epoch)
+            self._plan = epoch, plan
         first = place * self.accumulate
         numbers = range(first, min(first + self.accumulate, len(plan)))
         return [self.batches.batch(plan, i) for i in numbers]
