@@ -7,6 +7,8 @@ files are not worth the start of its workers. `-n 0` is one process, whatever is
 from __future__ import annotations
 
 import os
+import signal
+from types import FrameType
 
 import pytest
 import torch
@@ -23,7 +25,17 @@ __all__ = ["chromium", "files", "own_cache", "run", "text", "texts", "tiny_lab",
 MOST_WORKERS = 4
 """Each holds torch and a few small models."""
 
+
+def ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing when a signal comes."""
+
+
 torch.set_num_threads(1)
+# A job in a shell's background ignores Ctrl-C, and one under `nohup` a closed terminal. Commands
+# that tests start would inherit that: what has a handler here is the default in a new program.
+for ignored in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}:
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, ignore)
 # Tests have caches of their own. Kernels in C need not be compiled for each of them.
 os.environ.setdefault("HEED_KERNEL_CACHE", str(cache_root() / "kernels"))
 settings.register_profile(
