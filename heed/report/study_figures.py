@@ -260,6 +260,8 @@ def _tell_seeds_needed(pair: Pair) -> str:
         return "–"
     if pair.seeds_needed is not None:
         return str(pair.seeds_needed)
+    if pair.difference == 0:
+        return "–"
     return "more items" if pair.needs_items else f"> {MAX_SEEDS}"
 
 

@@ -7,7 +7,7 @@ where it stands out from what another seed and another test sample would have do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from math import isnan, sqrt
@@ -19,7 +19,7 @@ from heed.stats.distributions import student_t_quantile, student_t_tail
 from heed.stats.families import JudgedContrast, best_set, gaps_to_best, judge_family
 from heed.stats.intervals import Interval
 from heed.stats.permutation import SEED, RandomizationResult, exchange_items, permute_seeds
-from heed.stats.power import design_of, seeds_needed
+from heed.stats.power import ENDLESS_SEEDS, design_of, seeds_needed
 from heed.stats.variance import Metric, System, Variances, estimate_variances, merge_clusters
 
 ALPHA = 0.05
@@ -74,11 +74,14 @@ class Pair:
     item_exchange: RandomizationResult | None
     """The test of two single models over items, where either system has one run."""
     smallest_visible: float | None
-    """The smallest difference that this design shows in 80% of experiments."""
+    """The smallest difference that this design shows in 80% of experiments.
+
+    Not below half of the interval's width, which is what this experiment would have shown.
+    """
     seeds_needed: int | None
     """Seeds per system that would show the difference seen; None if 100 would not."""
     needs_items: bool
-    """Whether more test items would show it, where more seeds alone would not."""
+    """Whether no number of seeds would show it with these test items."""
 
     @property
     def compares_recipes(self) -> bool:
@@ -204,11 +207,12 @@ def _describe_pair(
         design = design_of(variances, a, b)
         # The level of one comparison that the family's critical value stands for.
         level = 2 * student_t_tail(judged.critical, judged.df)
-        visible = design.smallest_visible(level)
+        # Where variances are estimated badly, the design alone promises what the interval denies.
+        visible = max(design.smallest_visible(level), judged.critical * error)
         needed = seeds_needed(design, difference, alpha=level, least=MIN_SEEDS)
         if needed is None and difference != 0:
-            endless = replace(design, items=1000 * design.items)
-            needs_items = seeds_needed(endless, difference, alpha=level) is not None
+            limit = design.with_seeds(ENDLESS_SEEDS).smallest_visible(level)
+            needs_items = limit > abs(difference)
         spread = sqrt(float(np.mean([values_a.var(ddof=1), values_b.var(ddof=1)])))
         deviations = difference / spread if spread > 0 else None
     sign = 1 if metric.higher_is_better else -1

@@ -182,6 +182,8 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
         return ""
     smallest = format_score(pair.smallest_visible, metric)
     visible = f"In 8 of 10 cases these runs would show a difference of {smallest}. "
+    if pair.difference == 0:
+        return visible + "No difference was seen, which no number of seeds would show."
     if pair.seeds_needed is None:
         if pair.needs_items:
             return visible + "More seeds alone would not show the one seen: use more test items."
@@ -192,7 +194,7 @@ def _advice(pair: Pair, metric: SumMetric, minutes: float | None) -> str:
     each = max(pair.seeds_needed - min(pair.seeds), 1)
     return (
         visible + f"If the true one is as seen, about {each} more {_plural('seed', each)} each "
-        f"would show it: {more} {_plural('run', more)}{_duration(more, minutes)} in all."
+        f"would show it: {more} {_plural('run', more)}{_duration(more, minutes)}."
     )
 
 
@@ -207,12 +209,12 @@ def _two_models(pair: Pair, metric: SumMetric, minutes: float | None, interval: 
         f"{metric.difference_unit} as {models} score these test items ({interval}, "
         f"p {format_p(p, below_resolution=bound)}). Another "
         f"seed can change that: {more} more {_plural('run', more)} ({MIN_SEEDS} seeds "
-        f"each) would compare the recipes{_duration(more, minutes)} in all."
+        f"each{_duration(more, minutes)}) would compare the recipes."
     )
 
 
 def _duration(runs: int, minutes: float | None) -> str:
-    return "" if minutes is None else f", {format_minutes(runs * minutes)}"
+    return "" if minutes is None else f", {format_minutes(runs * minutes)} in all"
 
 
 def _plural(noun: str, count: int) -> str:

@@ -352,7 +352,7 @@ def _notes(
         )
     if whole.paired_seeds and (declaration is None or declaration.deviations):
         notes.append("Runs of one seed are pairs: valid only if declared before training.")
-    if any(pair.compares_recipes for pair in whole.pairs):
+    if any(max(pair.seeds) > 1 for pair in whole.pairs):
         pairing = "in pairs" if whole.paired_seeds else "not in pairs"
         notes.append(f"Interval and p: Student's t over seeds ({pairing}) and items together.")
     if len(whole.pairs) > 1:
@@ -365,14 +365,14 @@ def _notes(
                 "interval of each pair alone, which is not corrected for the other comparisons."
             )
     if len(groups) > 1:
-        notes += _declaration_notes(declaration)
+        notes += _declaration_notes(declaration, margin)
     settings = {str(sorted(one.settings.items())) for one in items.values()}
     if len(settings) > 1 and first.task != "generate":
         notes.append("The runs were evaluated with different settings (decoding, calibration).")
     return notes
 
 
-def _declaration_notes(declaration: Declaration | None) -> list[str]:
+def _declaration_notes(declaration: Declaration | None, margin: float | None) -> list[str]:
     """Whether the question was fixed before training, and what was not."""
     if declaration is None:
         return [
@@ -383,7 +383,10 @@ def _declaration_notes(declaration: Declaration | None) -> list[str]:
     if declaration.deviations:
         notes += [f"{EXPLORATORY}{deviation}" for deviation in declaration.deviations]
     else:
-        notes.append("Declared before training: the question, the metric, the set and the seeds.")
+        delta = "" if margin is None else "the margin, "
+        notes.append(
+            f"Declared before training: the question, the metric, {delta}the set and the seeds."
+        )
     return [*notes, *declaration.notes]
 
 

@@ -139,6 +139,15 @@ def test_a_baseline_makes_fewer_and_so_narrower_comparisons() -> None:
         assert pair.interval.high - pair.interval.low < wide[frozenset((pair.a, pair.b))]
 
 
+def test_a_difference_of_zero_asks_for_no_seeds() -> None:
+    """As runs have that differ in a key without effect."""
+    runs = np.random.default_rng(0).random((3, 40)) < np.array([[0.6], [0.7], [0.8]])
+    counts = np.stack([runs, np.ones_like(runs)], axis=-1).astype(float)
+    score = SumMetric("accuracy", lambda sums: sums[..., 0] / sums[..., 1])
+    [pair] = compare_systems([System("a", counts), System("b", counts)], score).pairs
+    assert "No difference was seen" in judge_pair(pair, score).sentence
+
+
 def test_identical_systems_differ_by_nothing() -> None:
     counts = one_recipe(np.random.default_rng(6), 3)
     [pair] = compare_systems([System("a", counts), System("b", counts)], SCORE).pairs

@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 
 from heed.stats.comparison import SumMetric, compare_systems
 from heed.stats.families import judge_family
-from heed.stats.power import Design, design_of, seeds_needed
+from heed.stats.power import ENDLESS_SEEDS, Design, design_of, seeds_needed
 from heed.stats.variance import estimate_variances
 
 
@@ -88,6 +88,33 @@ def test_more_seeds_alone_never_show_less_than_the_items_allow() -> None:
     plan = Design((0.01, 0.01), 4.0, (0.1, 0.1), (3, 3), 50)
     assert seeds_needed(plan, 0.01) is None
     assert seeds_needed(plan, 0.0) is None
+
+
+def test_many_seeds_are_no_reason_to_advise_more_items() -> None:
+    """A difference that 200 seeds would show, and 100 would not."""
+    plan = Design((1.0, 1.0), 0.0, (0.1, 0.1), (3, 3), 500)
+    difference = plan.with_seeds(200).smallest_visible()
+    assert seeds_needed(plan, difference) is None
+    assert plan.with_seeds(ENDLESS_SEEDS).smallest_visible() < difference / 10
+    few_items = Design((1.0, 1.0), 9.0, (0.1, 0.1), (3, 3), 20)
+    assert few_items.with_seeds(ENDLESS_SEEDS).smallest_visible() > 1.5
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(12, 80),
+    st.tuples(*[st.sampled_from([0.0, 0.2, 1.0, 5.0])] * 2, st.sampled_from([0.1, 1.0])),
+    st.integers(0, 999),
+)
+def test_no_more_is_promised_than_the_interval_shows(
+    seeds: int, items: int, variances: tuple[float, float, float], draw: int
+) -> None:
+    systems = Experiment(seeds, items, variances).draw(np.random.default_rng(draw))
+    [pair] = compare_systems(systems, SumMetric("points", mean_value)).pairs
+    assert pair.smallest_visible is not None
+    assert pair.smallest_visible >= (pair.interval.high - pair.interval.low) / 2.0001
+    if pair.needs_items:
+        assert pair.seeds_needed is None
 
 
 def test_the_advice_depends_on_what_is_in_the_way() -> None:

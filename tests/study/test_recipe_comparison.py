@@ -109,7 +109,7 @@ def test_a_planted_change_is_found_with_three_seeds(task: str) -> None:
 def test_one_run_each_is_two_models_only(task: str) -> None:
     comparison = compare_runs(make_runs({"none": 0.4, "rope": 0.9}, 1, task=task))
     assert verdict(comparison) is Verdict.TWO_MODELS
-    assert "4 more runs (3 seeds each)" in comparison.sentences[0]
+    assert "4 more runs (3 seeds each, about" in comparison.sentences[0]
     assert "about 20 minutes" in comparison.sentences[0]
 
 
