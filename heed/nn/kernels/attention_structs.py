@@ -10,6 +10,7 @@ from ctypes import Structure, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from heed.nn.kernels.availability import on_cpu
 from heed.nn.kernels.short_attention import mask_tensors
 from heed.nn.masks import Mask
 
@@ -38,6 +39,8 @@ class PerTokenStruct(Structure):
 
 def are_heads(q_bhnd: Tensor, k_bgmd: Tensor, v_bgmd: Tensor) -> bool:
     """Whether C can read these as the heads of one attention: it neither broadcasts nor checks."""
+    if not (on_cpu(q_bhnd) and on_cpu(k_bgmd) and on_cpu(v_bgmd)):
+        return False
     (b, h, _, d), g, m = q_bhnd.shape, k_bgmd.shape[1], k_bgmd.shape[2]
     if min(q_bhnd.numel(), k_bgmd.numel()) == 0 or h % g:
         return False
@@ -56,6 +59,8 @@ def mask_rows(mask: Mask | None, b: int, n: int, m: int) -> list[Tensor | None]:
 
 def token_rows(x_bn: Tensor, b: int, n: int) -> Tensor:
     """One row of n adjacent numbers for each sequence; an error where there are not as many."""
+    if x_bn.device.type != "cpu":
+        raise ValueError(f"A mask or positions on {x_bn.device}, for heads on the CPU.")
     return x_bn.expand(-1, n).contiguous().expand(b, -1)
 
 

@@ -53,7 +53,7 @@ def chunk_cross_entropy(
     (rows, v), targets_r = logits_rv.shape, targets_r.long().contiguous()
     threads = torch.get_num_threads() if logits_rv.numel() >= MIN_NUMBERS else 1
     is_narrow = logits_rv.dtype == torch.bfloat16
-    buffer_tv = torch.empty(threads, v) if is_narrow else None
+    buffer_tv = logits_rv.new_empty(threads, v, dtype=torch.float32) if is_narrow else None
     outside = library.chunk_cross_entropy(
         logits_rv.data_ptr(),
         logits_rv.stride(0),

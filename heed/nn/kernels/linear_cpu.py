@@ -25,7 +25,7 @@ def serves(x: Tensor, weight_fw: Tensor, bias_f: Tensor | None) -> bool:
         return False
     if not all(on_cpu(part) and part.is_contiguous() for part in parts[1:]):
         return False
-    fits = not any(size % LANES for size in weight_fw.shape)
+    fits = x.shape[-1] == weight_fw.shape[1] and not any(size % LANES for size in weight_fw.shape)
     return fits and min(x.numel(), weight_fw.numel()) > 0 and load_kernel() is not None
 
 

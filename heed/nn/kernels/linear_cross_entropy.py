@@ -63,6 +63,8 @@ def linear_cross_entropy(
     """
     if targets_n.shape != x_nw.shape[:1]:
         raise ValueError(f"{len(x_nw)} rows, but targets {list(targets_n.shape)}")
+    if bias_v is not None and bias_v.shape != weight_vw.shape[:1]:
+        raise ValueError(f"A bias {list(bias_v.shape)} for a vocabulary of {len(weight_vw)}")
     x_nw = x_nw.to(_product_dtype(x_nw))
     tensors = (x_nw, weight_vw, bias_v)
     needs_grad = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]

@@ -62,13 +62,20 @@ def multiply(
 ) -> Tensor:
     """a b + bias [i, j], of a and b with any strides; with `adds`, `out` + a b.
 
-    The result is written to `out`, if there is one; the numbers of its rows are adjacent.
+    The result is written to `out`, if there is one; the numbers of its rows are adjacent. C checks
+    nothing, so that shapes are checked here.
     """
     library = load_kernel()
     if library is None:
         raise RuntimeError("The matrix product in C is not compiled.")
     (rows, inner), columns = a_ir.shape, b_rj.shape[1]
     out_ij = a_ir.new_empty(rows, columns) if out is None else out
+    if len(b_rj) != inner or out_ij.shape != (rows, columns) or out_ij.stride(1) != 1:
+        raise ValueError(f"{[*a_ir.shape]} times {[*b_rj.shape]} is not {[*out_ij.shape]}.")
+    if bias_j is not None:
+        if adds:
+            raise ValueError("A product is added to a result without a bias.")
+        bias_j = bias_j.expand(columns).contiguous()
     bias = None if bias_j is None else bias_j.data_ptr()
     pointers = a_ir.data_ptr(), b_rj.data_ptr(), bias, out_ij.data_ptr()
     strides = *a_ir.stride(), *b_rj.stride(), out_ij.stride(0)

@@ -88,6 +88,20 @@ def test_of_bfloat16_only_the_gradient_is_rounded(
     assert torch.equal(d, wide_d.bfloat16())
 
 
+def test_torchs_default_dtype_changes_nothing() -> None:
+    logits, targets = inputs(12, 300)
+    expected = compiled(logits.bfloat16(), targets)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        losses, correct = torch.empty(12, dtype=torch.float32), torch.empty(12, dtype=torch.int32)
+        kernel = kernels.load_kernel()
+        assert kernel is not None
+        d = kernel(logits.bfloat16(), targets, losses, correct, IGNORED, 0.0, True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, (losses, correct, d), expected))
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_large_vocabulary_is_summed_exactly(smoothing: float) -> None:
     logits, targets = inputs(16, 50_257, ignored=0.0)
@@ -182,11 +196,14 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", kernels.DTYPES)
 def test_results_are_the_same_with_any_number_of_threads(dtype: torch.dtype) -> None:
-    logits, targets = inputs(33, 211)
+    """With so many rows that threads work at once."""
+    logits, targets = inputs(600, 1511)
     logits = logits.to(dtype)
-    both = compiled(logits, targets, 0.1)
+    several = [compiled(logits, targets, 0.1) for _ in range(5)]
     torch.set_num_threads(1)
-    assert all(map(torch.equal, both, compiled(logits, targets, 0.1)))
+    alone = compiled(logits, targets, 0.1)
+    for results in several:
+        assert all(map(torch.equal, results, alone))
 
 
 def test_rows_depend_on_no_neighbours() -> None:

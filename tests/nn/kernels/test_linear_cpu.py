@@ -57,6 +57,11 @@ def test_gradients_and_inputs_may_have_any_strides() -> None:
     torch.testing.assert_close(found, layer.weight.sum(dim=0).expand_as(x))
 
 
+def test_an_input_of_another_width_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        Linear(32, 64)(draw(20, 48))
+
+
 @pytest.mark.parametrize("changes", ["width", "double", "autocast", "strided", "library"])
 def test_other_layers_are_torchs(changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = Linear(16, 24 if changes == "width" else 32), draw(3, 16)

@@ -17,7 +17,9 @@ from heed.nn.kernels.linear_cross_entropy import chunk_rows, linear_cross_entrop
 
 IGNORED = -100
 SMOOTHINGS = st.sampled_from([0.0, 0.1, 0.5, 0.9])
-SIZES = st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 24))
+WIDTHS = st.sampled_from([1, 3, 8, 16, 20, 48])
+"""From 16 on, an AMD CPU multiplies in C."""
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 70), WIDTHS)
 """Rows, vocabulary, width."""
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -83,6 +85,22 @@ def test_it_is_cross_entropy_of_a_linear_map(
     # A gradient may be nothing but rounding, where the answer is all but sure.
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
     assert (found[0][targets == IGNORED] == 0).all()
+
+
+@pytest.mark.parametrize("v", [33, 70])
+@pytest.mark.parametrize("w", [16, 48])
+def test_every_chunk_counts_in_the_gradient_of_the_weights(w: int, v: int) -> None:
+    x, weight, bias, targets = inputs(40, v, w)
+    total, _ = linear_cross_entropy(x, weight, targets, bias_v=bias, max_logits=9 * v)
+    expected, _ = plainly(x, weight, bias, targets)
+    leaves = x, weight, bias
+    assert all_apart(gradients(total, *leaves), gradients(expected, *leaves)) <= 1e-5
+
+
+def test_a_bias_of_another_size_is_an_error() -> None:
+    x, weight, bias, targets = inputs(5, 70, 16)
+    with pytest.raises(ValueError, match=r"bias \[40\] for a vocabulary of 70"):
+        linear_cross_entropy(x, weight, targets, bias_v=bias[:40])
 
 
 @given(SMOOTHINGS, st.booleans())

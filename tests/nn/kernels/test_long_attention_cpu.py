@@ -241,6 +241,15 @@ def test_a_second_derivative_is_refused_not_wrong() -> None:
 
 
 @needs_kernel
+def test_c_reads_no_memory_of_another_device() -> None:
+    q, elsewhere = draw(1, 2, 140, 8), torch.empty(1, 2, 140, 8, device="meta")
+    assert not long_attention_cpu.fits_long_cpu(q, elsewhere, elsewhere)
+    mask = Mask(140, 140, q.device, real_bm=torch.ones(1, 140, dtype=torch.bool, device="meta"))
+    with pytest.raises(ValueError, match="on meta"):
+        attend_long_cpu(q, q, q, mask=mask)
+
+
+@needs_kernel
 def test_gradients_of_one_linear_layer_lie_together() -> None:
     packed = draw(2, 140, 3 * 2 * 16).requires_grad_()
     q, k, v = dispatch.split_heads(packed, (2, 2, 2), 16)

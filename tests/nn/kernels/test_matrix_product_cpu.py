@@ -49,6 +49,27 @@ def test_it_is_the_product(
 
 
 @needs_kernel
+@pytest.mark.parametrize(
+    ("b_size", "bias_size", "out_size"),
+    [((48, 64), None, None), ((16, 64), None, None), ((32, 64), 40, None), ((32, 64), None, 16)],
+)
+def test_sizes_that_do_not_fit_are_an_error(
+    b_size: tuple[int, int], bias_size: int | None, out_size: int | None
+) -> None:
+    bias = None if bias_size is None else draw(bias_size)
+    out = None if out_size is None else draw(5, out_size)
+    with pytest.raises((ValueError, RuntimeError)):
+        multiply(draw(5, 32), draw(*b_size), bias, out=out)
+
+
+@needs_kernel
+def test_a_bias_may_have_any_stride() -> None:
+    a, b, bias = draw(5, 32), draw(32, 64), draw(128, seed=2)
+    assert apart(multiply(a, b, bias[::2]), a @ b + bias[::2]) <= ROUNDING
+    assert apart(multiply(a, b, bias[:1].expand(64)), a @ b + bias[0]) <= ROUNDING
+
+
+@needs_kernel
 @given(**sizes, turned=st.tuples(st.booleans(), st.booleans()), adds=st.booleans())
 def test_it_writes_or_adds_to_rows_of_a_larger_matrix(
     rows: int, inner: int, columns: int, turned: tuple[bool, bool], adds: bool
