@@ -55,7 +55,7 @@ def build_step(
     bf16: bool,
     say: Say,
 ) -> Step:
-    """The step of a recipe; with `auto`, the launch mode that finishes training first.
+    """The step of a recipe; `auto` takes CUDA graphs on one GPU, else eager steps.
 
     `objective` is replicated or sharded where there are several ranks.
     """
