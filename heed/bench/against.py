@@ -120,7 +120,7 @@ def halve_batches(workload: Workload) -> Workload:
         halves = []
         for batch in step:
             rows = max(1, len(batch.ids) // 2)
-            tensors = {n: t[:rows] for n, t in batch.tensors().items() if len(t) == len(batch.ids)}
+            tensors = {name: t[:rows] for name, t in batch.row_tensors().items()}
             count = int((tensors["targets"] >= 0).sum())
             halves.append(batch.with_tensors(tensors, count=count, rows=batch.rows[:rows]))
         steps.append(halves)
