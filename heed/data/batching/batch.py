@@ -66,8 +66,8 @@ class Batch:
         return self.with_tensors(moved)
 
     @property
-    def tokens(self) -> int:
-        """Cells of the batch, padding included."""
+    def cells(self) -> int:
+        """Cells of the batch, source and target, padding included."""
         return self.ids.numel() + (0 if self.source is None else self.source.numel())
 
     def count_real_tokens(self) -> int:
