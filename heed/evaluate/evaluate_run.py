@@ -21,6 +21,7 @@ from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import classify, generate, translate
 from heed.evaluate.held_out_set import (
     HeldOutSet,
+    find_parts,
     find_set,
     find_training_text,
     reserved_names,
@@ -116,10 +117,7 @@ def _evaluate(
     if not records:
         raise DataError("there is nothing to evaluate on.", where=", ".join(held_out.corpus.paths))
     seen = seen_in_train(held_out, records, train)
-    clean = [] if seen is None else [i for i, known in enumerate(seen) if not known]
-    parts: list[Sequence[int]] = [range(len(records))]
-    if 0 < len(clean) < len(records):
-        parts.append(clean)
+    clean, parts = find_parts(seen, len(records))
     job = Job(
         run=run,
         model=model,

@@ -100,6 +100,10 @@ class Job:
     """Functions that write to the run folder. They run last, because the folder may not be
     writable; and they get this job again, because another evaluation may have taken its name."""
 
+    def in_train_cell(self, row: int) -> str:
+        """Whether a text also occurs in train, as a cell of a table: yes, no or unknown (empty)."""
+        return "" if self.seen is None else "yes" if self.seen[row] else "no"
+
     def save_items(
         self,
         columns: Mapping[str, Floats],
