@@ -28,7 +28,7 @@ from heed.evaluate.held_out_set import (
     seen_in_train,
 )
 from heed.evaluate.item_groups import find_groups
-from heed.evaluate.job import Job, Notify, Options
+from heed.evaluate.job import Job, Options
 from heed.models import LanguageModel
 from heed.runs import results_file
 from heed.runs.best_weights import describe_weights
@@ -37,6 +37,7 @@ from heed.runs.load import load_run
 from heed.runs.results_file import Result
 from heed.runs.run import Run
 from heed.runs.weight_files import BEST_WEIGHTS
+from heed.terminal import Say
 from heed.train.prepare.setup import build_batches
 from heed.train.validate import validate
 
@@ -55,7 +56,7 @@ def evaluate_run(
     options: Options,
     *,
     device: str,
-    notify: Notify,
+    notify: Say,
     on_result: Callable[[Result], None] | None = None,
 ) -> Result:
     """Score a run on a set, save the result in the run folder, then pass it to `on_result`.
@@ -88,7 +89,7 @@ def score_texts(folders: Sequence[Path], options: Options, *, device: str) -> Re
 
 
 def _evaluate(
-    folder: Path, options: Options, *, device: str, notify: Notify
+    folder: Path, options: Options, *, device: str, notify: Say
 ) -> tuple[Result, Callable[[], None]]:
     """The result, and the function that saves it."""
     run = Run.open(folder)
@@ -203,7 +204,7 @@ def _check_options(folder: Path, task: str, options: Options) -> None:
 
 
 def _with_unique_name(
-    held_out: HeldOutSet, stored: dict[str, Result], reserved: set[str], notify: Notify
+    held_out: HeldOutSet, stored: dict[str, Result], reserved: set[str], notify: Say
 ) -> HeldOutSet:
     """The set under a name that no other text has in this run."""
     name, files = held_out.name, held_out.corpus.paths

@@ -23,6 +23,7 @@ from heed.models import Model, Translator
 from heed.models.build import describe_model
 from heed.nn.lora import merge_adapters
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train import checkpoint, precompile
 from heed.train.build_loop import build_loop
 from heed.train.distributed.torchrun import is_torchrun, rank0_error_only
@@ -31,7 +32,6 @@ from heed.train.optimizers.build import describe_rates
 from heed.train.out_of_memory import oom_guard
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import (
-    Say,
     TrainingSetup,
     prepare,
     validate_recipe,

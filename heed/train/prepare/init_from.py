@@ -8,7 +8,7 @@ Hugging Face readers are imported where they are used: training from scratch nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from heed.nn import lora
 from heed.runs.labels import Classes
 from heed.runs.load import load_tokenizer, read_final_weights
 from heed.runs.run import Run
+from heed.terminal import Say
 
-Say = Callable[[str], None]
 TABLE = "embedding.table.weight"
 
 

@@ -26,6 +26,7 @@ from heed.errors import ConfigError, DataError
 from heed.models import Classifier, Model, build
 from heed.runs.labels import Classes
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train import checkpoint
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.precompile import compiling_ahead
@@ -46,7 +47,6 @@ from heed.train.prepare.run_tokenizer import get_tokenizer
 from heed.train.prepare.text_cache import open_stores, open_tokenizer_text
 from heed.train.validate import Pair, sentence_pairs
 
-Say = Callable[[str], None]
 Stage = Callable[[str], AbstractContextManager[None]]
 """Marks a named stage of preparation, as `with stage("tokenizer"):`. Benchmarks time them."""
 TODO = {
