@@ -8,6 +8,7 @@ from typing import Any
 from heed.stats.verdicts import MAX_PLAIN, format_p
 
 Result = Mapping[str, Any]
+"""The result of an evaluation, or a part of it, as JSON values that tables only read."""
 
 
 def format_interval(interval: Result, form: str = "{:.2f}", metric: str | None = "bleu") -> str:

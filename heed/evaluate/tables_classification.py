@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from heed.evaluate.table_cells import (
+    Result,
     format_difference,
     format_interval,
     format_paired_p,
@@ -17,7 +17,6 @@ from heed.evaluate.table_cells import (
 )
 from heed.terminal import build_note, build_table
 
-Result = Mapping[str, Any]
 MAX_CLASSES = 12
 """Largest number of classes for which the confusion matrix fits the terminal."""
 IF_PERFECT = "calibration_error_if_perfect"

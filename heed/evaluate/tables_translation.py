@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heed.evaluate.table_cells import format_difference, format_interval, format_paired_p
+from heed.evaluate.table_cells import Result, format_difference, format_interval, format_paired_p
 from heed.terminal import build_grid, build_note, build_table
 
-Result = Mapping[str, Any]
 SACREBLEU_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 NLTK = "nltk_mean_sentence_bleu"
 LENGTH_TITLE = "BLEU by source length"

@@ -10,6 +10,7 @@ import numpy as np
 
 from heed.errors import HeedError
 from heed.evaluate.table_cells import (
+    Result,
     format_difference,
     format_interval,
     format_paired_p,
@@ -31,7 +32,6 @@ from heed.report.line_charts import Series, line_chart
 from heed.report.row_charts import Row, histogram, interval_plot
 from heed.report.run_content import RunContent
 
-Result = Mapping[str, Any]
 HEADLINES = {
     "translate": ("bleu", "chrf", "ter"),
     "classify": ("accuracy", "macro_f1"),
