@@ -120,7 +120,7 @@ def _format_metric(result: Result, key: str, form: str) -> str:
     if key == IF_PERFECT:
         return format_perfect_error(result[key])
     interval, text = result["interval"].get(key), form.format(result[key])
-    return f"{text}  {format_interval(interval, form, None)}" if interval else text
+    return f"{text}  {format_interval(interval, form)}" if interval else text
 
 
 def format_perfect_error(error: Result) -> str:

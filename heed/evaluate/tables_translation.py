@@ -83,8 +83,9 @@ def _build_length_table(systems: Mapping[str, Result]) -> Table:
         (system,) = systems.values()
         table = build_table("words in the source", "texts", *systems, title=LENGTH_TITLE)
         for words, count, part in zip(ranges, texts, system["by_source_length"], strict=True):
-            interval = f"  {format_interval(part['interval'])}" if "interval" in part else ""
-            table.add_row(words, count, f"{part['bleu']:.2f}{interval}")
+            interval = part.get("interval")
+            bounds = f"  {format_interval(interval, metric='bleu')}" if interval else ""
+            table.add_row(words, count, f"{part['bleu']:.2f}{bounds}")
         return table
     headers = [f"{w} words\n{n} texts" for w, n in zip(ranges, texts, strict=True)]
     table = build_table(

@@ -224,7 +224,7 @@ def _render_lengths(anchor: str, name: str, result: Result) -> Iterator[Block]:
         low, high = part["words"]
         words = str(low) if low == high else f"{low} to {high}"
         interval = part.get("interval")
-        bounds = format_interval(interval) if interval else "–"
+        bounds = format_interval(interval, metric="bleu") if interval else "–"
         cells = [words, f"{part['texts']:,}", f"{part['bleu']:.2f}"]
         rows.append([*cells, bounds] if has_intervals else cells)
         low, high = (interval[end] for end in ("low", "high")) if interval else (None, None)
