@@ -145,20 +145,20 @@ def prepare(
     if not recipe.train.evaluate_train:
         sets.pop("train")
     return TrainingSetup(
-        recipe,
-        device,
-        wants_bf16(recipe.train.precision, device),
-        tokenizer,
-        classes.names,
-        model,
-        train,
-        sets,
-        {name: corpus.fingerprint() for name, corpus in corpora.items()},
-        world,
-        _read_pairs(corpora, sets) if recipe.train.evaluate_bleu else {},
-        has_checkpoints,
-        class_weights,
-        new_parts,
+        recipe=recipe,
+        device=device,
+        bf16=wants_bf16(recipe.train.precision, device),
+        tokenizer=tokenizer,
+        classes=classes.names,
+        model=model,
+        train=train,
+        sets=sets,
+        data_hashes={name: corpus.fingerprint() for name, corpus in corpora.items()},
+        world=world,
+        pairs=_read_pairs(corpora, sets) if recipe.train.evaluate_bleu else {},
+        has_checkpoints=has_checkpoints,
+        class_weights=class_weights,
+        new_parts=new_parts,
     )
 
 
