@@ -238,8 +238,13 @@ def freeze_and_adapt(model: Model, init: InitConfig, new: Sequence[str], say: Sa
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in fresh or not _is_frozen(layers[name], init.freeze))
     if init.lora is not None:
-        but = {*fresh.values()}
-        lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_targets, but=but)
+        lora.adapt(
+            model,
+            rank=init.lora,
+            alpha=init.lora_alpha,
+            targets=init.lora_targets,
+            exclude={*fresh.values()},
+        )
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     trained, total = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     say(f"Training {trained:,} of {total:,} parameters.")
