@@ -43,12 +43,12 @@ from heed.train.validate import validate
 
 WHOLE_SET_ONLY = ("best", "worst", "decode", "calibration", "sets")
 """Keys that are reported for the whole set, not for its clean part."""
-TASKS = {
+EVALUATORS = {
     "translate": translate.evaluate_parts,
     "classify": classify.evaluate_parts,
     "generate": generate.evaluate_parts,
 }
-"""For each task, the metrics of every part of a set beside loss and accuracy."""
+"""For each task, what computes the metrics of every part of a set, beside loss and accuracy."""
 
 
 def evaluate_run(
@@ -136,7 +136,7 @@ def _evaluate(
         name_suffix=suffix,
         checkpoint=weights,
     )
-    part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
+    part_results = [a | b for a, b in zip(_losses(job), EVALUATORS[recipe.task](job), strict=True)]
     whole, clean_part = part_results[0], part_results[-1]
     result = {
         "run": options.run_name or str(folder),

@@ -38,7 +38,7 @@ from heed.train.prepare.setup import (
 )
 from heed.train.progress import format_duration
 from heed.train.run import describe_training, warn_of_long_warmup
-from heed.train.validate import Pair, greedy_bleu, validate
+from heed.train.validate import SentencePair, greedy_bleu, validate
 
 TIMED_STEPS = 5
 """Steps that are timed, after one to warm up."""
@@ -206,7 +206,7 @@ def _time_loss(loop: Loop, model: Model, batches: BucketedBatches) -> float:
     return _time(partial(evaluate, timed), setup.device) * count / max(1, timed)
 
 
-def _time_bleu(setup: TrainingSetup, model: Translator, pairs: list[Pair]) -> float:
+def _time_bleu(setup: TrainingSetup, model: Translator, pairs: list[SentencePair]) -> float:
     """Seconds of the greedy BLEU of a set, from some of its sentences, evenly chosen."""
     some = pairs[:: max(1, len(pairs) // count_timed_texts(setup.device))]
     if not some:
