@@ -39,7 +39,7 @@ EvaluationHook = Callable[[int, int, Scores], None]
 
 
 class Recorder:
-    """Records one run."""
+    """Writes a run's metrics, evaluations, best weights and checkpoints."""
 
     def __init__(self, setup: TrainingSetup, state: State, run: Run, loader: Loader) -> None:
         self.setup, self.state, self.run, self.loader = setup, state, run, loader
