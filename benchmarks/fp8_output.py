@@ -93,7 +93,7 @@ def train(
         set_lr(optimizer, LR, min(1.0, number / WARMUP))
         step([batch])
         if number % WINDOW == 0:
-            loss = state.counters.means(RECENT)["loss"]
+            loss = state.counters.take_means(RECENT)["loss"]
             losses.append(float("nan") if loss is None else loss)
     seconds, name = time.perf_counter() - began, "fp8" if fp8_output else "bf16"
     print(f"seed {seed}, {name}: loss {losses[-1]:.4f}, {seconds:.1f} s", flush=True)

@@ -50,8 +50,9 @@ def step(name: str, model_config: ModelConfig, device: str) -> tuple[Callable[[]
 
     def run() -> None:
         with ExitStack() as stack:
-            for module in (custom, fused_adamw) if name.startswith(PLAIN) else ():
-                stack.enter_context(patch.object(module, "can_fuse", return_value=False))
+            if name.startswith(PLAIN):
+                stack.enter_context(patch.object(custom, "can_fuse_matrices", return_value=False))
+                stack.enter_context(patch.object(fused_adamw, "can_fuse", return_value=False))
             step_optimizer(optimizer, divisor, finite)
 
     parameters = sum(parameter.numel() for parameter in model.parameters())

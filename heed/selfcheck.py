@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from heed.device import wants_bf16
 from heed.models import LanguageModel, build
 from heed.nn.cache import Cache
 from heed.runs.run import Run
-from heed.terminal import build_table
+from heed.terminal import Say, build_table
 from heed.train.execution.choose import cpp_compiler
 
 VOCAB, LENGTH, ROWS = 50, 24, 3
@@ -49,7 +49,7 @@ class Check:
         return self.deviation <= self.allowed
 
 
-def run_checks(say: Callable[[str], None]) -> list[Check]:
+def run_checks(say: Say) -> list[Check]:
     """Run every check on every available device."""
     for line in describe_machine():
         say(line)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from heed.errors import make_printable
+
+Say = Callable[[str], None]
+"""A function that shows the user a line of text."""
 
 
 class PlainConsole(Console):

@@ -157,7 +157,7 @@ def test_a_full_batch_keeps_its_tokens_and_has_no_padding() -> None:
 @pytest.mark.parametrize("setting", [*settings_for(CPU), with_small_batch(SMALL_MT), SPEEDY])
 def test_a_standard_batch_is_real_through_and_through(setting: Setting) -> None:
     batch = setting.batch(CPU)
-    assert batch.tokens == setting.tokens
+    assert batch.cells == setting.tokens
     assert batch.mask.all()
     assert batch.count == setting.shape.batch_size * setting.shape.length
     assert len(batch.ids.unique()) > 1

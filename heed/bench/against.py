@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from heed.config import Recipe
 from heed.device import wants_bf16
 from heed.errors import ConfigError
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train.loader import Loader
 from heed.train.prepare.setup import prepare, validate_recipe
 
-Say = Callable[[str], None]
 CPU = torch.device("cpu")
 STEPS = 8
 """Training steps of a recipe on which systems are compared, unless named otherwise."""
@@ -120,7 +120,7 @@ def halve_batches(workload: Workload) -> Workload:
         halves = []
         for batch in step:
             rows = max(1, len(batch.ids) // 2)
-            tensors = {n: t[:rows] for n, t in batch.tensors().items() if len(t) == len(batch.ids)}
+            tensors = {name: t[:rows] for name, t in batch.row_tensors().items()}
             count = int((tensors["targets"] >= 0).sum())
             halves.append(batch.with_tensors(tensors, count=count, rows=batch.rows[:rows]))
         steps.append(halves)

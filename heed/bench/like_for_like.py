@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,8 +27,8 @@ from heed.bench.system_worker import Worker, worker_process
 from heed.bench.timing import LARGE, WALL
 from heed.bench.workload import Workload
 from heed.plugins import used_plugins
+from heed.terminal import Say
 
-Say = Callable[[str], None]
 COMMAND = (sys.executable, "-P", "-m", "heed.bench.system_process")
 """The process of one system."""
 TURNS = 5

@@ -8,7 +8,7 @@ cost of padding and of varied lengths.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from heed.data.tokenizers.special_tokens import EOS
 from heed.device import choose_device, peak_memory
 from heed.models import Translator
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train import precompile
 from heed.train.build_loop import build_loop
 from heed.train.loop import Loop
@@ -41,7 +42,6 @@ from heed.train.out_of_memory import oom_guard
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import TrainingSetup, prepare, validate_recipe
 
-Say = Callable[[str], None]
 FOREVER = 1 << 30
 DECODED = {"cuda": 256, "cpu": 32}
 """Sentences translated to measure decoding, by device."""

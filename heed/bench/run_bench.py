@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,9 +18,9 @@ from heed.bench.startup import Startup
 from heed.device import choose_device
 from heed.errors import ConfigError
 from heed.runs.environment import describe_environment
+from heed.terminal import Say
 from heed.train import resolve as training
 
-Say = Callable[[str], None]
 Measured = tuple[dict[str, Any], RenderableType]
 """The figures as JSON, and as tables for the terminal."""
 Named = tuple[

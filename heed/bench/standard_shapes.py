@@ -21,7 +21,6 @@ from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, OptimizerSettings, build_optimizer, set_lr
 from heed.train.state import State
 
-Say = Callable[[str], None]
 MANY = 10_000
 """Steps that a run of a standard shape is assumed to have, for the choice of execution."""
 TURN = 0.2

@@ -87,7 +87,7 @@ class Workload:
             shape = shapes[0]
             sides = f"{shape.source_length}→" if shape.source_length else ""
             return f"{shape.batch_size} texts of {sides}{shape.length} tokens"
-        cells = sum(batch.tokens for batch in self.batches)
+        cells = sum(batch.cells for batch in self.batches)
         return (
             f"{len(self.batches)} batches of {len(shapes)} shapes, {self.tokens:,} tokens, "
             f"{1 - self.tokens / cells:.0%} padding"

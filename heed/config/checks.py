@@ -29,7 +29,7 @@ TASK_OF_KEY = {
     "train.token_dropout": "classify",
 }
 """Keys that only one task reads. With another task they must have their default value."""
-METRICS = ("loss", "perplexity", "accuracy")
+VALIDATION_METRICS = ("loss", "perplexity", "accuracy")
 """Metrics of every evaluated set."""
 CHARACTER_TOKENIZERS = ("char", "byte")
 """Tokenizers whose tokens are smaller than words."""
@@ -77,7 +77,7 @@ def find_unknown_metric(
     metric: str, sets: Collection[str], translated: Collection[str]
 ) -> Iterator[str]:
     """An error where `train.best_metric` names no metric of these sets; `translated` have BLEU."""
-    known = [LAST, *(f"{name}/{each}" for name in sets for each in METRICS)]
+    known = [LAST, *(f"{name}/{each}" for name in sets for each in VALIDATION_METRICS)]
     known += [f"{name}/bleu" for name in translated]
     if metric not in known:
         options, hint = ", ".join(known), nearest(metric, known)

@@ -156,7 +156,8 @@ class TrainConfig(Section):
     them: faster, less exact (docs/speed.md). Elsewhere the layer keeps the run's precision."""
     execution: Literal["auto", "eager", "graphs", "compile"] = "auto"
     """How steps are executed: eagerly, as captured CUDA graphs, or with blocks compiled by
-    torch.compile (on a GPU then captured). Auto chooses what finishes first."""
+    torch.compile (on a GPU then captured). Auto: CUDA graphs on a GPU, unless the steps are too few
+    or there are several ranks; else eager."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several ranks (torchrun) share the model: replicated (DDP) or sharded (FSDP)."""
     deterministic: bool = False
@@ -174,7 +175,8 @@ class TrainConfig(Section):
     evaluate_batches: Count | None = None
     """Maximum batches of each set at an evaluation."""
     patience: Count | None = None
-    """Early stopping: stop after this many evaluations without improvement."""
+    """Early stopping: stop after this many evaluations without improvement; without effect with
+    best_metric = 'last'."""
     best_metric: str = "dev/loss"
     """Metric that chooses the weights to keep: lower for loss and perplexity, else higher. `last`
     keeps those of the last evaluation, which is the default where there is no dev set."""

@@ -28,7 +28,7 @@ from heed.models.inference import evaluating
 
 Floats = NDArray[np.float64]
 Links = list[tuple[int, int]]
-Pair = tuple[Sequence[int], Sequence[int]]
+IdPair = tuple[Sequence[int], Sequence[int]]
 """The ids of a source and of its target, without special tokens."""
 MAX_CELLS, MAX_PAIRS = 1 << 20, 64
 """Attention weights per head and pairs that a batch may have."""
@@ -36,7 +36,7 @@ MAX_CELLS, MAX_PAIRS = 1 << 20, 64
 
 def soft_alignments(
     models: Sequence[Translator],
-    pairs: Sequence[Pair],
+    pairs: Sequence[IdPair],
     *,
     begin: int | None = None,
     specials: SpecialTokens = DEFAULT_SPECIALS,
@@ -62,7 +62,7 @@ def soft_alignments(
 
 def _align_batch(
     models: Sequence[Translator],
-    pairs: Sequence[Pair],
+    pairs: Sequence[IdPair],
     begin: int,
     specials: SpecialTokens,
 ) -> list[Floats]:
@@ -75,7 +75,7 @@ def _align_batch(
 
 
 def cross_weights(
-    model: Translator, pairs: Sequence[Pair], begin: int, specials: SpecialTokens
+    model: Translator, pairs: Sequence[IdPair], begin: int, specials: SpecialTokens
 ) -> list[Tensor]:
     """The cross-attention of a model with these targets forced: [b, h, n, m] per layer.
 

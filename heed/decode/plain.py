@@ -1,7 +1,7 @@
 """Plain greedy and beam search, as a course writes them: one input, no cache, no batches.
 
 Every token takes a full forward pass over the hypothesis so far. This is the reference for the fast
-search (`heed.decode.search`): tests hold that both return the same tokens.
+search (`heed.decode.search`): tests check that both return the same tokens.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Search:
         inputs = len(prompt.prompt_bp)
         with evaluating(*self.models):
             first, (logits, attention) = self._prefill(prompt, [1] * inputs, list(range(inputs)))
-            state = first.new_empty(self.sizes.slots(inputs), self.sizes.capacity(0))
+            state = first.new_blank(self.sizes.slots(inputs), self.sizes.capacity(0))
             state.copy_from(first, torch.arange(inputs, device=self.device))
             self._choose_first(state, logits, attention)
             self._step(state)
@@ -345,10 +345,10 @@ class Search:
             resized, step = self._captured[key]
         elif captures:
             self._evict_captured()
-            resized = state.new_empty(slots, capacity)
+            resized = state.new_blank(slots, capacity)
             self._captured[key] = resized, (step := self._capture_step(resized))
         else:
-            resized = state.new_empty(slots, capacity)
+            resized = state.new_blank(slots, capacity)
             step = partial(self._step, resized)
         resized.copy_from(state, torch.tensor(rows, device=self.device))
         return resized, step

@@ -75,8 +75,8 @@ class DecodeState:
             (name, self._shape(name, slots, capacity), x.dtype) for name, x in self.tensors.items()
         )
 
-    def new_empty(self, slots: int, capacity: int) -> DecodeState:
-        """An empty state of another size, with tensors of the same names and dtypes."""
+    def new_blank(self, slots: int, capacity: int) -> DecodeState:
+        """A blank state of another size, with tensors of the same names and dtypes."""
         tensors = {
             name: x.new_zeros(self._shape(name, slots, capacity))
             for name, x in self.tensors.items()

@@ -13,6 +13,7 @@ from heed.evaluate.job import Options
 from heed.runs.best_weights import describe_weights
 from heed.runs.results_file import read_results
 from heed.runs.run import Run
+from heed.terminal import Say
 
 METRICS = ("bleu", "chrf")
 """Metrics of translations; `heed evaluate` computes TER as well."""
@@ -22,7 +23,7 @@ def evaluate_test(
     folder: Path,
     *,
     device: str,
-    notify: Callable[[str], None],
+    notify: Say,
     on_result: Callable[[dict[str, Any]], None],
 ) -> None:
     """Evaluate the test set of a trained run, unless these weights have a result already."""

@@ -18,7 +18,7 @@ import numpy as np
 from heed import plot
 from heed.arrays import Floats, Ints
 from heed.data.corpus import Record
-from heed.data.corpus.lines import escape_tsv
+from heed.data.corpus.lines import format_tsv
 from heed.data.token_store import class_index
 from heed.errors import RunError
 from heed.evaluate.held_out_set import HeldOutSet, find_set
@@ -185,12 +185,10 @@ def _write_predictions(job: Job, classes: Classes, predictions: Predictions) -> 
     header = ["text", *(["text_2"] if pair else []), "label", "predicted", "in_train"]
     rows: list[list[str]] = [[*header, *(f"p:{name}" for name in classes.names)]]
     for i, record in enumerate(job.records):
-        seen = "" if job.seen is None else "yes" if job.seen[i] else "no"
         predicted = classes.names[predictions.predicted[i]]
-        cells = [*record.texts, record.label or "", predicted, seen]
+        cells = [*record.texts, record.label or "", predicted, job.in_train_cell(i)]
         rows.append([*cells, *(f"{p:.6f}" for p in probabilities[i])])
-    table = "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
-    save_table(job.run.folder, PREDICTIONS, job.held_out.name, table)
+    save_table(job.run.folder, PREDICTIONS, job.held_out.name, format_tsv(rows))
 
 
 def _save_calibration(job: Job, calibration: Calibration) -> None:

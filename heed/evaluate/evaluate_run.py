@@ -21,13 +21,14 @@ from heed.errors import ConfigError, DataError, RunError
 from heed.evaluate import classify, generate, translate
 from heed.evaluate.held_out_set import (
     HeldOutSet,
+    find_parts,
     find_set,
     find_training_text,
     reserved_names,
     seen_in_train,
 )
 from heed.evaluate.item_groups import find_groups
-from heed.evaluate.job import Job, Notify, Options
+from heed.evaluate.job import Job, Options
 from heed.models import LanguageModel
 from heed.runs import results_file
 from heed.runs.best_weights import describe_weights
@@ -36,17 +37,18 @@ from heed.runs.load import load_run
 from heed.runs.results_file import Result
 from heed.runs.run import Run
 from heed.runs.weight_files import BEST_WEIGHTS
+from heed.terminal import Say
 from heed.train.prepare.setup import build_batches
 from heed.train.validate import validate
 
 WHOLE_SET_ONLY = ("best", "worst", "decode", "calibration", "sets")
 """Keys that are reported for the whole set, not for its clean part."""
-TASKS = {
+EVALUATORS = {
     "translate": translate.evaluate_parts,
     "classify": classify.evaluate_parts,
     "generate": generate.evaluate_parts,
 }
-"""For each task, the metrics of every part of a set beside loss and accuracy."""
+"""For each task, what computes the metrics of every part of a set, beside loss and accuracy."""
 
 
 def evaluate_run(
@@ -54,7 +56,7 @@ def evaluate_run(
     options: Options,
     *,
     device: str,
-    notify: Notify,
+    notify: Say,
     on_result: Callable[[Result], None] | None = None,
 ) -> Result:
     """Score a run on a set, save the result in the run folder, then pass it to `on_result`.
@@ -87,7 +89,7 @@ def score_texts(folders: Sequence[Path], options: Options, *, device: str) -> Re
 
 
 def _evaluate(
-    folder: Path, options: Options, *, device: str, notify: Notify
+    folder: Path, options: Options, *, device: str, notify: Say
 ) -> tuple[Result, Callable[[], None]]:
     """The result, and the function that saves it."""
     run = Run.open(folder)
@@ -116,10 +118,7 @@ def _evaluate(
     if not records:
         raise DataError("there is nothing to evaluate on.", where=", ".join(held_out.corpus.paths))
     seen = seen_in_train(held_out, records, train)
-    clean = [] if seen is None else [i for i, known in enumerate(seen) if not known]
-    parts: list[Sequence[int]] = [range(len(records))]
-    if 0 < len(clean) < len(records):
-        parts.append(clean)
+    clean, parts = find_parts(seen, len(records))
     job = Job(
         run=run,
         model=model,
@@ -137,7 +136,7 @@ def _evaluate(
         name_suffix=suffix,
         checkpoint=weights,
     )
-    part_results = [a | b for a, b in zip(_losses(job), TASKS[recipe.task](job), strict=True)]
+    part_results = [a | b for a, b in zip(_losses(job), EVALUATORS[recipe.task](job), strict=True)]
     whole, clean_part = part_results[0], part_results[-1]
     result = {
         "run": options.run_name or str(folder),
@@ -205,7 +204,7 @@ def _check_options(folder: Path, task: str, options: Options) -> None:
 
 
 def _with_unique_name(
-    held_out: HeldOutSet, stored: dict[str, Result], reserved: set[str], notify: Notify
+    held_out: HeldOutSet, stored: dict[str, Result], reserved: set[str], notify: Say
 ) -> HeldOutSet:
     """The set under a name that no other text has in this run."""
     name, files = held_out.name, held_out.corpus.paths

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from heed.config.data import names_a_file
 from heed.config.task_metrics import TASK_METRICS
 from heed.data.corpus import file_names
 from heed.data.in_memory import Data, encode_texts, names_files
@@ -115,7 +116,7 @@ def _test_files(run: Run, test: Data, task: str, name: str | None) -> list[str]:
     """The files of a test set; lists of texts are written into the run folder."""
     if not names_files(test, task):
         name = "test" if name is None else name
-        if not name or "/" in name or name.startswith("."):
+        if not names_a_file(name):
             what = f"name cannot be {name!r}: files are named after it."
             raise ConfigError([f"{what} Choose one without a slash or a dot at its start."])
         content = encode_texts(test, task, "test")

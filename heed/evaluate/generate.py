@@ -11,11 +11,11 @@ from typing import cast
 
 from heed.config import Recipe
 from heed.data.corpus import Record
-from heed.data.corpus.lines import escape_tsv
+from heed.data.corpus.lines import format_tsv
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.data.tokenizers.word_cache import WordCache
 from heed.errors import HeedError
-from heed.evaluate.held_out_set import find_set, seen_in_train
+from heed.evaluate.held_out_set import find_parts, find_set, seen_in_train
 from heed.evaluate.item_groups import find_groups
 from heed.evaluate.job import Job, Options
 from heed.metrics.item_columns import MIN_TEXTS, block_columns, loss_columns
@@ -102,9 +102,7 @@ def _named_set(job: Job, name: str) -> Result | None:
         job.notify(f"{name}: {error}")
         return None
     seen = seen_in_train(held_out, records, job.train)
-    clean = [i for i, known in enumerate(seen or []) if not known]
-    mixed = 0 < len(clean) < len(records)
-    parts = [range(len(records)), *([clean] if mixed else [])]
+    clean, parts = find_parts(seen, len(records))
     set_job = replace(
         job,
         held_out=held_out,
@@ -133,10 +131,8 @@ def _write_documents(job: Job, counts: Sequence[LossCounts]) -> None:
     """Write a table with one row per text, to see which texts are hard."""
     rows: list[list[str]] = [[*COLUMNS, "in_train", "text"]]
     for i, (record, text_counts) in enumerate(zip(job.records, counts, strict=True)):
-        seen = "" if job.seen is None else "yes" if job.seen[i] else "no"
-        rows.append([*_row(record, text_counts), seen, _shorten(record.texts[0])])
-    table = "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
-    save_table(job.run.folder, DOCUMENTS, job.held_out.name, table)
+        rows.append([*_row(record, text_counts), job.in_train_cell(i), _shorten(record.texts[0])])
+    save_table(job.run.folder, DOCUMENTS, job.held_out.name, format_tsv(rows))
 
 
 def _row(record: Record, counts: LossCounts) -> list[str]:

@@ -235,3 +235,15 @@ def seen_in_train(
         whole_files = replace(train.corpus, line_range=None)
         train_records = chain(train_records, whole_files.usable_records())
     return find_overlap(train_records, records)
+
+
+def find_parts(seen: Sequence[bool] | None, count: int) -> tuple[list[int], list[Sequence[int]]]:
+    """The clean rows, which do not occur in train, and the parts of the set that are scored.
+
+    The parts are all rows, then the clean ones where they are some of the rows, but not all.
+    """
+    clean = [i for i, known in enumerate(seen or ()) if not known]
+    parts: list[Sequence[int]] = [range(count)]
+    if 0 < len(clean) < count:
+        parts.append(clean)
+    return clean, parts

@@ -31,9 +31,7 @@ from heed.runs.item_counts import (
 from heed.runs.run import Run
 from heed.runs.weight_files import BEST_WEIGHTS
 from heed.stats.bootstrap import RESAMPLES
-
-Notify = Callable[[str], None]
-"""Shows a message to the user."""
+from heed.terminal import Say
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Job:
     batches: BucketedBatches
     """The texts as batches; their rows are those of the set's token store."""
     options: Options
-    notify: Notify
+    notify: Say
     groups: Sequence[int] | None = None
     """The number of each text's group (talk, document); None where groups are not known."""
     name_suffix: str = ""
@@ -99,6 +97,10 @@ class Job:
     writers: list[Callable[[Job], None]] = field(default_factory=list)
     """Functions that write to the run folder. They run last, because the folder may not be
     writable; and they get this job again, because another evaluation may have taken its name."""
+
+    def in_train_cell(self, row: int) -> str:
+        """Whether a text also occurs in train, as a cell of a table: yes, no or unknown (empty)."""
+        return "" if self.seen is None else "yes" if self.seen[row] else "no"
 
     def save_items(
         self,

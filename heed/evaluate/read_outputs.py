@@ -27,7 +27,7 @@ OTHER_TASKS = {
 
 
 @dataclass(frozen=True)
-class System:
+class SystemOutput:
     """A system's translations; from a table, also their references and sources."""
 
     name: str
@@ -36,11 +36,11 @@ class System:
     sources: list[str] | None = None
 
 
-Tables = Mapping[str, System]
+Tables = Mapping[str, SystemOutput]
 """Systems by the name of the test set that they translated."""
 
 
-def read_systems(paths: Sequence[Path], references: Sequence[list[str]]) -> list[System]:
+def read_systems(paths: Sequence[Path], references: Sequence[list[str]]) -> list[SystemOutput]:
     """The translations of files and run folders.
 
     Of a run's tables, the one with these references is used. Without references, it is the table
@@ -55,7 +55,7 @@ def read_systems(paths: Sequence[Path], references: Sequence[list[str]]) -> list
 def _read_candidates(path: Path) -> Tables:
     """A run's tables of its best weights, by test set; of a file, its only system."""
     if not path.is_dir():
-        return {"": read_table(path) or System(str(path), read_lines(path))}
+        return {"": read_table(path) or SystemOutput(str(path), read_lines(path))}
     files = list_tables(path, TRANSLATIONS)
     files = [file for file in files if OTHER_WEIGHTS not in file.stem]
     tables = {file.stem: table for file in files if (table := read_table(file)) is not None}
@@ -110,7 +110,7 @@ def _has_references(tables: Tables) -> bool:
     return any(table.references is not None for table in tables.values())
 
 
-def _choose_table(path: Path, tables: Tables, references: Sequence[list[str]]) -> System:
+def _choose_table(path: Path, tables: Tables, references: Sequence[list[str]]) -> SystemOutput:
     """A file's system, or the run's translations with one of these references."""
     if not path.is_dir():
         return tables[""]
@@ -121,10 +121,10 @@ def _choose_table(path: Path, tables: Tables, references: Sequence[list[str]]) -
         known = ", ".join(str(path / TRANSLATIONS / f"{name}.tsv") for name in fitting or tables)
         raise DataError(f"{what}.", where=str(path), todo=f"Name one of {known}.")
     table = next(iter(fitting.values()))
-    return System(str(path), table.texts, table.references, table.sources)
+    return SystemOutput(str(path), table.texts, table.references, table.sources)
 
 
-def read_table(path: Path) -> System | None:
+def read_table(path: Path) -> SystemOutput | None:
     """A table written by `heed evaluate` or `--sentences`; None for any other file."""
     if path.suffix != ".tsv":
         return None
@@ -140,7 +140,7 @@ def read_table(path: Path) -> System | None:
     source, reference, hypothesis = (
         [_read_cell(row[header.index(name)]) for row in rows] for name in COLUMNS
     )
-    return System(str(path), hypothesis, reference, source if any(source) else None)
+    return SystemOutput(str(path), hypothesis, reference, source if any(source) else None)
 
 
 def _read_cell(cell: str) -> str:
@@ -148,7 +148,7 @@ def _read_cell(cell: str) -> str:
     return unescape_tsv(cell).rstrip()
 
 
-def shared_references(systems: Sequence[System]) -> list[list[str]]:
+def shared_references(systems: Sequence[SystemOutput]) -> list[list[str]]:
     """The references that all tables share, for use without `--ref`."""
     first = systems[0].references
     if first is None or any(system.references != first for system in systems):

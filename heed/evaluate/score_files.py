@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from heed.errors import ConfigError, DataError, nearest
-from heed.evaluate.read_outputs import System, read_systems, shared_references
+from heed.evaluate.read_outputs import SystemOutput, read_systems, shared_references
 from heed.metrics.corpus_bleu import METRICS
 from heed.metrics.read_lines import read_lines
 from heed.metrics.systems import SystemScores, score_systems
@@ -81,9 +81,9 @@ def _check_line_counts(texts: dict[str, list[str]]) -> None:
             )
 
 
-def _number_duplicates(systems: Sequence[System]) -> dict[str, System]:
+def _number_duplicates(systems: Sequence[SystemOutput]) -> dict[str, SystemOutput]:
     """Systems by the names of their files; a file that is given twice gets a number."""
-    named: dict[str, System] = {}
+    named: dict[str, SystemOutput] = {}
     for system in systems:
         name, number = system.name, 1
         while name in named:

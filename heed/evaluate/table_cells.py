@@ -8,11 +8,14 @@ from typing import Any
 from heed.stats.verdicts import MAX_PLAIN, format_p
 
 Result = Mapping[str, Any]
+"""The result of an evaluation, or a part of it, as JSON values that tables only read."""
 
 
-def format_interval(interval: Result, form: str = "{:.2f}", metric: str | None = "bleu") -> str:
-    """An interval in brackets. `metric` is sacreBLEU's, whose symmetric intervals can exceed the
-    metric's range and are clipped to it; None for any other."""
+def format_interval(interval: Result, form: str = "{:.2f}", metric: str | None = None) -> str:
+    """An interval in brackets, clipped to the range of sacreBLEU's `metric` if one is named.
+
+    sacreBLEU's intervals are symmetric and can exceed the range.
+    """
     low, high = interval["low"], interval["high"]
     if metric is not None:
         low, high = max(0.0, low), high if metric == "ter" else min(100.0, high)

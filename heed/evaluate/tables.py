@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from heed.evaluate import tables_classification, tables_perplexity, tables_translation
-from heed.evaluate.table_cells import format_interval, format_number
+from heed.evaluate.table_cells import Result, format_interval, format_number
 from heed.evaluate.tables_translation import NLTK, SACREBLEU_NAMES
 from heed.terminal import build_note, build_table
 
-Result = Mapping[str, Any]
 ROWS = {
     "texts": ("texts", "{:,}"),
     "loss": ("loss", "{:.4f}"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from heed.evaluate.table_cells import (
+    Result,
     format_difference,
     format_interval,
     format_paired_p,
@@ -17,7 +17,6 @@ from heed.evaluate.table_cells import (
 )
 from heed.terminal import build_note, build_table
 
-Result = Mapping[str, Any]
 MAX_CLASSES = 12
 """Largest number of classes for which the confusion matrix fits the terminal."""
 IF_PERFECT = "calibration_error_if_perfect"
@@ -121,7 +120,7 @@ def _format_metric(result: Result, key: str, form: str) -> str:
     if key == IF_PERFECT:
         return format_perfect_error(result[key])
     interval, text = result["interval"].get(key), form.format(result[key])
-    return f"{text}  {format_interval(interval, form, None)}" if interval else text
+    return f"{text}  {format_interval(interval, form)}" if interval else text
 
 
 def format_perfect_error(error: Result) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from heed.evaluate.table_cells import format_number
+from heed.evaluate.table_cells import Result, format_number
 from heed.stats.intervals import MIN_ITEMS
 from heed.terminal import build_note, build_table
 
-Result = Mapping[str, Any]
 ROWS = {
     "word_perplexity": ("perplexity per word", "{:.2f}"),
     "bits_per_byte": ("bits per byte", "{:.4f}"),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heed.evaluate.table_cells import format_difference, format_interval, format_paired_p
+from heed.evaluate.table_cells import Result, format_difference, format_interval, format_paired_p
 from heed.terminal import build_grid, build_note, build_table
 
-Result = Mapping[str, Any]
 SACREBLEU_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 NLTK = "nltk_mean_sentence_bleu"
 LENGTH_TITLE = "BLEU by source length"
@@ -85,8 +83,9 @@ def _build_length_table(systems: Mapping[str, Result]) -> Table:
         (system,) = systems.values()
         table = build_table("words in the source", "texts", *systems, title=LENGTH_TITLE)
         for words, count, part in zip(ranges, texts, system["by_source_length"], strict=True):
-            interval = f"  {format_interval(part['interval'])}" if "interval" in part else ""
-            table.add_row(words, count, f"{part['bleu']:.2f}{interval}")
+            interval = part.get("interval")
+            bounds = f"  {format_interval(interval, metric='bleu')}" if interval else ""
+            table.add_row(words, count, f"{part['bleu']:.2f}{bounds}")
         return table
     headers = [f"{w} words\n{n} texts" for w, n in zip(ranges, texts, strict=True)]
     table = build_table(

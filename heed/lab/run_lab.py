@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from heed.errors import HeedError, install_hint
+from heed.terminal import Say
 
 USUAL_PORT = 8642
 """The port where bookmarks find the lab again."""
@@ -34,7 +34,7 @@ def require_extra(extra: str) -> None:
         raise HeedError(what, todo=install_hint(extra))
 
 
-def run_lab(folder: Path, options: LabOptions, say: Callable[[str], None]) -> None:
+def run_lab(folder: Path, options: LabOptions, say: Say) -> None:
     """Listen until Ctrl-C or SIGTERM. `say` prints a line for the user."""
     require_extra("lab")
     from heed.lab.access import MIN_KEY, OPEN, Access

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from heed.data.corpus.lines import escape_tsv
+from heed.data.corpus.lines import format_tsv
 from heed.metrics.corpus_bleu import CachedBLEU, Texts
 
 ORDER = 4
@@ -122,8 +122,7 @@ def sentence_tsv(
     for number, (texts, scores) in enumerate(systems, 1):
         columns[_numbered("hypothesis", number)] = texts
         columns[_numbered("score", number)] = [f"{score:.4f}" for score in scores]
-    rows = [columns.keys(), *zip(*columns.values(), strict=True)]
-    return "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
+    return format_tsv([columns.keys(), *zip(*columns.values(), strict=True)])
 
 
 def _numbered(name: str, number: int) -> str:

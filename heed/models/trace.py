@@ -1,4 +1,7 @@
-"""What `trace` returns. Shapes: b batch, n tokens, m keys, h heads, w model width."""
+"""The trace of a forward pass: logits, attention weights, hidden states.
+
+Shapes: b batch, n tokens, m keys, h heads, w model width.
+"""
 
 from __future__ import annotations
 

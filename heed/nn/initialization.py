@@ -14,7 +14,7 @@ from heed.config import ModelConfig
 
 
 class Embedding(nn.Embedding):
-    """Learned vectors by number, with the standard deviation they are initialized with."""
+    """Learned vectors by index, with the standard deviation they are initialized with."""
 
     def __init__(self, rows: int, width: int, *, std: float | None = None) -> None:
         self.std = width**-0.5 if std is None else std

@@ -24,7 +24,8 @@ from heed.nn.attention import MultiHeadAttention
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels.linear import GATES, without_autocast
 
-On = Literal["qv", "attention", "all"]
+Targets = Literal["qv", "attention", "all"]
+"""Which linear layers are adapted, as `adapt` names them."""
 Projections = list[tuple[int, bool]]
 """For each projection in a matrix: its rows, and whether it is adapted."""
 SUFFIX = ".parametrizations.weight"
@@ -62,18 +63,21 @@ def adapt(
     *,
     rank: int,
     alpha: float | None = None,
-    on: On = "attention",
-    but: Set[nn.Parameter] = frozenset(),
+    targets: Targets = "attention",
+    exclude: Set[nn.Parameter] = frozenset(),
 ) -> None:
-    """Add adapters to the linear layers that `on` names, and freeze those layers.
+    """Add adapters to the linear layers that `targets` names, and freeze those layers.
 
     "qv" are the projections to queries and values, as in the paper, "attention" all four of every
     attention, "all" the feed-forward's layers as well. `alpha` is twice the rank unless given. All
-    other parameters, and layers whose weights are among `but`, are left as they are.
+    other parameters, and layers whose weights are in `exclude`, are left as they are.
     """
-    layers = [(linear, parts) for linear, parts in _layers(model, on) if linear.weight not in but]
+    layers = [
+        (linear, parts) for linear, parts in _layers(model, targets) if linear.weight not in exclude
+    ]
     if not layers:
-        raise ConfigError(["[init] lora adapts attention, and this model has none."])
+        what = "the model has no attention, or all of its layers are new"
+        raise ConfigError([f"[init] lora finds no layer to adapt: {what}."])
     for linear, parts in layers:
         device, dtype = linear.weight.device, linear.weight.dtype
         factors = LowRank(parts, linear.in_features, rank=rank, alpha=alpha or 2.0 * rank)
@@ -81,12 +85,12 @@ def adapt(
         parametrize.register_parametrization(linear, "weight", factors.to(device, dtype))
 
 
-def _layers(model: nn.Module, on: On) -> Iterator[tuple[nn.Linear, Projections]]:
+def _layers(model: nn.Module, targets: Targets) -> Iterator[tuple[nn.Linear, Projections]]:
     """The linear layers to adapt, each with the projections it packs."""
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            yield from _projections(module, every=on != "qv")
-        elif isinstance(module, FeedForward) and on == "all":
+            yield from _projections(module, every=targets != "qv")
+        elif isinstance(module, FeedForward) and targets == "all":
             gates = 2 if module.activation in GATES else 1
             yield module.up, [(module.up.out_features // gates, True)] * gates
             yield module.down, [(module.down.out_features, True)]

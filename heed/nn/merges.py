@@ -23,7 +23,10 @@ NORM_AXES = {"token": (3,), "sequence": (2, 3), "batch": (0, 2, 3)}
 
 @register
 class Merge(nn.Module):
-    """`concat`: the heads side by side. Other merges change the heads before that."""
+    """The base class of head merges, and `concat`: the heads side by side.
+
+    Other merges change the heads before that.
+    """
 
     name: ClassVar[str] = "concat"
 

@@ -2,7 +2,7 @@
 
 `heed.nn.stack` leaves to kernels what they do in fewer steps: rotations, biases, the adding of
 branches. Here each step is computed where it is written. This is the reference for the stack: tests
-hold that both return the same vectors and the same attention weights.
+check that both return the same vectors and the same attention weights.
 
 `run_stack` is an encoder, a causal language model or, with an encoded source, a decoder:
 
@@ -68,14 +68,15 @@ def run_stack(
     x_bnw = embed(embedding, ids_bn, tokens)
     x_bnw = stack.embedding_norm(stack.position.embed(x_bnw, tokens.positions_bn))
     out = StackOutput(x_bnw, hidden=[x_bnw])
+    if memory_bmw is not None:
+        source = memory_tokens or Tokens.of(memory_bmw[..., 0])
+        cross_mask = visible(tokens, source, causal=False)
     run_block = run_pre_norm if stack.pre_norm else run_post_norm
     for layer, block in enumerate(stack.blocks):
         position = of_layer(layer, stack.position, stack.layer_positions)
         inside = Context(position, tokens, tokens, mask)
         if memory_bmw is not None:
             position = of_layer(layer, stack.cross_position, stack.cross_layer_positions)
-            source = memory_tokens or Tokens.of(memory_bmw[..., 0])
-            cross_mask = visible(tokens, source, causal=False)
             across = Context(position, tokens, source, cross_mask, memory_bmw)
         x_bnw, self_weights, cross_weights = run_block(cast(Block, block), x_bnw, inside, across)
         out.hidden.append(x_bnw)
@@ -115,7 +116,7 @@ def attention(layer: nn.Module, x_bnw: Tensor, context: Context) -> tuple[Tensor
     """Project to heads, apply the position encoding, attend, merge the heads, project back."""
     if not isinstance(layer, MultiHeadAttention) or layer.kept_heads is not None:
         raise ValueError("heed.nn.plain has no pruned layers.")
-    position, (q_tokens, k_tokens) = context.position, context[1:3]
+    position, q_tokens, k_tokens, *_ = context
     at = q_tokens.positions_bn, k_tokens.positions_bn
     q_width, k_width = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
     if context.memory_bmw is None:

@@ -33,11 +33,11 @@ from heed.pipelines.line_io import LineResult
 if TYPE_CHECKING:
     from heed.nn.kernels.quantized_linear import Int8Weights
 
-MAX_SAMPLES = MAX_PROMPTS = 1 << 20
-"""More samples than any prompt has, and more prompts than are decoded at once."""
-SEEDS = MAX_SEED + 2
-"""All seeds, and none."""
-MOST_SAMPLES, MOST_TOKENS = 100_000, 100_000
+SAMPLE_BASE = ROW_BASE = 1 << 20
+"""The bases in which an `InputNumber` packs sample and row: above the largest of either."""
+SEED_BASE = MAX_SEED + 2
+"""The base in which it packs the seed: all seeds, and none."""
+MAX_SAMPLES, MAX_TOKENS = 100_000, 100_000
 """Samples of one prompt, and new tokens of one sample, that may be asked for."""
 MAX_PROMPT = 1 << 13
 """Longest prompt in tokens, unless the model was trained on longer ones: reading a prompt takes
@@ -121,15 +121,15 @@ class InputNumber(NamedTuple):
     @classmethod
     def parse(cls, number: int) -> InputNumber:
         """Read a number that `pack` made."""
-        number, sample = divmod(number, MAX_SAMPLES)
-        number, row = divmod(number, MAX_PROMPTS)
-        prompt, seed = divmod(number, SEEDS)
+        number, sample = divmod(number, SAMPLE_BASE)
+        number, row = divmod(number, ROW_BASE)
+        prompt, seed = divmod(number, SEED_BASE)
         return cls(row, seed - 1 if seed else None, prompt, sample)
 
     def pack(self) -> int:
         """All four in one number, as the search identifies its inputs."""
-        number = self.prompt * SEEDS + (0 if self.seed is None else self.seed + 1)
-        return (number * MAX_PROMPTS + self.row) * MAX_SAMPLES + self.sample
+        number = self.prompt * SEED_BASE + (0 if self.seed is None else self.seed + 1)
+        return (number * ROW_BASE + self.row) * SAMPLE_BASE + self.sample
 
 
 class PromptSample(Sample):
@@ -302,8 +302,8 @@ class GenerationPipeline:
         return hypotheses
 
     def tokens_left(self, tokens: int) -> int:
-        """How many tokens may follow this many."""
-        return MAX_SAMPLES if self.max_positions is None else max(1, self.max_positions - tokens)
+        """How many new tokens may follow this many."""
+        return MAX_TOKENS if self.max_positions is None else max(1, self.max_positions - tokens)
 
     def encode_prompt(self, prompt: str, length: int, cut: bool) -> list[int]:
         """The ids of a prompt after the begin token; too many of them are an error."""
@@ -323,10 +323,10 @@ class GenerationPipeline:
 
 def _check_arguments(length: int, samples: int, stop: Sequence[str]) -> None:
     complaints = []
-    if not 1 <= length <= MOST_TOKENS:
-        complaints.append(f"length cannot be {length}: ask for 1 to {MOST_TOKENS:,} tokens.")
-    if not 1 <= samples <= MOST_SAMPLES:
-        complaints.append(f"samples cannot be {samples}: ask for 1 to {MOST_SAMPLES:,}.")
+    if not 1 <= length <= MAX_TOKENS:
+        complaints.append(f"length cannot be {length}: ask for 1 to {MAX_TOKENS:,} tokens.")
+    if not 1 <= samples <= MAX_SAMPLES:
+        complaints.append(f"samples cannot be {samples}: ask for 1 to {MAX_SAMPLES:,}.")
     if any(not word for word in stop):
         complaints.append("stop cannot be empty: every text contains the empty string.")
     if complaints:

@@ -10,7 +10,7 @@ Shapes: n examples, c counts of a metric, h heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from heed.stats.comparison import SumMetric
 from heed.stats.families import DRAWS, judge_family
 from heed.stats.intervals import MIN_ITEMS, Interval
 from heed.stats.variance import System, estimate_variances
+from heed.terminal import Say
 from heed.train.validate import greedy_config
 
 MEAN, UNIFORM = "mean", "uniform"
@@ -124,7 +125,7 @@ def ablate_heads(
     *,
     how: str = ZERO,
     metric: str = "loss",
-    notify: Callable[[str], None] = lambda text: None,
+    notify: Say = lambda text: None,
 ) -> Ablation:
     """Silence each head in turn, then remove them greedily; all on the same examples."""
     require_heads(probe)

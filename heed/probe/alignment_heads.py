@@ -9,7 +9,7 @@ Shapes: b pairs, h cross-attention heads of all layers, n target words, m source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -27,6 +27,7 @@ from heed.probe.head_metrics import WordMaps
 from heed.probe.patch import Head, list_heads
 from heed.probe.word_aligner import WordAligner
 from heed.stats.intervals import Interval, ratio_interval
+from heed.terminal import Say
 
 Bools = NDArray[np.bool_]
 MAX_PAIRS = 2000
@@ -86,7 +87,7 @@ class AlignmentResult:
 
 
 def choose_alignment_heads(
-    dev: ProbeSet, test: ProbeSet, *, notify: Callable[[str], None] = lambda text: None
+    dev: ProbeSet, test: ProbeSet, *, notify: Say = lambda text: None
 ) -> AlignmentResult:
     """Choose the cross-attention heads that align best on `dev`, and score them on `test`.
 

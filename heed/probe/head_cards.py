@@ -9,7 +9,7 @@ Shapes: b examples, h heads, n queries, m keys, k metrics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -40,6 +40,7 @@ from heed.probe.head_metrics import (
 from heed.probe.patch import Head, list_heads
 from heed.probe.word_aligner import WordAligner
 from heed.stats.intervals import Interval, RatioSums
+from heed.terminal import Say
 
 GOLD_ERROR, ALIGNER_ERROR = "alignment_error", "aligner_error"
 ALIGNMENT_METRICS = {
@@ -175,7 +176,7 @@ class HeadReport:
 
 
 def measure_heads(
-    probe: ProbeSet, *, align: bool = True, notify: Callable[[str], None] = lambda text: None
+    probe: ProbeSet, *, align: bool = True, notify: Say = lambda text: None
 ) -> HeadReport:
     """Measure every head of the run over the set.
 

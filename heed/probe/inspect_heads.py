@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from heed.probe.head_tables import render_ablation, render_alignment, render_hea
 from heed.probe.patch import ZERO, Head
 from heed.runs.metric_plot import check_format
 from heed.runs.weight_files import BEST_WEIGHTS
+from heed.terminal import Say
 
 Result = HeadReport | AlignmentResult | Ablation
 
@@ -58,7 +59,7 @@ def inspect_heads(
     options: Options,
     *,
     device: str = "auto",
-    notify: Callable[[str], None] = lambda text: None,
+    notify: Say = lambda text: None,
 ) -> Result:
     """Answer the question that the options ask, and write its figures."""
     options.check()

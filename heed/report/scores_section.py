@@ -10,6 +10,7 @@ import numpy as np
 
 from heed.errors import HeedError
 from heed.evaluate.table_cells import (
+    Result,
     format_difference,
     format_interval,
     format_paired_p,
@@ -31,7 +32,6 @@ from heed.report.line_charts import Series, line_chart
 from heed.report.row_charts import Row, histogram, interval_plot
 from heed.report.run_content import RunContent
 
-Result = Mapping[str, Any]
 HEADLINES = {
     "translate": ("bleu", "chrf", "ter"),
     "classify": ("accuracy", "macro_f1"),
@@ -224,7 +224,7 @@ def _render_lengths(anchor: str, name: str, result: Result) -> Iterator[Block]:
         low, high = part["words"]
         words = str(low) if low == high else f"{low} to {high}"
         interval = part.get("interval")
-        bounds = format_interval(interval) if interval else "–"
+        bounds = format_interval(interval, metric="bleu") if interval else "–"
         cells = [words, f"{part['texts']:,}", f"{part['bleu']:.2f}"]
         rows.append([*cells, bounds] if has_intervals else cells)
         low, high = (interval[end] for end in ("low", "high")) if interval else (None, None)

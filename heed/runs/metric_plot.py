@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from heed.files import write_atomic
 from heed.runs.groups import RunGroup, comparable_recipes, group_runs
 from heed.runs.history import AXES, read_history
 from heed.runs.run import Run
-from heed.terminal import build_table
+from heed.terminal import Say, build_table
 
 DEFAULTS = ("dev/loss", "train/loss")
 """The metric that is drawn where none is named: the first of these that a run has."""
@@ -35,7 +35,6 @@ AXIS_LABELS = {"tokens": "tokens, without padding", "seconds": "seconds of train
 LOGS = ("x", "y", "both")
 MAX_VALUE = 1e100
 """Larger values are not drawn. A run with too high a learning rate has them, and infinite ones."""
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class RecordedRun(RunHistory):
     """Hashes of the training and dev text."""
 
 
-def read_runs(runs: Sequence[Run], notify: Notify) -> list[RecordedRun]:
+def read_runs(runs: Sequence[Run], notify: Say) -> list[RecordedRun]:
     """Read the histories of runs; one that is empty or damaged is named and left out.
 
     An error if that is every one.
@@ -292,7 +291,7 @@ def _group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
 
 
 def build_curves(
-    runs: Sequence[RecordedRun], metrics: Sequence[str], options: PlotOptions, notify: Notify
+    runs: Sequence[RecordedRun], metrics: Sequence[str], options: PlotOptions, notify: Say
 ) -> list[GroupCurve]:
     """The curves of all groups and metrics; a run without a metric is named."""
     by_name = {run.name: run for run in runs}
@@ -330,7 +329,7 @@ def write_plot(
     options: PlotOptions,
     figure: Path | None,
     table: Path | None,
-    notify: Notify,
+    notify: Say,
 ) -> Iterator[str]:
     """Write the figure and the CSV file, where they are named; yields a line about each."""
     if figure is not None:

@@ -1,4 +1,4 @@
-"""Association by ranks: whether a score goes with a key's values, tested by permutation.
+"""Association by ranks: whether a score is associated with a key's values, tested by permutation.
 
 A number is ranked, and its Spearman correlation (1904) with the score's ranks squared. Choices
 have no order: the share of the variance of ranks that lies between them, η², as Kruskal and Wallis
@@ -21,7 +21,7 @@ SEED = 20_150_403
 
 @dataclass(frozen=True)
 class Association:
-    """How strongly a score goes with a key, and the p-value of that under no association."""
+    """How strongly a score is associated with a key, and the p-value under no association."""
 
     share: float
     """Spearman's ρ², or η² of ranks for choices."""

@@ -24,7 +24,7 @@ TRIALS = 10_000
 """sacreBLEU's default number of trials."""
 SEED = 12345
 """sacreBLEU's default seed: where no two trials tie, p equals its p to the last digit."""
-MAX_RELABELLINGS = 200_000
+MAX_RELABELINGS = 200_000
 """With more, a random sample of the relabelings serves."""
 BLOCK = 2**22
 """Numbers in memory at once while exchanging items."""
@@ -62,15 +62,15 @@ def permute_seeds(a_s: Floats, b_s: Floats) -> RandomizationResult:
 
 @lru_cache(maxsize=2)
 def _relabel(runs: int, size: int) -> Floats:
-    """Relabellings [r, s] of runs as 0 and 1, `size` of them 1: all, or a sample of them.
+    """Relabelings [r, s] of runs as 0 and 1, `size` of them 1: all, or a sample of them.
 
     All pairs of a comparison have the same, so that they are made once.
     """
-    if comb(runs, size) <= MAX_RELABELLINGS:
+    if comb(runs, size) <= MAX_RELABELINGS:
         chosen = np.array(list(combinations(range(runs), size)))
     else:
         random = np.random.Generator(np.random.PCG64(SEED))
-        shuffled = random.permuted(np.tile(np.arange(runs), (MAX_RELABELLINGS, 1)), axis=1)
+        shuffled = random.permuted(np.tile(np.arange(runs), (MAX_RELABELINGS, 1)), axis=1)
         chosen = np.concatenate([np.arange(size)[None], shuffled[:, :size]])
     member_rs = np.zeros((len(chosen), runs))
     member_rs[np.arange(len(chosen))[:, None], chosen] = 1.0

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from heed.errors import RunError
 from heed.models.weights import require_matching_weights
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train import checkpoint
 from heed.train.distributed.sharding import UnshardedModel, distribute
 from heed.train.execution.choose import PlannedWork, build_step
@@ -17,7 +18,7 @@ from heed.train.loop import Loop
 from heed.train.objective import Objective
 from heed.train.optimizers.build import CAPTURABLE, build_optimizer, optimizer_settings
 from heed.train.optimizers.schedules import build_schedule, count_steps
-from heed.train.prepare.setup import Say, Stage, TrainingSetup, unmeasured
+from heed.train.prepare.setup import Stage, TrainingSetup, unmeasured
 from heed.train.state import State, select_prefix
 
 

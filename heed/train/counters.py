@@ -55,7 +55,7 @@ class Counters:
         new = [old[STEPS] + 1, old[SKIPPED] + skipped, in_a_row, failed_at]
         self.counts.copy_(torch.stack(new))
 
-    def means(self, row: int) -> Means:
+    def take_means(self, row: int) -> Means:
         """Mean loss and accuracy of RECENT or EPOCH, and reset that row.
 
         Both are None if every step was skipped.

@@ -23,6 +23,7 @@ from heed.models import Model, Translator
 from heed.models.build import describe_model
 from heed.nn.lora import merge_adapters
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train import checkpoint, precompile
 from heed.train.build_loop import build_loop
 from heed.train.distributed.torchrun import is_torchrun, rank0_error_only
@@ -31,14 +32,13 @@ from heed.train.optimizers.build import describe_rates
 from heed.train.out_of_memory import oom_guard
 from heed.train.prepare.init_from import resolve_init
 from heed.train.prepare.setup import (
-    Say,
     TrainingSetup,
     prepare,
     validate_recipe,
 )
 from heed.train.progress import format_duration
 from heed.train.run import describe_training, warn_of_long_warmup
-from heed.train.validate import Pair, greedy_bleu, validate
+from heed.train.validate import SentencePair, greedy_bleu, validate
 
 TIMED_STEPS = 5
 """Steps that are timed, after one to warm up."""
@@ -206,7 +206,7 @@ def _time_loss(loop: Loop, model: Model, batches: BucketedBatches) -> float:
     return _time(partial(evaluate, timed), setup.device) * count / max(1, timed)
 
 
-def _time_bleu(setup: TrainingSetup, model: Translator, pairs: list[Pair]) -> float:
+def _time_bleu(setup: TrainingSetup, model: Translator, pairs: list[SentencePair]) -> float:
     """Seconds of the greedy BLEU of a set, from some of its sentences, evenly chosen."""
     some = pairs[:: max(1, len(pairs) // count_timed_texts(setup.device))]
     if not some:

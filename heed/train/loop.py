@@ -50,8 +50,8 @@ class Loop:
                 self.update(batches)
                 state.tokens += self.loader.tokens
                 interrupted = self.world.any(interrupt.requested)
-                tokens = sum(batch.tokens for batch in batches) * self.world.size
-                progress.advance(state.step, tokens)
+                cells = sum(batch.cells for batch in batches) * self.world.size
+                progress.advance(state.step, cells)
                 if self._is_due(settings.log_every) or state.device.type == "cpu":
                     self._stop_if_not_finite()  # waits for a GPU
                 if self._is_due(settings.log_every):

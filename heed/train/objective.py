@@ -96,9 +96,7 @@ def find_fp8_obstacle(model: nn.Module, device: torch.device, *, bf16: bool) -> 
 
 def _repeat_rows(batch: Batch) -> Batch:
     """The batch with every row twice, one after the other."""
-    rows = len(batch.ids)
-    repeated = {name: repeat_rows(t) for name, t in batch.tensors().items() if len(t) == rows}
-    return batch.with_tensors(repeated)
+    return batch.with_tensors({name: repeat_rows(t) for name, t in batch.row_tensors().items()})
 
 
 def _vectors(model: Translator | LanguageModel, batch: Batch) -> Tensor:

@@ -69,7 +69,7 @@ class ProgressBar:
         self._progress.stop()
 
     def advance(self, step: int, tokens: int) -> None:
-        """Show that this step, over so many tokens, is done."""
+        """Show that this step, over so many tokens, padding included, is done."""
         self._tokens += tokens
         self._step = step
         if self.live:

@@ -83,8 +83,8 @@ class RecipeChange:
         lr = self.recipe.train.lr
         after = lr * build_schedule(self.recipe.train, steps)(step)
         return (
-            f"{text} Schedule {name} is that of {steps} steps from here on: "
-            f"the learning rate goes on at {after:.2g} (peak {before.lr:.2g})."
+            f"{text} The {name} schedule now spans {steps} steps: "
+            f"the learning rate continues at {after:.2g} (peak {before.lr:.2g})."
         )
 
 

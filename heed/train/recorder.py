@@ -39,7 +39,7 @@ EvaluationHook = Callable[[int, int, Scores], None]
 
 
 class Recorder:
-    """Records one run."""
+    """Writes a run's metrics, evaluations, best weights and checkpoints."""
 
     def __init__(self, setup: TrainingSetup, state: State, run: Run, loader: Loader) -> None:
         self.setup, self.state, self.run, self.loader = setup, state, run, loader
@@ -65,14 +65,14 @@ class Recorder:
     def log(self, lr: float, progress: ProgressBar) -> None:
         """Write a line of metrics: the training loss since the last line."""
         counters = self.state.counters
-        means = counters.means(RECENT)
+        means = counters.take_means(RECENT)
         self._write("train", means | {"lr": lr, "skipped": counters.skipped}, progress)
         progress.show_training(self.state.step, means)
 
     def evaluate(self, progress: ProgressBar) -> Scores:
         """Evaluate every set with the weights that would be saved, and save them if best."""
         state = self.state
-        seen = state.counters.means(EPOCH)
+        seen = state.counters.take_means(EPOCH)
         with state.evaluation_model() as model:
             scores = self.world.broadcast(lambda: self._evaluate_sets(model, progress))
         self._write("evaluate", {"seen": seen, **scores}, progress)

@@ -130,7 +130,7 @@ def split_batches(batches: list[Batch], parts: int) -> Iterator[Batch]:
 def _split(batch: Batch, parts: int) -> Iterator[Batch]:
     rows = len(batch.ids)
     size = -(-rows // parts)
-    tensors = {name: t for name, t in batch.tensors().items() if len(t) == rows}
+    tensors = batch.row_tensors()
     for first in range(0, rows, size):
         part = slice(first, first + size)
         cut = {name: tensor[part] for name, tensor in tensors.items()}

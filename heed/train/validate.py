@@ -17,7 +17,7 @@ from heed.models.inference import evaluating
 from heed.pipelines.translate import TranslationPipeline
 from heed.train.objective import loss
 
-Pair = tuple[str, str]
+SentencePair = tuple[str, str]
 """A source sentence and its reference translation."""
 OnBatch = Callable[[int, int], None]
 """Receives the number of batches done and their total."""
@@ -55,7 +55,7 @@ def validate(
     return {"loss": mean, "perplexity": perplexity, "accuracy": int(correct) / max(1, count)}
 
 
-def sentence_pairs(corpus: Corpus, batches: BucketedBatches) -> list[Pair]:
+def sentence_pairs(corpus: Corpus, batches: BucketedBatches) -> list[SentencePair]:
     """Source and reference of each row of a set, which is all or some of this corpus."""
     rows = [int(row) for row in batches.rows]
     wanted = set(rows)
@@ -71,7 +71,7 @@ def greedy_config(decode: DecodeConfig) -> DecodeConfig:
 def greedy_bleu(
     model: Translator,
     tokenizer: Tokenizer,
-    pairs: Sequence[Pair],
+    pairs: Sequence[SentencePair],
     decode: DecodeConfig,
     *,
     max_length: int,

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from heed.errors import ConfigError
 from heed.models import Model, Translator
-from heed.nn.lora import LowRank, On, adapt, merge_adapters
+from heed.nn.lora import LowRank, Targets, adapt, merge_adapters
 
-ON: tuple[On, ...] = get_args(On)
+TARGETS: tuple[Targets, ...] = get_args(Targets)
 VARIOUS = [name for name in FEW if name in ATTENDING]
 TASKS = ("translate", "classify", "generate")
-CASES: list[tuple[str, On, str]] = [(variant, "all", "translate") for variant in VARIOUS]
-CASES += [("modern", on, task) for on in ON for task in TASKS]
+CASES: list[tuple[str, Targets, str]] = [(variant, "all", "translate") for variant in VARIOUS]
+CASES += [("modern", targets, task) for targets in TARGETS for task in TASKS]
 
 
 def answers(model: Model) -> Tensor:
@@ -41,19 +41,19 @@ def moved(model: Model) -> Model:
     return model
 
 
-@pytest.mark.parametrize(("variant", "on", "task"), CASES)
-def test_a_fresh_adapter_changes_nothing(variant: str, on: On, task: str) -> None:
+@pytest.mark.parametrize(("variant", "targets", "task"), CASES)
+def test_a_fresh_adapter_changes_nothing(variant: str, targets: Targets, task: str) -> None:
     base = fresh(task, **VARIANTS[variant])
     adapted = deepcopy(base)
-    adapt(adapted, rank=2, on=on)
+    adapt(adapted, rank=2, targets=targets)
     assert torch.equal(answers(adapted), answers(base))
 
 
-@pytest.mark.parametrize(("variant", "on", "task"), CASES)
-def test_merged_is_unmerged(variant: str, on: On, task: str) -> None:
+@pytest.mark.parametrize(("variant", "targets", "task"), CASES)
+def test_merged_is_unmerged(variant: str, targets: Targets, task: str) -> None:
     base = fresh(task, **VARIANTS[variant])
     adapted = deepcopy(base)
-    adapt(adapted, rank=3, on=on)
+    adapt(adapted, rank=3, targets=targets)
     before = answers(base)
     moved(adapted)
     base.load_state_dict(merge_adapters(adapted, adapted.state_dict()))
@@ -61,17 +61,19 @@ def test_merged_is_unmerged(variant: str, on: On, task: str) -> None:
     assert apart(answers(adapted), before) > 1e-4
 
 
-@given(rank=st.integers(1, 4), kv_heads=st.sampled_from([1, 2, 4]), on=st.sampled_from(ON))
-def test_each_projection_has_a_rank_of_its_own(rank: int, kv_heads: int, on: On) -> None:
+@given(
+    rank=st.integers(1, 4), kv_heads=st.sampled_from([1, 2, 4]), targets=st.sampled_from(TARGETS)
+)
+def test_each_projection_has_a_rank_of_its_own(rank: int, kv_heads: int, targets: Targets) -> None:
     base = new_classifier(kv_heads=kv_heads, head_width=6)
     adapted = deepcopy(base)
-    adapt(adapted, rank=rank, on=on)
+    adapt(adapted, rank=rank, targets=targets)
     after = merge_adapters(moved(adapted), adapted.state_dict())
     name = "stack.blocks.0.attention.qkv.weight"
     change = (after[name] - base.state_dict()[name]).detach()
     q, k, v = (int(torch.linalg.matrix_rank(x, rtol=1e-4)) for x in change.split(_rows(kv_heads)))
     assert (q, v) == (rank, min(rank, 6 * kv_heads))
-    assert k == (0 if on == "qv" else min(rank, 6 * kv_heads))
+    assert k == (0 if targets == "qv" else min(rank, 6 * kv_heads))
 
 
 def _rows(kv_heads: int) -> list[int]:
@@ -79,18 +81,18 @@ def _rows(kv_heads: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("on", "maps"),
+    ("targets", "maps"),
     [
         ("qv", {"attention.qkv", "cross.q", "cross.kv"}),
         ("attention", {"attention.qkv", "attention.out", "cross.q", "cross.kv", "cross.out"}),
     ],
 )
-def test_what_is_adapted_is_what_was_named(on: On, maps: set[str]) -> None:
+def test_what_is_adapted_is_what_was_named(targets: Targets, maps: set[str]) -> None:
     model = fresh("translate", layers=1)
-    adapt(model, rank=2, on=on)
+    adapt(model, rank=2, targets=targets)
     assert _adapted(model) == maps
     model = fresh("translate", layers=1)
-    adapt(model, rank=2, on="all")
+    adapt(model, rank=2, targets="all")
     assert _adapted(model) >= {"feed_forward.up", "feed_forward.down", *maps}
 
 
@@ -101,7 +103,7 @@ def _adapted(model: nn.Module) -> set[str]:
 
 def test_the_factors_learn_and_the_maps_do_not() -> None:
     model = new_classifier()
-    adapt(model, rank=2, on="all")
+    adapt(model, rank=2, targets="all")
     model.train()
     model(torch.stack(texts([5, 5]))).square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -130,6 +132,9 @@ def test_the_sum_is_in_full_precision_whatever_is_around_it() -> None:
         assert torch.equal(factors(weight), plain)
 
 
-def test_a_model_without_attention_is_refused() -> None:
-    with pytest.raises(ConfigError, match="adapts attention"):
-        adapt(fresh("classify", family="lstm"), rank=2)
+@pytest.mark.parametrize("family", ["lstm", "transformer"])
+def test_a_model_without_a_layer_to_adapt_is_refused(family: str) -> None:
+    model = fresh("classify", family=family)
+    exclude = {*model.parameters()} if family == "transformer" else set()
+    with pytest.raises(ConfigError, match="lora finds no layer to adapt"):
+        adapt(model, rank=2, exclude=exclude)

@@ -81,7 +81,7 @@ def pair(
 
 def plain_step(step: Callable[[], object]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(custom, "can_fuse", lambda tensors: False)
+        patch.setattr(custom, "can_fuse_matrices", lambda tensors: False)
         step()
 
 
@@ -218,7 +218,7 @@ def test_a_resumed_run_is_the_unbroken_one() -> None:
 
 def test_plain_steps_take_what_kernels_do_not() -> None:
     parameter = nn.Parameter(torch.ones(4, 6, device=DEVICE))
-    assert fused_muon.can_fuse([parameter, torch.ones(4, 6, device=DEVICE)])
+    assert fused_muon.can_fuse_matrices([parameter, torch.ones(4, 6, device=DEVICE)])
     for other in (
         torch.ones(6, 4, device=DEVICE).mT,
         torch.ones(4, 6, device=DEVICE, dtype=torch.bfloat16),
@@ -226,9 +226,9 @@ def test_plain_steps_take_what_kernels_do_not() -> None:
         torch.ones(25, device=DEVICE)[1:].view(4, 6),
         torch.ones(0, 6, device=DEVICE),
     ):
-        assert not fused_muon.can_fuse([parameter, other])
+        assert not fused_muon.can_fuse_matrices([parameter, other])
     if CUDA:
-        assert not fused_muon.can_fuse([parameter, torch.ones(4, 6)])
+        assert not fused_muon.can_fuse_matrices([parameter, torch.ones(4, 6)])
 
 
 def test_a_gradient_of_another_layout_gets_the_plain_step() -> None:

@@ -30,18 +30,8 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
-class Table(nn.Module):
-    """A matrix that is looked up, not multiplied with: it says so."""
-
-    decay = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Parameter(torch.randn(4, 6))
-
-
 class Small(nn.Module):
-    """An embedding tied to a head, a hidden matrix, a norm, a table and a frozen layer."""
+    """An embedding tied to a head, a hidden matrix, a norm, positions and a frozen layer."""
 
     def __init__(self, *, tied: bool = True, seed: int = 0) -> None:
         super().__init__()
@@ -50,14 +40,14 @@ class Small(nn.Module):
         self.hidden = nn.Linear(6, 6)
         self.wide = nn.Linear(6, 8)
         self.norm = nn.LayerNorm(6)
-        self.table = Table()
+        self.positions = nn.Embedding(4, 6)
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
         self.head = nn.Linear(6, 7, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids) + self.table.rows[: ids.size(-1)]
+        x = self.embedding(ids) + self.positions.weight[: ids.size(-1)]
         x = self.norm(self.hidden(x)).tanh()
         return torch.as_tensor(self.head(x) + self.wide(x)[..., :7])
 
@@ -180,7 +170,7 @@ def test_matrices_decay_and_nothing_else() -> None:
     model = Small()
     decay, no_decay = parameter_groups(model, weight_decay=0.1)
     assert names_in(model, decay) == ["hidden.weight", "wide.weight"]
-    kept = "embedding.weight hidden.bias wide.bias norm.weight norm.bias table.rows"
+    kept = "embedding.weight hidden.bias wide.bias norm.weight norm.bias positions.weight"
     assert names_in(model, no_decay) == kept.split()  # the first of these is the head's too
     assert (decay["name"], decay["weight_decay"], decay["lr_scale"]) == ("decay", 0.1, 1.0)
     assert (no_decay["name"], no_decay["weight_decay"]) == ("no_decay", 0.0)
@@ -265,15 +255,6 @@ def test_muon_takes_hidden_matrices_only(tied: bool) -> None:
     for name, group in groups.items():
         wanted_state = {"momentum"} if name == "muon" else {"step", "exp_avg", "exp_avg_sq"}
         assert all(set(optimizer.state[p]) == wanted_state for p in group["params"])
-
-
-def test_a_module_may_say_that_it_is_not_hidden() -> None:
-    class Last(nn.Linear):
-        hidden = False
-
-    model = nn.Sequential(nn.Linear(3, 3), Last(3, 3))
-    optimizer = build_optimizer(model, OptimizerSettings(name="muon"))
-    assert names_in(model, optimizer.param_groups[0]) == ["0.weight"]
 
 
 def test_what_muon_leaves_to_adamw_moves_as_under_adamw() -> None:

@@ -13,6 +13,7 @@ from heed.errors import ConfigError
 from heed.models import Model, build
 from heed.train.objective import Loss, Objective, loss
 from heed.train.prepare.setup import validate_recipe
+from heed.train.step import split_batches
 
 TASKS = ["translate", "classify", "generate", "packed"]
 
@@ -87,6 +88,18 @@ def test_blank_rows_change_nothing(task: str) -> None:
     )
     torch.testing.assert_close(one.total, other.total)
     torch.testing.assert_close(gradients, others)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_batch_is_its_rows(task: str) -> None:
+    model, batch = model_of(task, 0.0), batch_of(task)
+    rows = list(split_batches([batch], len(batch.ids)))
+    assert [len(row.ids) for row in rows] == [1] * len(batch.ids)
+    whole, parts = (
+        [learnt(model, each, rdrop=2.0)[0] for each in batches] for batches in ([batch], rows)
+    )
+    torch.testing.assert_close(sum(part.total for part in parts), whole[0].total)
+    assert sum(part.count for part in parts) == whole[0].count
 
 
 @pytest.mark.parametrize("task", TASKS)

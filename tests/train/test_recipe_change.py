@@ -158,8 +158,8 @@ def test_the_rate_of_a_falling_schedule_is_said(text: Path) -> None:
     recipe = make_recipe(text, steps=100, schedule="linear", warmup=0, lr=0.1)
     run = Run.create(text.parent / "run", recipe)
     change = recipe_change.change_recipe(run, recipe, ["train.steps=200"])
-    assert "Schedule linear is that of 200 steps" in change.describe(run, 100, 200)
-    assert "goes on at 0.05" in change.describe(run, 100, 200)
+    assert "The linear schedule now spans 200 steps" in change.describe(run, 100, 200)
+    assert "continues at 0.05" in change.describe(run, 100, 200)
 
 
 # ---------------------------------------------------------------------------------- without dev

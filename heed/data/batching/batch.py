@@ -50,6 +50,11 @@ class Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def row_tensors(self) -> dict[str, Tensor]:
+        """The tensors with one row per example; the others, positions, are shared by all rows."""
+        shared = {"source_positions"} | ({"positions"} if self.segments is None else set())
+        return {name: value for name, value in self.tensors().items() if name not in shared}
+
     def with_tensors(self, tensors: dict[str, Tensor], **others: Any) -> Batch:
         """A copy of this batch with some tensors or other fields replaced."""
         changes: dict[str, Any] = {**tensors, **others}
@@ -61,8 +66,8 @@ class Batch:
         return self.with_tensors(moved)
 
     @property
-    def tokens(self) -> int:
-        """Cells of the batch, padding included."""
+    def cells(self) -> int:
+        """Cells of the batch, source and target, padding included."""
         return self.ids.numel() + (0 if self.source is None else self.source.numel())
 
     def count_real_tokens(self) -> int:
@@ -74,15 +79,13 @@ class Batch:
 def pad_rows(batch: Batch, rows: int) -> Batch:
     """Pad a batch with blank rows up to `rows`: all padding, without targets."""
     missing = rows - len(batch.ids)
-    fills = {"ids": 0, "targets": IGNORE_INDEX, "mask": False, "source": 0, "source_mask": False}
-    if batch.segments is not None:  # only then does each row have its own positions
-        fills |= {"segments": -1, "positions": 0}
-    padded: dict[str, Any] = {}
-    for name, fill in fills.items():
-        value = getattr(batch, name)
-        if value is not None and missing:
-            padded[name] = torch.cat([value, value.new_full((missing, *value.shape[1:]), fill)])
-    return replace(batch, **padded)
+    if not missing:
+        return batch
+    fills, padded = {"targets": IGNORE_INDEX, "segments": -1}, {}
+    for name, value in batch.row_tensors().items():
+        blank = value.new_full((missing, *value.shape[1:]), fills.get(name, 0))
+        padded[name] = torch.cat([value, blank])
+    return batch.with_tensors(padded)
 
 
 def concat_batches(parts: list[Batch]) -> Batch:
@@ -90,7 +93,7 @@ def concat_batches(parts: list[Batch]) -> Batch:
     first = parts[0]
     if len(parts) == 1:
         return first
-    names = [name for name, t in first.tensors().items() if not name.endswith("positions")]
+    names = first.row_tensors()
     tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     rows = tuple(row for part in parts for row in part.rows)
     return first.with_tensors(tensors, count=sum(part.count for part in parts), rows=rows)

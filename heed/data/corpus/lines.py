@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from heed.data.raw_files import MAX_LINE, long_line_error, read_chunks
@@ -49,6 +49,11 @@ def escape_tsv(text: str) -> str:
     for character, escape in ESCAPES.items():
         text = text.replace(character, escape)
     return text
+
+
+def format_tsv(rows: Iterable[Iterable[str]]) -> str:
+    """The text of a TSV file with these rows, each cell escaped."""
+    return "".join("\t".join(map(escape_tsv, row)) + "\n" for row in rows)
 
 
 def unescape_tsv(cell: str) -> str:

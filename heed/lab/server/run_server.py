@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING
 
 from heed.lab.run_lab import require_extra
+from heed.terminal import Say
 
 if TYPE_CHECKING:
     from heed.lab.server.served_runs import ServerSettings
@@ -29,7 +30,7 @@ def run_server(
     runs: Sequence[str],
     options: ListenOptions,
     settings: ServerSettings,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Serve runs until Ctrl-C or SIGTERM. `say` prints a line for the user."""
     require_extra("serve")

@@ -146,7 +146,7 @@ def _is_short_cpu(call: Call) -> bool:
     return _batch_bias(call) is not None or _is_unbiased(call.bias)
 
 
-def _is_tiled_cpu(call: Call) -> bool:
+def _is_long_cpu(call: Call) -> bool:
     """CPU, gradients, ≤ 32 bits, a `Mask` or none, no dropout, no bias but by distance, a compiler.
 
     So it serves more than 128 tokens, and a bias that sequences don't share. Heads without a bias
@@ -167,7 +167,7 @@ def _is_tiled_cpu(call: Call) -> bool:
     return fits_bias(call.bias.by_distance())
 
 
-def _is_long_cpu(call: Call) -> bool:
+def _is_blocked_cpu(call: Call) -> bool:
     """CPU, long, a bias, a `Mask` or none."""
     q, k, _, _ = call.heads
     explicit = isinstance(call.mask, Tensor | ExplicitMask)
@@ -224,7 +224,7 @@ def _run_short_cpu(call: Call) -> Tensor:
     return attend_short_cpu(*heads, mask=mask, bias=bias, scale=call.scale)
 
 
-def _run_tiled_cpu(call: Call) -> Tensor:
+def _run_long_cpu(call: Call) -> Tensor:
     from heed.nn.kernels.long_attention_cpu import attend_long_cpu
 
     heads, mask = call.heads.rotated(), cast(Mask | None, call.mask)
@@ -232,7 +232,7 @@ def _run_tiled_cpu(call: Call) -> Tensor:
     return attend_long_cpu(*heads, mask=mask, bias=bias, scale=call.scale)
 
 
-def _run_in_blocks(call: Call) -> Tensor:
+def _run_blocked_cpu(call: Call) -> Tensor:
     from heed.nn.kernels.blocked_attention import attend_in_blocks
 
     heads, mask, bias = call.heads.rotated(), cast(Mask | None, call.mask), call.bias
@@ -290,15 +290,15 @@ KERNELS = (
     ),
     Kernel(
         "long_attention_cpu",
-        _is_tiled_cpu,
-        _run_tiled_cpu,
+        _is_long_cpu,
+        _run_long_cpu,
         "memory linear in length; of 256 to 4,096 tokens SDPA takes 1.3 to 1.6 times as long "
         "without a bias, and 1.7 to 3 times with one by distance, or blocks 4 to 9 times",
     ),
     Kernel(
         "blocked_attention",
-        _is_long_cpu,
-        _run_in_blocks,
+        _is_blocked_cpu,
+        _run_blocked_cpu,
         "memory linear in length on a CPU: for any bias, with dropout and without gradients",
     ),
     Kernel(

@@ -35,8 +35,7 @@ def shard_batch(batch: Batch, world: World) -> Batch:
     All ranks get equally many rows; empty ones, without targets, fill up.
     """
     every = slice(world.rank, None, world.size)
-    shared = {"source_positions"} | ({"positions"} if batch.segments is None else set())
-    tensors = {name: t if name in shared else t[every] for name, t in batch.tensors().items()}
+    tensors = {name: t[every] for name, t in batch.row_tensors().items()}
     rows_per_rank = -(-len(batch.ids) // world.size)
     return pad_rows(batch.with_tensors(tensors, rows=batch.rows[every]), rows_per_rank)
 

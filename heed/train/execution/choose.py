@@ -23,13 +23,13 @@ from heed.data.batching.length_buckets import BatchShape
 from heed.device import is_out_of_memory
 from heed.errors import ConfigError, first_line
 from heed.nn.stack import Block
+from heed.terminal import Say
 from heed.train.execution.cuda_graphs import GraphStep, blank_batch
 from heed.train.objective import find_fp8_obstacle
 from heed.train.optimizers.build import CAPTURABLE
 from heed.train.state import State
 from heed.train.step import Limits, Step
 
-Say = Callable[[str], None]
 KEPT_BYTES = 2**30
 """Free memory that a CPU run does not return to the system, in total and in one allocation."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -55,7 +55,7 @@ def build_step(
     bf16: bool,
     say: Say,
 ) -> Step:
-    """The step of a recipe; with `auto`, the launch mode that finishes training first.
+    """The step of a recipe; `auto` takes CUDA graphs on one GPU, else eager steps.
 
     `objective` is replicated or sharded where there are several ranks.
     """

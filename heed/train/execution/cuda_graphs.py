@@ -161,12 +161,12 @@ def capture_graph(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 def blank_batch(like: Batch, shape: BatchShape) -> Batch:
     """A batch of this shape with the tensors of `like`, filled with the unknown token."""
-    texts, device = shape.batch_size, like.ids.device
+    texts, device, row_tensors = shape.batch_size, like.ids.device, like.row_tensors()
 
     def fill(name: str, value: Tensor) -> Tensor:
         length = (shape.source_length or 0) if name.startswith("source") else shape.length
         if name.endswith("positions"):
-            rows = 1 if len(value) == 1 else texts
+            rows = texts if name in row_tensors else 1
             return torch.arange(length, device=device).repeat(rows, 1)
         size = (texts,) if value.ndim == 1 else (texts, length)
         value_id = 0 if name == "segments" or value.ndim == 1 else UNK

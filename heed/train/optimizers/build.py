@@ -97,12 +97,12 @@ def optimizer_settings(train: TrainConfig) -> OptimizerSettings:
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
     """Parameter groups with and without weight decay, in the model's order.
 
-    Matrices decay. Vectors (norms, biases) do not, nor do embeddings, nor the parameters of a
-    module with `decay = False`. A tied parameter decays only if it does in all its modules.
+    Matrices decay. Vectors (norms, biases) do not, nor do embeddings. A tied parameter decays only
+    if it does in all its modules.
     """
     decays: dict[nn.Parameter, bool] = {}
     for _, module, parameter in _owners(model):
-        matrix = parameter.ndim >= 2 and not _is_embedding(module)
+        matrix = parameter.ndim >= 2 and not isinstance(module, nn.Embedding)
         decays[parameter] = matrix and decays.get(parameter, True)
     if not decays:
         raise HeedError("This model has no parameter to train.", todo="Unfreeze some of it.")
@@ -115,14 +115,9 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[Group]:
 def muon_groups(model: nn.Module, settings: OptimizerSettings) -> list[Group]:
     """The groups of `parameter_groups`, with the hidden matrices, which Muon updates, separate.
 
-    The output layer is not hidden: it is the module called `head` with all that is in it, and any
-    module with `hidden = False`.
+    The output layer is not hidden: it is the module called `head` with all that is in it.
     """
-    heads = {
-        parameter
-        for name, module, parameter in _owners(model)
-        if "head" in name.split(".") or getattr(module, "hidden", True) is False
-    }
+    heads = {parameter for name, _, parameter in _owners(model) if "head" in name.split(".")}
     scale = 1.0 if settings.muon_lr is None else settings.muon_lr / settings.lr
     groups: list[Group] = []
     for group in parameter_groups(model, weight_decay=settings.weight_decay):
@@ -155,10 +150,6 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
                 yield name, module, parameter
-
-
-def _is_embedding(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding) or getattr(module, "decay", True) is False
 
 
 def _group(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from heed.train.optimizers.fused_adamw import FusedAdamW
-from heed.train.optimizers.fused_muon import can_fuse, fused_step
+from heed.train.optimizers.fused_muon import can_fuse_matrices, fused_step
 from heed.train.optimizers.newton_schulz import orthogonalize
 
 Group = dict[str, Any]
@@ -184,7 +184,7 @@ class Muon(AmpOptimizer):
         params, grads, momenta = self.trained(group)
         if not params:
             return
-        if can_fuse([*params, *grads, *momenta]):
+        if can_fuse_matrices([*params, *grads, *momenta]):
             amp = {"grad_scale": self.grad_scale, "found_inf": self.found_inf}
             fused_step(params, grads, momenta, group, **amp)
         else:

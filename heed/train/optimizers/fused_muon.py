@@ -20,7 +20,7 @@ ALIGNMENT = 16
 """Bytes. Triton would compile its kernels anew for tensors at other addresses."""
 
 
-def can_fuse(tensors: Sequence[Tensor]) -> bool:
+def can_fuse_matrices(tensors: Sequence[Tensor]) -> bool:
     """Whether the kernels take these matrices: no shards, contiguous, float32, on a GPU."""
     return all(map(_is_plain, tensors))
 

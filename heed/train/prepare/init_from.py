@@ -8,7 +8,7 @@ Hugging Face readers are imported where they are used: training from scratch nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from heed.nn import lora
 from heed.runs.labels import Classes
 from heed.runs.load import load_tokenizer, read_final_weights
 from heed.runs.run import Run
+from heed.terminal import Say
 
-Say = Callable[[str], None]
 TABLE = "embedding.table.weight"
 
 
@@ -238,8 +238,13 @@ def freeze_and_adapt(model: Model, init: InitConfig, new: Sequence[str], say: Sa
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in fresh or not _is_frozen(layers[name], init.freeze))
     if init.lora is not None:
-        but = {*fresh.values()}
-        lora.adapt(model, rank=init.lora, alpha=init.lora_alpha, on=init.lora_targets, but=but)
+        lora.adapt(
+            model,
+            rank=init.lora,
+            alpha=init.lora_alpha,
+            targets=init.lora_targets,
+            exclude={*fresh.values()},
+        )
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     trained, total = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
     say(f"Training {trained:,} of {total:,} parameters.")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from heed.config import Recipe
 from heed.data.corpus import Corpus
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.runs.load import load_tokenizer
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train.prepare.init_from import PretrainedModel
 from heed.train.prepare.text_cache import cached_tokenizer
-
-Say = Callable[[str], None]
 
 
 def get_tokenizer(

@@ -26,6 +26,7 @@ from heed.errors import ConfigError, DataError
 from heed.models import Classifier, Model, build
 from heed.runs.labels import Classes
 from heed.runs.run import Run
+from heed.terminal import Say
 from heed.train import checkpoint
 from heed.train.distributed.ranks import SINGLE, World
 from heed.train.precompile import compiling_ahead
@@ -44,9 +45,8 @@ from heed.train.prepare.init_from import (
 from heed.train.prepare.ngram_weights import initialize_ngrams
 from heed.train.prepare.run_tokenizer import get_tokenizer
 from heed.train.prepare.text_cache import open_stores, open_tokenizer_text
-from heed.train.validate import Pair, sentence_pairs
+from heed.train.validate import SentencePair, sentence_pairs
 
-Say = Callable[[str], None]
 Stage = Callable[[str], AbstractContextManager[None]]
 """Marks a named stage of preparation, as `with stage("tokenizer"):`. Benchmarks time them."""
 TODO = {
@@ -77,7 +77,7 @@ class TrainingSetup:
     """The sets that are evaluated while training, by name."""
     data_hashes: dict[str, str]
     world: World = SINGLE
-    pairs: dict[str, list[Pair]] = field(default_factory=dict)
+    pairs: dict[str, list[SentencePair]] = field(default_factory=dict)
     """Source and reference of the sets whose BLEU is computed at every evaluation."""
     has_checkpoints: bool = False
     """Whether the run has checkpoints, damaged or not, from which its weights must come."""
@@ -145,20 +145,20 @@ def prepare(
     if not recipe.train.evaluate_train:
         sets.pop("train")
     return TrainingSetup(
-        recipe,
-        device,
-        wants_bf16(recipe.train.precision, device),
-        tokenizer,
-        classes.names,
-        model,
-        train,
-        sets,
-        {name: corpus.fingerprint() for name, corpus in corpora.items()},
-        world,
-        _read_pairs(corpora, sets) if recipe.train.evaluate_bleu else {},
-        has_checkpoints,
-        class_weights,
-        new_parts,
+        recipe=recipe,
+        device=device,
+        bf16=wants_bf16(recipe.train.precision, device),
+        tokenizer=tokenizer,
+        classes=classes.names,
+        model=model,
+        train=train,
+        sets=sets,
+        data_hashes={name: corpus.fingerprint() for name, corpus in corpora.items()},
+        world=world,
+        pairs=_read_pairs(corpora, sets) if recipe.train.evaluate_bleu else {},
+        has_checkpoints=has_checkpoints,
+        class_weights=class_weights,
+        new_parts=new_parts,
     )
 
 
@@ -296,7 +296,7 @@ def _report_truncation(sets: dict[str, BucketedBatches], max_length: int, say: S
 
 def _read_pairs(
     corpora: dict[str, Corpus], sets: dict[str, BucketedBatches]
-) -> dict[str, list[Pair]]:
+) -> dict[str, list[SentencePair]]:
     """The sentence pairs of every set but train; dev is read from train if it was set aside."""
     return {
         name: sentence_pairs(corpora.get(name.removesuffix("-clean"), corpora["train"]), batches)

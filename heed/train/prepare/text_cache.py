@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from heed import checksums
 from heed.checksums import DamagedError
@@ -19,7 +20,9 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.errors import DataError
 from heed.files import cache_root
 
-Say = Callable[[str], None]
+if TYPE_CHECKING:  # the process of `tokenize_ahead` prints nothing
+    from heed.terminal import Say
+
 Source = Callable[[], Iterator[Record]]
 """Records that can be read repeatedly."""
 MIN_VOCAB, MAX_VOCAB, CHARACTERS_PER_TOKEN = 400, 8000, 100
