@@ -26,13 +26,18 @@ def on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
-def trains_on_cpu(x: Tensor) -> bool:
-    """Whether a kernel in C may compute with this tensor, and gradients may be needed.
+def may_compute_in_c(x: Tensor) -> bool:
+    """Whether a kernel in C may compute with this tensor.
 
-    A dispatch mode, such as one that counts operations, sees torch's own operations alone.
+    A compiler sees torch's operations alone, and so does a dispatch mode, such as one that counts
+    operations.
     """
-    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return trains and on_cpu(x) and not is_in_torch_dispatch_mode()
+    return not torch.compiler.is_compiling() and on_cpu(x) and not is_in_torch_dispatch_mode()
+
+
+def trains_on_cpu(x: Tensor) -> bool:
+    """Whether a kernel in C may compute with this tensor, and gradients may be needed."""
+    return torch.is_grad_enabled() and may_compute_in_c(x)
 
 
 def read_maximum(x: Tensor, *, training: bool) -> int | None:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from heed.nn.kernels import qkv_layout
-from heed.nn.kernels.availability import on_cpu, on_gpu, on_gpu_device, trains_on_cpu
+from heed.nn.kernels.availability import (
+    may_compute_in_c,
+    on_cpu,
+    on_gpu,
+    on_gpu_device,
+    trains_on_cpu,
+)
 from heed.nn.kernels.decode_attention import ExplicitMask, attend_decode, fits_decode, write_kv
 from heed.nn.kernels.decode_attention_cpu import attend_decode_cpu, fits_decode_cpu
 from heed.nn.kernels.distance_attention import DistanceBias, attend_by_distance
@@ -33,6 +39,8 @@ LONG, LONG_BY_QUERY = 512, 128
 queries share it, and where each has its own."""
 LONG_CPU, LONG_CPU_BY_QUERY = 1024, 512
 """The same on a CPU, where the bias is made for a block of queries at a time."""
+LONG_CPU_EVALUATION = 512
+"""From how many tokens on the kernel in C pays without gradients, too."""
 MAX_HEAD_WIDTH = 256
 """Wider heads don't fit into the long kernels' tiles; SDPA takes them. On a CPU, only those without
 a bias: for heads of 512 SDPA takes up to an eighth less time than the kernel in C."""
@@ -147,13 +155,15 @@ def _is_short_cpu(call: Call) -> bool:
 
 
 def _is_long_cpu(call: Call) -> bool:
-    """CPU, gradients, ≤ 32 bits, a `Mask` or none, no dropout, no bias but by distance, a compiler.
+    """CPU, ≤ 32 bits, a `Mask` or none, no dropout, no bias but by distance, a C compiler.
 
-    So it serves more than 128 tokens, and a bias that sequences don't share. Heads without a bias
-    are at most 256 wide.
+    So it serves more than 128 tokens, and a bias that sequences don't share; without gradients, 512
+    tokens or more. Heads without a bias are at most 256 wide.
     """
     q, k, v, _ = call.heads
-    known = trains_on_cpu(q) and q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
+    if not torch.is_grad_enabled() and min(q.shape[2], k.shape[2]) < LONG_CPU_EVALUATION:
+        return False
+    known = may_compute_in_c(q) and q.dtype in SHORT_DTYPES and q.dtype == k.dtype == v.dtype
     if not known or call.dropout != 0.0 or isinstance(call.mask, Tensor | ExplicitMask):
         return False
     if isinstance(call.bias, Tensor) or q.shape[2] < 2:
@@ -168,8 +178,10 @@ def _is_long_cpu(call: Call) -> bool:
 
 
 def _is_blocked_cpu(call: Call) -> bool:
-    """CPU, long, a bias, a `Mask` or none."""
+    """CPU, long, a bias, a `Mask` or none; if it is causal, at least as many keys as queries."""
     q, k, _, _ = call.heads
+    if isinstance(call.mask, Mask) and call.mask.causal and q.shape[2] > k.shape[2]:
+        return False
     explicit = isinstance(call.mask, Tensor | ExplicitMask)
     if explicit or not isinstance(call.bias, PositionBias) or not _has_bias(call.bias.position):
         return False
@@ -299,7 +311,7 @@ KERNELS = (
         "blocked_attention",
         _is_blocked_cpu,
         _run_blocked_cpu,
-        "memory linear in length on a CPU: for any bias, with dropout and without gradients",
+        "memory linear in length on a CPU, for any bias and with dropout",
     ),
     Kernel(
         "sdpa",

@@ -1,4 +1,4 @@
-"""Attention over long sequences on a CPU, for training in float32 (`c/long_attention.c`).
+"""Attention over long sequences on a CPU, in float32 (`c/long_attention.c`).
 
 A bias is read by distance, so memory is linear in the length for every encoding that has such a
 form (`position_forms`). The structs mirror those of the C source, field by field.

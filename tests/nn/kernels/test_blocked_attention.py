@@ -151,4 +151,10 @@ def test_it_serves_long_sequences_with_a_bias() -> None:
         assert serving(name, long - 1) == "sdpa"
     causal = Mask(2048, 2048, torch.device("cpu"), causal=True)
     assert serving("rope", 2048, causal) == "sdpa"
+    assert serving("t5", 2048, causal) == "blocked_attention"
+    more_queries = Mask(2048, 2047, torch.device("cpu"), causal=True)
+    q, k = torch.randn(1, HEADS, 2048, WIDTH), torch.randn(1, HEADS, 2047, WIDTH)
+    bias = PositionBias(encoding("t5").float(), torch.arange(2048)[None], torch.arange(2047)[None])
+    call = dispatch.Call(Heads(q, k, k), more_queries, bias, None, 0.1)
+    assert next(kernel.name for kernel in dispatch.KERNELS if kernel.serves(call)) == "sdpa"
     assert serving("alibi", 2048, causal) == "blocked_attention"

@@ -39,6 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "on_gpu", lambda x: True)
     monkeypatch.setattr(dispatch, "on_gpu_device", lambda device: True)
     monkeypatch.setattr(dispatch, "on_cpu", lambda x: False)
+    monkeypatch.setattr(dispatch, "may_compute_in_c", lambda x: False)
     monkeypatch.setattr(dispatch, "trains_on_cpu", lambda x: False)
 
 
@@ -86,10 +87,12 @@ def test_the_last_row_serves_everything() -> None:
 
 def test_on_a_cpu_decode_steps_and_sequences_that_train_have_kernels() -> None:
     position, is_compiled = encoding("alibi"), load_kernels() is not None
+    long = "long_attention_cpu" if is_compiled else "sdpa"
     for n, m, reading, training in (
         (1, 30, "decode_attention_cpu", "sdpa"),
         (20, 30, "sdpa", "short_attention_cpu" if is_compiled else "sdpa"),
-        (20, 129, "sdpa", "long_attention_cpu" if is_compiled else "sdpa"),
+        (20, 129, "sdpa", long),
+        (512, 600, long, long),
     ):
         case = call(position, n, m=m, mask=Mask(n, m, CPU, causal=True))
         with torch.no_grad():

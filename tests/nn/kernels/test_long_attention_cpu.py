@@ -241,6 +241,24 @@ def test_a_second_derivative_is_refused_not_wrong() -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_evaluates_by_the_bits_it_trains_with(name: str) -> None:
+    position, n = encoding(name, 8, causal=True), 520
+    q, k, v = (draw(2, HEADS, n, 8).requires_grad_() for _ in range(3))
+    places = torch.arange(n)[None]
+
+    def attention() -> Tensor:
+        mask = Mask(n, n, q.device, causal=True)
+        bias = PositionBias(position, places, places, q_bhnd=q, scale=0.3)
+        return dispatch.attention(q, k, v, mask=mask, bias=bias, scale=0.3)
+
+    trained = attention().detach()
+    for without_gradients in (torch.no_grad(), torch.inference_mode()):
+        with without_gradients:
+            assert torch.equal(attention(), trained)
+
+
+@needs_kernel
 def test_c_reads_no_memory_of_another_device() -> None:
     q, elsewhere = draw(1, 2, 140, 8), torch.empty(1, 2, 140, 8, device="meta")
     assert not long_attention_cpu.fits_long_cpu(q, elsewhere, elsewhere)
