@@ -189,6 +189,17 @@ def require_texts(texts: Iterable[T], *, pairs: bool = False) -> list[T]:
     return checked
 
 
+def require_text(text: T, *, pairs: bool = False, blank: bool = True) -> T:
+    """One text; with `pairs` it may be a pair, without `blank` it must have a word."""
+    parts = text if pairs and isinstance(text, tuple | list) else [text]
+    if wrong := [part for part in parts if not isinstance(part, str)]:
+        kinds = "one text or pair" if pairs else "one text"
+        raise DataError(f"there is {wrong[0]!r} where {kinds} belongs.", todo='Give a string: "…".')
+    if not blank and not any(str(part).strip() for part in parts):
+        raise DataError("there is no text to look at.", todo="Give a text that is not blank.")
+    return text
+
+
 def require_iterable(texts: Iterable[T]) -> Iterable[T]:
     """Raise an error for a single string, which would be read letter by letter."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
