@@ -448,9 +448,14 @@ def test_too_many_of_them_stop_the_run_and_keep_the_batch(
 ) -> None:
     poison(monkeypatch, 1, 99)
     recipe = make_recipe(text, train={"max_skipped_steps": 2})
-    with pytest.raises(HeedError, match="not finite in 3 steps in a row"):
+    with pytest.raises(HeedError, match="not finite in 3 steps in a row") as error:
         trained(recipe, text / "run")
-    assert list((text / "run").glob("batch-*.safetensors"))
+    (batch,) = (text / "run").glob("batch-*.safetensors")
+    step = batch.stem.partition("-")[2]
+    assert f"the last at step {step}," in error.value.what
+    assert error.value.todo is not None
+    assert error.value.todo.startswith("Train a new run with a lower train.lr")
+    assert f"saved in {batch}." in error.value.todo
 
 
 def room_for(texts: int, true: Callable[..., Any]) -> Callable[..., Any]:
