@@ -54,8 +54,12 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
+        from heed.errors import NumberError
+
         try:
             return super().invoke(ctx)
+        except NumberError as error:
+            raise error.from_one() from error
         except BrokenPipeError:
             _discard_output()
             raise SystemExit(141) from None
