@@ -38,6 +38,35 @@ class DataError(HeedError, ValueError):
     """Text, labels or ids that cannot be used."""
 
 
+class NumberError(HeedError):
+    """A layer or head that does not exist, counted from 0 as in Python.
+
+    `from_one` is the same error as the command line counts.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        number: int | str,
+        has: str,
+        count: int,
+        *,
+        others: str = "",
+        first: int = 0,
+    ) -> None:
+        self._arguments = kind, number, has, count
+        self._others = others
+        shown = number + first if isinstance(number, int) else number
+        super().__init__(
+            f"there is no {kind} {shown}: {has}.",
+            todo=f"Choose {first} to {count - 1 + first}{others}.",
+        )
+
+    def from_one(self) -> NumberError:
+        """This error with numbers that count from 1."""
+        return NumberError(*self._arguments, others=self._others, first=1)
+
+
 class StoppedError(HeedError):
     """Work that was stopped on request and has saved its state. `code` is the exit code."""
 

@@ -93,7 +93,10 @@ def test_it_says_which_version_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "demo-translat"], "Did you mean 'demo-translate'?"),
+        (["train", "demo-translat"], "recipe 'demo-translat'. Did you mean 'demo-translate'? Ship"),
+        (["train", "demo-translate", "--stepz", "3"], "Did you mean --set train.steps=…?"),
+        (["train", "demo-translate", "--devise", "cpu"], "--device"),
+        (["translat", "runs/demo"], "Did you mean 'translate'"),
         (["train", "demo-translate", "--set", "model.widht=3"], "Did you mean 'width'?"),
         (["train", "demo-translate", "--set", "width=3"], "Did you mean model.width?"),
         (["train", "demo-translate", "--set", "model.heads=3"], "is not divisible by heads 3"),

@@ -25,7 +25,7 @@ from heed.data import synthetic
 from heed.data.tokenizers.pretrained import PretrainedTokenizer
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.export import FORMATS
-from heed.export.support import describe_formats, suggested_preset
+from heed.export.support import describe_formats, other_ways, suggested_preset
 from heed.models import build, huggingface
 from heed.runs.labels import Calibration
 from heed.runs.load import load_run
@@ -335,6 +335,20 @@ def test_a_refusal_says_which_formats_take_it(
         assert f"heed export {run.folder} {out} --to {other}" in answer.err
         if other == "ctranslate2" and find_spec(other) is not None:
             assert heed("export", run.folder, tmp_path / other, "--to", other).code == 0
+
+
+def test_a_format_whose_packages_are_missing_is_not_said_to_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def advice(installed: str) -> str:
+        found = {installed: object()}
+        monkeypatch.setattr("heed.export.support.find_spec", found.get)
+        return other_ways(Recipe.of({"task": "translate"}), tmp_path, Path("out"), "onnx")
+
+    command = f"heed export {tmp_path} out --to ctranslate2."
+    assert advice("ctranslate2").startswith(f"This works: {command}")
+    install = "pip install '.[ctranslate2]' in the folder of heed's source"
+    assert advice("nothing").startswith(f"After {install} this works: {command}")
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -10,7 +10,7 @@ from heed import models
 from heed.api import Origin, TrainedModel, load_model
 from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
-from heed.pipelines.line_io import require_texts
+from heed.pipelines.line_io import require_text, require_texts
 from heed.plugins import PluginFiles, load_plugins
 from heed.runs.run import Run
 from heed.runs.weight_files import BEST_WEIGHTS
@@ -144,13 +144,14 @@ class Classifier(TrainedModel):
         from heed.pipelines.classify import check_text_kind
         from heed.probe.text_trace import classifier_input
 
-        check_text_kind(self.classes, [text])
+        check_text_kind(self.classes, [require_text(text, pairs=True)])
         return classifier_input(self.pipeline, text), None
 
     def attention(self, text: Text) -> AttentionMaps:
         """Every attention weight over a text (or pair) as `classify` reads it."""
         from heed.probe.attention_maps import map_inputs
 
+        require_text(text, pairs=True, blank=False)
         return self._origin.label(map_inputs(self.model, *self.inputs(text)))
 
     def hidden(self, text: Text) -> HiddenStates:

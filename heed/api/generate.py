@@ -12,7 +12,7 @@ from heed.config import Recipe
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.settings import merge_decode_config
 from heed.errors import RunError
-from heed.pipelines.line_io import require_texts
+from heed.pipelines.line_io import require_text, require_texts
 from heed.plugins import PluginFiles, load_plugins
 from heed.runs.weight_files import BEST_WEIGHTS
 
@@ -208,6 +208,7 @@ class LanguageModel(TrainedModel):
         """The tokens that the model reads of a prompt, special tokens included."""
         from heed.probe.text_trace import language_model_input
 
+        require_text(text)
         limit = self.recipe.data.max_length  # of a masked language model, which has no pipeline
         if self.model.causal:
             limit = self.pipeline().prompt_limit
@@ -217,6 +218,7 @@ class LanguageModel(TrainedModel):
         """Every attention weight over a text as `generate` reads it as a prompt."""
         from heed.probe.attention_maps import map_inputs
 
+        require_text(text, blank=False)
         return self._origin.label(map_inputs(self.model, *self.inputs(text)))
 
     def hidden(self, text: str) -> HiddenStates:

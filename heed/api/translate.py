@@ -15,7 +15,7 @@ from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode import engine_choice
 from heed.decode.settings import merge_decode_config
 from heed.errors import ConfigError, HeedWarning, RunError
-from heed.pipelines.line_io import require_iterable, require_texts
+from heed.pipelines.line_io import require_iterable, require_text, require_texts
 from heed.pipelines.translate import Translation, TranslationPipeline
 from heed.plugins import PluginFiles, load_plugins
 from heed.runs.weight_files import BEST_WEIGHTS
@@ -233,6 +233,8 @@ class Translator(TrainedModel):
         """
         from heed.probe.text_trace import translation_inputs
 
+        for one in (text, *([] if translation is None else [translation])):
+            require_text(one)
         source, target = translation_inputs(self.pipeline(**settings), text, translation)
         return target, source
 
@@ -245,6 +247,7 @@ class Translator(TrainedModel):
         """
         from heed.probe.attention_maps import map_inputs
 
+        require_text(text, blank=False)
         inputs = self.inputs(text, translation, **settings)
         return self._origin.label(map_inputs(self.model, *inputs))
 

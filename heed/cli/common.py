@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
@@ -53,11 +54,42 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
+        from heed.errors import NumberError
+
         try:
             return super().invoke(ctx)
+        except NumberError as error:
+            raise error.from_one() from error
         except BrokenPipeError:
             _discard_output()
             raise SystemExit(141) from None
+        except Exception as error:
+            if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+                _suggest_options(error)
+            raise
+
+
+def _suggest_options(error: Any) -> None:
+    """Suggest for an unknown option what is spelled like it: an option, or a key of a recipe.
+
+    Typer compares the dashes, too, so that every short option is like every other. `error` is its
+    NoSuchOption, a class that has moved between versions.
+    """
+    from heed.config import SECTIONS
+    from heed.errors import nearest
+
+    name = error.option_name.lstrip("-")
+    options = [one for one in error.possibilities or () if nearest(name, [one.lstrip("-")])]
+    error.possibilities = options or None
+    context = error.ctx
+    flags = [flag for one in context.command.params for flag in one.opts] if context else []
+    if options or "--set" not in flags:
+        return
+    sections = {section: kind.keys() for section, kind in SECTIONS.items()}
+    keys = {key: f"{section}.{key}" for section, names in sections.items() for key in names}
+    close = get_close_matches(name.replace("-", "_"), keys, n=1)
+    if close:
+        error.message = f"{error.message}. Did you mean --set {keys[close[0]]}=…?"
 
 
 app = typer.Typer(

@@ -31,7 +31,12 @@ def import_(
 def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(help="The folder to create.")],
-    to: Annotated[str, typer.Option(help="Format: hf, ctranslate2 or onnx.")] = "hf",
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Format: hf (needs model.preset), ctranslate2 (translators only) or onnx."
+        ),
+    ] = "hf",
     quantize: Annotated[
         str | None,
         typer.Option(
@@ -42,7 +47,9 @@ def export(
 ) -> None:
     """Export a finished run to Hugging Face transformers, CTranslate2 or ONNX.
 
-    heed export runs/mine models/mine --to hf
+    heed export runs/mine models/mine --to onnx
+
+    heed export runs/preset models/preset --to hf
     """
     from heed.export import export
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -64,7 +65,7 @@ class Section(BaseModel):
             except ValidationError as error:
                 for item in error.errors():
                     bad.add(str(item["loc"][0]))
-                    complaints.append(_message(item, type(self).keys()))
+                    complaints.append(_message(item, type(self)))
             complaints += [
                 f"{key} is not UTF-8, which a recipe is: {shorten(text)}. Rename what it names."
                 for key, value in values.items()
@@ -117,7 +118,8 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str | None:
     return f"There is no {kind} {name!r}; choose one of {', '.join(known)}.{nearest(name, known)}"
 
 
-def _message(item: Any, known: list[str]) -> str:
+def _message(item: Any, section: type[Section]) -> str:
+    known = section.keys()
     key, value = ".".join(str(part) for part in item["loc"]), item["input"]
     if item["type"] == "extra_forbidden":
         return f"There is no key {key!r}.{nearest(key, known)}"
@@ -131,6 +133,11 @@ def _message(item: Any, known: list[str]) -> str:
             limit = item["ctx"][bound]
             number = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
             return f"{key} cannot be {shorten(value)}: it is {phrase} {number}."
+    field = section.model_fields.get(str(item["loc"][0]))
+    of_texts = field is not None and "list[str]" in str(field.annotation)
+    if of_texts and item["type"] == "list_type" and isinstance(value, str) and len(value) <= SHOWN:
+        example = json.dumps([value], ensure_ascii=False)
+        return f"{key} cannot be {shorten(value)}: it is a list; write {example}."
     message = item["msg"][0].lower() + item["msg"][1:]
     return f"{key} cannot be {shorten(value)}: {message.replace('input should', 'it should')}."
 

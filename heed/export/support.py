@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,21 +74,23 @@ def suggested_preset(recipe: Recipe) -> str:
 
 def other_ways(recipe: Recipe, run: Path, folder: Path, failed: str) -> str:
     """The commands that export this run to the other formats, as advice in an error."""
-    ways = [*_commands(find_formats(recipe), run, folder, failed)]
-    advice = f"This works: {', or '.join(ways)}." if ways else "No other format holds it either."
+    command = ["heed", "export", str(run), str(folder), "--to"]
+    ways = [
+        f"{_condition(one)}: {shlex.join([*command, one.name])}."
+        for one in find_formats(recipe)
+        if not one.reasons and one.name != failed
+    ]
+    advice = " ".join(ways) or "No other format holds it either."
     if failed == "hf" and recipe.model.family == "transformer":
         advice += f" For --to hf, train with --set model.preset={suggested_preset(recipe)}."
     return advice
 
 
-def _commands(
-    formats: Sequence[FormatSupport], run: Path, folder: Path, failed: str
-) -> Iterator[str]:
-    for one in formats:
-        if not one.reasons and one.name != failed:
-            command = shlex.join(["heed", "export", str(run), str(folder), "--to", one.name])
-            needs = f" (needs {one.install} in the folder of heed's source)" if one.install else ""
-            yield command + needs
+def _condition(one: FormatSupport) -> str:
+    """Whether a command that exports to a format works now, or after which installation."""
+    if one.install is None:
+        return "This works"
+    return f"After {one.install} in the folder of heed's source this works"
 
 
 def _transformers_reasons(recipe: Recipe) -> list[str]:

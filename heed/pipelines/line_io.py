@@ -77,12 +77,13 @@ def open_lines(
     """The lines of a file, compressed or not, or of given texts, or of standard input (file -).
 
     A line has so many `columns` of text. A table with others, such as labels, is an error.
-    `notify` gets a sentence where a person has to type the lines.
+    `notify` gets a sentence where a person has to type the lines, and at the end of the input one
+    about lines that are not UTF-8.
     """
     if texts and file is not None:
         raise DataError("there are texts and --file: give one of them.", where=str(file))
     if file is not None and str(file) != "-":
-        groups = group_lines(read_chunks(str(file)), str(file))
+        groups = group_lines(read_chunks(str(file)), str(file), notify)
         return _refuse_table(groups, str(file), columns)
     if texts:
         return [[decode_line(os.fsencode(text)) for text in texts]]
@@ -92,7 +93,7 @@ def open_lines(
         )
     if notify is not None and sys.stdin.isatty():
         notify(f"Type a text and press Enter; {END_OF_INPUT} ends.")
-    return group_lines(read_pipe(STANDARD_INPUT))
+    return group_lines(read_pipe(STANDARD_INPUT), notify=notify)
 
 
 def _refuse_table(groups: LineGroups, path: str, columns: int) -> Iterator[list[str]]:
@@ -129,17 +130,42 @@ def read_pipe(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
-def group_lines(blocks: Iterable[bytes], name: str = PIPE_NAME) -> Iterator[list[str]]:
+def group_lines(
+    blocks: Iterable[bytes], name: str = PIPE_NAME, notify: Callable[[str], None] | None = None
+) -> Iterator[list[str]]:
     """The lines of a stream of bytes, in groups of those that have arrived, of bounded size.
 
-    Only a newline ends a line. Bytes that are not UTF-8 become replacement characters.
+    Only a newline ends a line. Bytes that are not UTF-8 become replacement characters; at the end
+    `notify` gets one sentence about all lines that have such bytes.
     """
-    size = FIRST_GROUP
+    size, count, invalid, place = FIRST_GROUP, 0, 0, ""
     for lines in split_blocks(blocks, name):
         first = 0
         while first < len(lines):
-            yield [decode_line(line) for line in lines[first : first + size]]
+            group = lines[first : first + size]
+            for number, line in enumerate(group, count + 1):
+                byte = find_invalid_byte(line)
+                if byte is not None:
+                    invalid += 1
+                    place = place or f"{make_printable(name)}:{number}: byte {byte} of this line"
+            yield [decode_line(line) for line in group]
+            count += len(group)
             first, size = first + size, min(2 * size, MAX_GROUP)
+    if invalid and notify is not None:
+        lines_in_all = f"{invalid:,} line{'s have' if invalid > 1 else ' has'}"
+        notify(
+            f"{place} is not UTF-8. {lines_in_all} such bytes, which were read as replacement "
+            "characters. Save the text as UTF-8."
+        )
+
+
+def find_invalid_byte(line: bytes) -> int | None:
+    """Offset, from 1, of the first byte of a line that is not UTF-8; None if all are."""
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start + 1
+    return None
 
 
 def decode_line(line: bytes) -> str:
@@ -161,6 +187,17 @@ def require_texts(texts: Iterable[T], *, pairs: bool = False) -> list[T]:
             what = f"text {number} is {wrong[0]!r}, which is not a string."
             raise DataError(what, todo='Use "" for a text that is missing.')
     return checked
+
+
+def require_text(text: T, *, pairs: bool = False, blank: bool = True) -> T:
+    """One text; with `pairs` it may be a pair, without `blank` it must have a word."""
+    parts = text if pairs and isinstance(text, tuple | list) else [text]
+    if wrong := [part for part in parts if not isinstance(part, str)]:
+        kinds = "one text or pair" if pairs else "one text"
+        raise DataError(f"there is {wrong[0]!r} where {kinds} belongs.", todo='Give a string: "…".')
+    if not blank and not any(str(part).strip() for part in parts):
+        raise DataError("there is no text to look at.", todo="Give a text that is not blank.")
+    return text
 
 
 def require_iterable(texts: Iterable[T]) -> Iterable[T]:

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from heed.errors import ConfigError, DataError
-from heed.models import Translator
 from heed.models.inference import evaluating
 from heed.probe.examples import Example, ProbeSet
 from heed.probe.head_cards import ALIGNER_PAIRS, Estimate, aligner_pairs, attention_weights
@@ -86,6 +85,12 @@ class AlignmentResult:
         }
 
 
+def require_translator(task: str) -> None:
+    """Raise an error for a task whose models do not align words."""
+    if task != "translate":
+        raise ConfigError([f"--align is for translators; this run's task is {task!r}."])
+
+
 def choose_alignment_heads(
     dev: ProbeSet, test: ProbeSet, *, notify: Say = lambda text: None
 ) -> AlignmentResult:
@@ -94,8 +99,7 @@ def choose_alignment_heads(
     Heads are added to their mean one by one, the best first, for as long as the alignment error
     rate falls. Where a set has no gold links, those of the word aligner stand in for them.
     """
-    if not isinstance(dev.model, Translator):
-        raise ConfigError([f"--align is for translators; this run's task is {dev.recipe.task!r}."])
+    require_translator(dev.recipe.task)
     heads = [head for head in list_heads(dev.model) if head.kind == "cross"]
     if not heads:
         raise ConfigError(["--align needs cross-attention: all of its heads were pruned."])

@@ -140,7 +140,7 @@ def load_function(place: str) -> Attention:
         if os.environ.get("HEED_DEBUG"):
             raise
         raise HeedError(
-            f"the file cannot be loaded: {type(error).__name__}: {error}",
+            f"the file cannot be loaded: {type(error).__name__}: {str(error).rstrip('.')}.",
             where=str(file),
             todo="Correct it; --debug before the command shows where the error is.",
         ) from error

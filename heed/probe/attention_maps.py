@@ -22,7 +22,7 @@ from torch import Tensor
 
 from heed.data.tokenizers.tokenizer import Tokenizer
 from heed.decode.alignment import hard_links
-from heed.errors import HeedError, RunError
+from heed.errors import HeedError, NumberError, RunError
 from heed.metrics.alignment_error import Links, alignment_error_rate
 from heed.models import LanguageModel, Model, Translator
 from heed.models.inference import nan_error
@@ -154,11 +154,8 @@ class AttentionMap:
     def select_layer(self, layer: int) -> AttentionMap:
         """The map of one layer, counted from 0."""
         if not 0 <= layer < len(self.weights):
-            raise HeedError(
-                f"there is no layer {layer + 1}: {self.kind} attention has "
-                f"{len(self.weights)} layers.",
-                todo=f"Choose 1 to {len(self.weights)}.",
-            )
+            count = len(self.weights)
+            raise NumberError("layer", layer, f"{self.kind} attention has {count} layers", count)
         return replace(self, weights=[self.weights[layer]], layer_numbers=(self.layers[layer],))
 
     def select_head(self, head: int | str) -> AttentionMap:
@@ -168,11 +165,8 @@ class AttentionMap:
             return replace(self, weights=means, head=head)
         fewest = min(map(len, self.weights), default=0)
         if not isinstance(head, int) or not 0 <= head < fewest:
-            shown = head + 1 if isinstance(head, int) else head
-            raise HeedError(
-                f"there is no head {shown}: {self.kind} attention has {fewest} a layer.",
-                todo=f"Choose 1 to {fewest}, or mean.",
-            )
+            has = f"{self.kind} attention has {fewest} a layer"
+            raise NumberError("head", head, has, fewest, others=", or mean")
         weights = [layer[head : head + 1] for layer in self.weights]
         return replace(self, weights=weights, head=head)
 

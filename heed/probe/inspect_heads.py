@@ -11,13 +11,18 @@ from rich.console import RenderableType
 from heed import plot
 from heed.errors import ConfigError
 from heed.probe.ablate import Ablation, ablate_heads
-from heed.probe.alignment_heads import AlignmentResult, choose_alignment_heads
+from heed.probe.alignment_heads import (
+    AlignmentResult,
+    choose_alignment_heads,
+    require_translator,
+)
 from heed.probe.examples import open_probe_set
 from heed.probe.head_cards import HeadReport, measure_heads
 from heed.probe.head_figures import draw_costs, draw_heads, draw_removals
 from heed.probe.head_tables import render_ablation, render_alignment, render_heads
 from heed.probe.patch import ZERO, Head
 from heed.runs.metric_plot import check_format
+from heed.runs.run import Run
 from heed.runs.weight_files import BEST_WEIGHTS
 from heed.terminal import Say
 
@@ -63,6 +68,8 @@ def inspect_heads(
 ) -> Result:
     """Answer the question that the options ask, and write its figures."""
     options.check()
+    if options.align:  # before its set is looked for: other tasks may have no test set
+        require_translator(Run.open(folder).recipe().task)
     probe = open_probe_set(
         folder,
         split=options.split or ("test" if options.align and not options.test else None),

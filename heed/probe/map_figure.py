@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heed import plot
-from heed.errors import HeedError
+from heed.errors import HeedError, NumberError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,11 +145,8 @@ def select_head(attention: AttentionMap, layer: int, head: int | str) -> tuple[F
     if head == MEAN:
         return attention.mean_over_heads(0), f"{name}, mean of {len(weights_hnm)} heads"
     if not isinstance(head, int) or not 0 <= head < len(weights_hnm):
-        shown = head + 1 if isinstance(head, int) else head
-        raise HeedError(
-            f"there is no head {shown}: this layer has {len(weights_hnm)}.",
-            todo=f"Choose 1 to {len(weights_hnm)}, or mean.",
-        )
+        count = len(weights_hnm)
+        raise NumberError("head", head, f"this layer has {count}", count, others=", or mean")
     return weights_hnm[head], f"{name}, head {head + 1} of {len(weights_hnm)}"
 
 

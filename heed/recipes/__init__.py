@@ -64,7 +64,7 @@ def find(name: str) -> Path:
     if name not in names():
         known = ", ".join(names())
         raise ConfigError(
-            [f"There is no recipe {name!r}. Shipped: {known}.{nearest(name, names())}"]
+            [f"There is no recipe {name!r}.{nearest(name, names())} Shipped: {known}."]
         )
     return FOLDER / f"{name}.toml"
 

@@ -96,7 +96,9 @@ def _describe_run(content: RunContent) -> Iterator[str]:
     time = "" if minutes is None else f" in {minutes} minutes"
     device = content.environment.get("gpu") or content.environment.get("device")
     yield f"It trained for {length}{time}{f' on {device}' if device else ''}."
-    if not content.run.finished and content.parameters is not None:
+    if content.run.has_lost_weights:
+        yield f"Its final weights are missing: heed resume {content.run.folder} writes them again."
+    elif not content.run.finished and content.parameters is not None:
         yield f"Its training is not finished: heed resume {content.run.folder} continues it."
     if (weights := content.weights) is not None and weights["value"] is not None:
         chosen = f"chosen by {weights['metric']} = {weights['value']:.4f}"

@@ -88,7 +88,13 @@ def read_best_weights(run: Run, recipe: Recipe) -> dict[str, Tensor]:
     if run.finished or has_adapters or run.weight_files.best_path is None:
         return read_final_weights(run)
     path = _newest_intact_weights(run)
-    _warn(f"{run.folder}: its training is not finished; these are its best weights so far.")
+    if run.has_lost_weights:
+        _warn(
+            f"{run.weights_path}: the weights of this finished run are missing; these are the best "
+            f"of its checkpoints. `heed resume {run.folder}` writes them again."
+        )
+    else:
+        _warn(f"{run.folder}: its training is not finished; these are its best weights so far.")
     return read_weights(path)
 
 

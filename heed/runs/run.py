@@ -190,6 +190,16 @@ class Run:
         """Whether training is finished and no weights are left: a study keeps only some."""
         if self.weights_path.exists() or self._has_weights():
             return False
+        return self._has_ended
+
+    @property
+    def has_lost_weights(self) -> bool:
+        """Whether training ended and `heed resume` can write its lost file of weights again."""
+        return not self.finished and self._has_ended and self._has_weights()
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether training ended, after which the final weights are written."""
         return "lines" in self.environment()
 
     def weights_step(self, weights: str) -> int:
@@ -219,6 +229,12 @@ class Run:
         """Path of the chosen weights; an error if training is not finished."""
         if not self.finished:
             self._refuse_deleted_weights()
+            if self.has_lost_weights:
+                raise RunError(
+                    "the weights of this finished run are missing.",
+                    where=str(self.weights_path),
+                    todo=f"`heed resume {self.folder}` writes them again.",
+                )
             missing = "" if self.weight_files.best_path else ", and it has no weights yet"
             raise RunError(
                 f"the training of this run is not finished{missing}.",

@@ -122,7 +122,7 @@ class Loop:
         if failed_at is None:
             return
         batches = self.loader.micro_batches(failed_at)
-        path = self.run.folder / f"batch-{failed_at}.safetensors"
+        path = self.run.folder / f"batch-{failed_at + 1}.safetensors"
         if self.world.is_first:
             checkpoint.write_tensors(path, {f"{i}.ids": b.ids for i, b in enumerate(batches)})
         rows = [str(row) for batch in batches for row in batch.rows]
@@ -130,5 +130,6 @@ class Loop:
             f"the loss was not finite in {self.settings.max_skipped_steps + 1} steps in a row, the "
             f"last at step {failed_at + 1}, over examples {', '.join(rows[:8])}…",
             where=str(self.run.folder),
-            todo=f"Lower train.lr, or set train.clip. The batch is saved in {path.name}.",
+            todo="Train a new run with a lower train.lr, or with train.clip. The batch is saved in "
+            f"{path}.",
         )

@@ -30,6 +30,7 @@ from heed.train import run as train_run
 from heed.train.python_arguments import train_from_arguments
 
 SMALL = {"layers": 1, "width": 32, "heads": 2, "steps": 150, "lr": 5e-3, "batch_tokens": 512}
+NO_TEXTS: list[Any] = [["a", "b"], 5, None, "", "  "]
 LINES = ["The cat sees the old woman.", "", "   ", "😀 ok", "The dog.", "\x0c\x1f", "A\u2028B\x85C"]
 
 
@@ -389,3 +390,12 @@ def test_memory_does_not_grow_with_the_input(translator: Translator) -> None:
 
     before = endless(200)
     assert endless(3000) - before < 20_000  # kilobytes
+
+
+@pytest.mark.parametrize("text", NO_TEXTS)
+def test_maps_of_what_is_no_text_are_refused(translator: Translator, text: Any) -> None:
+    """A list ended with an AttributeError, and a blank text had a map of its special tokens."""
+    with pytest.raises(DataError, match=r"where one text belongs|Give a text that is not blank"):
+        translator.attention(text)
+    with pytest.raises(DataError, match="there is 5 where one text belongs"):
+        translator.hidden("The cat.", 5)  # type: ignore[arg-type]

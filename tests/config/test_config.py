@@ -58,6 +58,16 @@ def test_an_unknown_key_like_no_other_is_named_alone(key: str) -> None:
     assert_one({key: 3}, f"no key {key!r}")
 
 
+def test_one_file_where_a_list_belongs_is_shown_as_a_list() -> None:
+    with pytest.raises(ConfigError) as error:
+        Recipe.of({"data": {"train": "a.txt", "sets": {"obama": "b.txt"}}})
+    first, second = sorted(error.value.complaints)
+    with pytest.raises(ConfigError, match="a valid list"):
+        Recipe.of({"train": {"betas": "0.9"}})
+    assert first.endswith("""sets.obama cannot be 'b.txt': it is a list; write ["b.txt"].""")
+    assert second.endswith("""train cannot be 'a.txt': it is a list; write ["a.txt"].""")
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [("rop", "rope"), ("sinusoid", "sinusoidal"), ("alibi2", "alibi"), ("T5", "t5")],

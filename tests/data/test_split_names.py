@@ -60,6 +60,19 @@ def test_two_texts_to_generate_from_are_no_sides() -> None:
         infer_splits(["a.tsv", "b.txt"])
 
 
+def test_a_folder_of_tables_and_text_names_the_command_for_its_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "two kinds"
+    folder.mkdir()
+    for name in ("test_LM.txt", "train_CLS.tsv", "test_CLS.tsv"):
+        (folder / name).write_text("a\tone\nb\ttwo\n", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be mixed") as error:
+        infer_splits([folder])
+    assert error.value.todo is not None
+    command = error.value.todo.partition("as in: ")[2]
+    assert command == f"heed check '{folder}'/*.tsv"
+    assert set(infer_splits(sorted(folder.glob("*.tsv")))) == {"train", "test"}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "task"),
     [

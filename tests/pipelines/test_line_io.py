@@ -63,6 +63,28 @@ def test_only_a_newline_ends_a_line(lines: list[bytes], ends: bool) -> None:
     assert not any("\n" in line for line in result)
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("good\nthé\nçà\n".encode("latin-1"), ":2: byte 3 of this line is not UTF-8. 2 lines have"),
+        ("one\ntwo\n".encode("utf-16"), ":1: byte 1 of this line is not UTF-8. 1 line has"),
+        ("good\nthé\n".encode(), None),
+    ],
+)
+def test_lines_that_are_not_utf_8_are_reported_once(
+    tmp_path: Path, data: bytes, said: str | None
+) -> None:
+    """A file in Latin-1 was translated as replacement characters, and nothing said so."""
+    path = tmp_path / "in.txt"
+    path.write_bytes(data)
+    messages: list[str] = []
+    assert sum(map(len, line_io.open_lines(None, path, notify=messages.append))) >= 2
+    assert len(messages) == (said is not None)
+    if said is not None:
+        assert messages[0].startswith(f"{path}{said}")
+        assert messages[0].endswith("Save the text as UTF-8.")
+
+
 def test_a_line_may_be_longer_than_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_io, "READ_BYTES", 3)
     lines = ["a" * length for length in (0, 1, 2, 3, 4, 6, 50, 0, 7)]

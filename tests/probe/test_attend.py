@@ -150,7 +150,11 @@ def test_texts_that_are_too_long_are_cut_with_a_word(
     ("task", "words", "said"),
     [
         ("translate", [TEXT, "--kind", "crass"], "Did you mean 'cross'?"),
-        ("translate", [TEXT, "--layer", "3"], "no layer 3: cross attention has 2 layers."),
+        (
+            "translate",
+            [TEXT, "--layer", "3"],
+            "no layer 3: cross attention has 2 layers. Choose 1 to 2.",
+        ),
         ("translate", [TEXT, "--head", "3"], "no head 3: this layer has 2."),
         ("translate", [TEXT, "--head", "first"], "a number from 1 on, or mean"),
         ("translate", [TEXT, TEXT, "--target", "Le chat."], "the translation of one text"),

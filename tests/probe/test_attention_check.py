@@ -113,6 +113,13 @@ def test_what_cannot_be_checked_is_refused_in_words(
     assert not (tmp_path / "__pycache__").exists()
 
 
+def test_a_file_that_is_no_python_is_refused_in_two_sentences(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("def attend(q,\n", encoding="utf-8")
+    with pytest.raises(HeedError, match=r"SyntaxError: .*line 1\)\. Correct it"):
+        check_function(f"{file}:attend")
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeedError, match="no such file"):
         check_function(f"{tmp_path / 'none.py'}:attend")

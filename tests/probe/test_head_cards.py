@@ -390,6 +390,8 @@ def test_what_other_tasks_do_not_have(runs: dict[str, Path], tmp_path: Path) -> 
         invoke(str(runs["generate"]), "--test", str(text / "test.en"), "--gold", str(gold))
     with pytest.raises(ConfigError, match="--align is for translators"):
         invoke(str(runs["classify"]), "--align", "--split", "dev")
+    with pytest.raises(ConfigError, match=r"--align is for translators.*'generate'"):
+        invoke(str(runs["generate"]), "--align")  # it has no test set
     probe = probe_with(runs["generate"], family="lstm")
     with pytest.raises(RunError, match="no attention heads"):
         measure_heads(probe)

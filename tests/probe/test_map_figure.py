@@ -158,8 +158,9 @@ def test_any_word_can_be_drawn(tmp_path_factory: pytest.TempPathFactory, words: 
 def test_layers_and_heads_that_are_missing_are_errors() -> None:
     maps = AttentionMaps("a text", "translate", cross=a_map())
     for layer, head, said in (
-        (2, 0, "no layer 3: cross attention has 2 layers"),
-        (1, 2, "no head 3: this layer has 2"),
+        (2, 0, r"no layer 2: cross attention has 2 layers\. Choose 0 to 1\."),
+        (-1, 0, r"no layer -1: cross attention has 2 layers\. Choose 0 to 1\."),
+        (1, 2, r"no head 2: this layer has 2\. Choose 0 to 1, or mean\."),
         (1, "all", "no head all"),
     ):
         with pytest.raises(HeedError, match=said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,19 @@ def test_a_check_passes_or_fails_by_its_exit_code(tmp_path: Path) -> None:
     code, text = run("--check", f"{file}:wrong", "--json")
     assert code == 1
     assert json.loads(text)["passed"] is False
+
+
+def test_the_proof_of_the_docs_is_what_its_command_prints(tmp_path: Path) -> None:
+    """The page left out the scale, with which alone the query is the one shown."""
+    page = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page.partition("## Proofs")[2]
+    command, shown = (section.split(f"```{kind}\n")[1].split("```")[0] for kind in ("sh", "text"))
+    keys = re.findall(r"\(([\d.]+), ([\d.]+)\)", section.partition(", the last can't")[0])
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [[*map(float, key)] for key in keys]}), encoding="utf-8")
+    assert command.split()[:3] == ["heed", "design", file.name]
+    code, report = run(str(file), *command.split()[3:])
+    assert code == 1
+    rounding = r"agree\s+to\s+\S+\)"  # which another processor may have otherwise
+    printed = report.partition("\n\n")[2]
+    assert re.sub(rounding, "", printed).split() == re.sub(rounding, "", shown).split()

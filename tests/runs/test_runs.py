@@ -470,13 +470,15 @@ def test_a_deleted_model_is_written_again(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"delete it, and `heed resume .*` writes it again"):
         train_run.resume(copy.folder, device="cpu", console=Console(quiet=True))
     copy.weights_path.unlink()
-    with pytest.warns(HeedWarning, match="its training is not finished"):
+    with pytest.warns(HeedWarning, match=r"model\.safetensors: .* missing.*heed resume .* writes"):
         load_run(copy.folder, device="cpu")
+    with pytest.raises(RunError, match=r"model\.safetensors: .* missing.*heed resume .* writes"):
+        copy.require_weights()
     train_run.resume(copy.folder, device="cpu", console=Console(quiet=True))
     assert copy.weights_path.read_bytes() == whole
 
 
-@pytest.mark.filterwarnings("ignore:.*its training is not finished")
+@pytest.mark.filterwarnings("ignore:.*the weights of this finished run are missing")
 def test_older_weights_serve_where_the_best_are_damaged(run: Path, tmp_path: Path) -> None:
     copy = Run(shutil.copytree(run, tmp_path / "run"))
     copy.weights_path.unlink()

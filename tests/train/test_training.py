@@ -86,6 +86,30 @@ def test_what_train_has_too_is_scored_apart(text: Path) -> None:
     assert {"dev", "dev-clean"} <= scores(run)[-1].keys()
 
 
+@pytest.mark.parametrize("task", ["classify", "generate"])
+def test_a_test_set_that_overlaps_with_train_is_reported_at_the_start(
+    text: Path, task: str
+) -> None:
+    """Only `data.sets` were; of test one learned it after training, in a line of its scores."""
+    test = {"classify": "dev.tsv", "generate": "train.txt"}[task]
+    recipe = make_recipe(text, task, data={"test": [str(text / test)]})
+    said: list[str] = []
+    parts = prepare(recipe, _run(text), device=CPU, say=said.append)
+    (line,) = [line for line in said if line.startswith("test: ")]
+    assert "also in train" in line
+    assert line.endswith("Report scores on the clean part as well")
+    assert not any(name.startswith("test") for name in parts.sets)
+
+
+def test_a_test_set_that_cannot_be_read_does_not_stop_training(text: Path) -> None:
+    (text / "bad.tsv").write_bytes(b"with\t\xff\n")
+    for name in ("none.tsv", "bad.tsv"):
+        recipe = make_recipe(text, data={"test": [str(text / name)]})
+        said: list[str] = []
+        prepare(recipe, Run.create(text / name[:3], recipe), device=CPU, say=said.append)
+        assert not any(line.startswith("test: ") for line in said)
+
+
 def test_named_sets_and_train_are_scored_by_the_same_path(text: Path) -> None:
     recipe = make_recipe(
         text,
@@ -424,9 +448,14 @@ def test_too_many_of_them_stop_the_run_and_keep_the_batch(
 ) -> None:
     poison(monkeypatch, 1, 99)
     recipe = make_recipe(text, train={"max_skipped_steps": 2})
-    with pytest.raises(HeedError, match="not finite in 3 steps in a row"):
+    with pytest.raises(HeedError, match="not finite in 3 steps in a row") as error:
         trained(recipe, text / "run")
-    assert list((text / "run").glob("batch-*.safetensors"))
+    (batch,) = (text / "run").glob("batch-*.safetensors")
+    step = batch.stem.partition("-")[2]
+    assert f"the last at step {step}," in error.value.what
+    assert error.value.todo is not None
+    assert error.value.todo.startswith("Train a new run with a lower train.lr")
+    assert f"saved in {batch}." in error.value.todo
 
 
 def room_for(texts: int, true: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ several train files are read one after another.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def infer_splits(
             raise DataError(
                 "tables and plain text cannot be mixed in one corpus.",
                 where=make_printable(table),
-                todo="Check one kind at a time.",
+                todo=_name_tables(paths, table),
             )
         sides = [] if task == "generate" else _pair_sides(plain)
         if task is None and not sides:
@@ -64,6 +65,16 @@ def infer_splits(
             parts = hf_datasets.split_paths(path) if is_dataset(path) else {path: path}
             groups.extend((name, [part]) for name, part in parts.items())
     return _name_splits(groups)
+
+
+def _name_tables(paths: Sequence[str | Path], table: str) -> str:
+    """The advice for tables mixed with plain text: for a folder, the command for its tables."""
+    pattern = f"*{Path(table).suffix}"
+    folder = next((path for path in map(str, paths) if table in _list_files(path)), table)
+    if folder == table:
+        return "Check one kind at a time."
+    command = f"heed check {shlex.quote(folder)}/{pattern}"
+    return f"Check one kind at a time, as in: {command}"
 
 
 def _list_files(path: str) -> list[str]:

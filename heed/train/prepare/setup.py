@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -110,7 +110,9 @@ def prepare(
         with stage("read and check"):
             with world.rank0_first():
                 corpora = open_splits(recipe)
-            seen = world.broadcast(lambda: check_data(corpora, say))
+            seen = world.broadcast(
+                lambda: check_data(corpora, say, open_test(recipe, corpora["train"]))
+            )
         with world.rank0_first():
             with stage("tokenizer"):
                 tokenize_ahead.wait(say)
@@ -181,12 +183,30 @@ def validate_recipe(recipe: Recipe, pretrained: PretrainedModel | None = None) -
             open_corpus(data.test, task=recipe.task, unit=data.unit, like=train)
 
 
-def check_data(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
+def open_test(recipe: Recipe, train: Corpus) -> Corpus | None:
+    """The test set of a recipe, if its files are there: training itself does not read it."""
+    data = recipe.data
+    if not data.test or data.synthetic is not None:
+        return None
+    try:
+        return open_corpus(
+            data.test, task=recipe.task, unit=data.unit, header=data.header, like=train
+        )
+    except DataError:
+        return None
+
+
+def check_data(
+    corpora: dict[str, Corpus], say: Say, test: Corpus | None = None
+) -> dict[str, list[int]]:
     """Run the data doctor: print its warnings, and raise its first error.
 
-    Returns, for each set that shares examples with train, the rows of those examples.
+    Of `test`, which training does not read, it warns only where texts are also in train.
+    Returns, for each set of `corpora` that shares examples with train, the rows of those examples.
     """
-    report = examine(corpora)
+    report = examine(corpora if test is None else corpora | {"test": test})
+    findings = [one for one in report.findings if one.split in corpora or one.code == "overlap"]
+    report = replace(report, findings=tuple(findings))
     if not report.ok:
         first, errors = report.errors[0], len(report.errors)
         files = ", ".join(corpora[first.split].paths)
@@ -203,7 +223,11 @@ def check_data(corpora: dict[str, Corpus], say: Say) -> dict[str, list[int]]:
             drops = finding.code in ("empty", "unlabeled")
             place = f" (the first is {finding.places[0]})" if drops else ""
             say(f"{finding.split}: {finding.message}{place}")
-    return {name: np.flatnonzero(seen).tolist() for name, seen in report.seen.items() if seen.any()}
+    return {
+        name: np.flatnonzero(seen).tolist()
+        for name, seen in report.seen.items()
+        if name in corpora and seen.any()
+    }
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer, classes: int | None) -> Model:
