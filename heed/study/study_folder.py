@@ -148,20 +148,31 @@ def extend_study(
 
     Raises a `RunError` where the folder has another study, one with other `texts` included.
     """
-    verify_copies(folder)
     verify_texts(folder, texts or {})
-    stored = read_study_folder(folder)
-    entry = find_additions(stored, config, folder)
+    extended, entry = merge_studies(folder, config)
     if not entry:
-        return stored
-    extended = _extend(stored, entry)
-    check_study(extended, read_copies(folder), where=str(folder))
+        return extended
     copy_recipes(folder, _recipe_names(extended))
     line = json.dumps({"time": round(time.time(), 3), **entry, checksums.KEY: checksums.BLANK})
     path = folder / ADDITIONS
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     write_atomic(path, before + checksums.seal_text(line) + "\n")
     return extended
+
+
+def merge_studies(folder: Path, config: StudyConfig) -> tuple[StudyConfig, dict[str, Any]]:
+    """The study of a folder with what `config` has beyond it, and that; nothing is written.
+
+    Raises a `RunError` where the folder has another study.
+    """
+    verify_copies(folder)
+    stored = read_study_folder(folder)
+    entry = find_additions(stored, config, folder)
+    if not entry:
+        return stored, entry
+    extended = _extend(stored, entry)
+    check_study(extended, read_copies(folder), where=str(folder))
+    return extended, entry
 
 
 def find_additions(stored: StudyConfig, config: StudyConfig, folder: Path) -> dict[str, Any]:

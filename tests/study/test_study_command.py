@@ -176,6 +176,26 @@ def test_a_study_in_which_every_trial_failed_ends_with_an_error(recipe: str) -> 
     assert (code, "minutes  none: every trial has ended" in output) == (0, True)
 
 
+def test_an_estimate_of_a_study_that_has_begun_is_of_what_the_command_adds(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "out"
+    create_study_folder(folder, tiny_study(tmp_path, seeds="0,1,2"))
+    ended_study(folder, seeds=3)
+    before = (folder / "study.toml").read_bytes()
+    for flags, runs in (
+        (("--seeds", "4,5"), "runs     10, 4 of them left"),
+        (("--seeds", "2"), "runs     6, 0 of them left"),
+        (("--seeds", "0,1,2,7"), "runs     8, 2 of them left"),
+    ):
+        code, output = invoke_command("study", str(folder), *flags, "--dry-run", "--jobs", "1")
+        assert (code, runs in output) == (0, True), output
+    code, output = invoke_command("study", str(folder), "--set", "train.steps=3", "--dry-run")
+    assert (code, "another study has begun in this folder" in output) == (2, True)
+    assert (folder / "study.toml").read_bytes() == before
+    assert not (folder / "additions.jsonl").exists()
+
+
 def test_an_estimate_has_every_evaluation_and_leaves_nothing(recipe: str) -> None:
     code, output = invoke_command("study", recipe, *VARY, "--dry-run", "--jobs", "1")
     assert code == 0, output
