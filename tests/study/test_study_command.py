@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,9 +21,12 @@ from killing import FOUND
 from rich.console import Console
 from studying import outcome_of, tiny_study, write_recipe
 
+from heed.config import Recipe
 from heed.errors import RunError
 from heed.report.markdown import render_markdown
 from heed.report.study_report import build_study_report
+from heed.runs.index import build_runs_table, list_runs
+from heed.runs.run import Run
 from heed.study.compare_named import compare_named
 from heed.study.plan import plan_trials
 from heed.study.run_study import write_csv
@@ -31,7 +35,7 @@ from heed.study.study_estimate import StudyEstimate, render_estimate
 from heed.study.study_file import read_study
 from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
-from heed.study.trials import Trial, TrialState, read_trials, write_state
+from heed.study.trials import Status, Trial, TrialState, read_trials, write_state
 
 
 @pytest.fixture
@@ -254,6 +258,36 @@ def test_what_to_do_next_is_told(tmp_path: Path) -> None:
     assert describe_end(Path("out"), config, states) == "out: 2 finished. Next: heed report out"
     waiting = [states[0], replace(states[1], status="waiting")]
     assert "1 are left. The same command goes on" in describe_end(Path("out"), config, waiting)
+
+
+def test_a_pruned_run_is_listed_as_such_and_not_resumed(tmp_path: Path) -> None:
+    folder, config = tmp_path / "search", tiny_study(tmp_path)
+    create_study_folder(folder, config)
+    runs = {
+        name: Run.create(folder / "runs" / name, Recipe.of({"task": "generate"}))
+        for name in ("a-trial008", "a-trial009")
+    }
+    (folder / "trials").mkdir()
+    statuses: tuple[Status, Status] = ("pruned", "stopped")
+    for number, (name, status) in enumerate(zip(runs, statuses, strict=True)):
+        trial = Trial(name, number, "a", {}, "tiny", 0, "search")
+        write_state(folder, TrialState(trial, status, run=f"runs/{name}"))
+    listed = list_runs(folder)
+    assert [run["pruned"] for run in listed] == [True, False]
+    console = Console(width=80, file=io.StringIO())
+    console.print(build_runs_table(listed, width=80))
+    assert isinstance(console.file, io.StringIO)
+    table = console.file.getvalue()
+    assert table.count("to resume") == 1
+    assert "pruned: the search of its study ended it early (prune)." in table
+    for changes in ((), ("--set", "train.steps=99")):
+        code, output = invoke_command("resume", str(runs["a-trial008"].folder), *changes)
+        assert code == 2
+        assert "this run was pruned by the search of the study search" in output
+    assert runs["a-trial009"].find_pruning_study() is None
+    moved = tmp_path / "runs/a-trial008"  # no study counts a copy elsewhere
+    shutil.copytree(runs["a-trial008"].folder, moved)
+    assert Run(moved).find_pruning_study() is None
 
 
 def test_an_empty_study_has_an_empty_csv(tmp_path: Path) -> None:
