@@ -19,7 +19,12 @@ from heed.study.study_config import (
     StudyConfig,
     SystemConfig,
 )
-from heed.study.study_folder import is_study_folder, read_copies, read_study_folder
+from heed.study.study_folder import (
+    is_study_folder,
+    read_copies,
+    read_study_folder,
+    refuse_lost_study,
+)
 from heed.study.study_systems import check_study, expand_systems
 
 __all__ = [
@@ -77,6 +82,7 @@ def declare_study(name: str | Path, flags: StudyFlags) -> StudyConfig:
         tables = _apply_flags(config.tables(), flags, extends=True)
         read = read_copies(path)
         return check_study(StudyConfig.of(tables, where=str(path)), read, where=str(path))
+    refuse_lost_study(path)
     if path.is_dir():
         what = "there is no study in this folder: study.toml is missing."
         raise RunError(what, where=str(path), todo="Name the folder that `heed study` made.")

@@ -22,6 +22,7 @@ from heed.study.recipe_copies import RECIPES, copy_recipes, find_copy, verify_co
 from heed.study.study_config import StudyConfig
 from heed.study.study_systems import ReadTables, check_study, expand_systems
 from heed.study.study_texts import verify_texts, write_texts
+from heed.study.trials import TRIALS
 
 STUDY_FILE, ADDITIONS = "study.toml", "additions.jsonl"
 """Files of a study's folder: the declared study, and what was added."""
@@ -50,6 +51,16 @@ class Additions:
 def is_study_folder(folder: Path) -> bool:
     """Whether a study has begun in a folder."""
     return (folder / STUDY_FILE).is_file()
+
+
+def refuse_lost_study(folder: Path) -> None:
+    """Raise an error for the folder of a study whose study.toml is missing."""
+    if (folder / TRIALS).is_dir() and not is_study_folder(folder):
+        raise RunError(
+            f"this study has trials, but its {STUDY_FILE} is missing.",
+            where=str(folder),
+            todo="Restore it from a copy of the study; a new study needs another folder (--out).",
+        )
 
 
 def create_study_folder(

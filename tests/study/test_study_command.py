@@ -19,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from killing import FOUND
 from rich.console import Console
+from study_folders import write_study
 from studying import outcome_of, tiny_study, write_recipe
 
 from heed.config import Recipe
 from heed.errors import RunError
+from heed.report.build_report import build_report
 from heed.report.markdown import render_markdown
 from heed.report.study_report import build_study_report
 from heed.runs.index import build_runs_table, list_runs
@@ -35,6 +37,7 @@ from heed.study.study_estimate import StudyEstimate, render_estimate
 from heed.study.study_file import read_study
 from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
+from heed.study.study_results import StudyResults
 from heed.study.trials import Status, Trial, TrialState, read_trials, write_state
 
 
@@ -119,6 +122,20 @@ def test_a_folder_with_another_study_or_with_anything_else_is_refused(
     (lost / "study.lock").touch()
     code, output = invoke_command("study", recipe, *VARY, "--out", str(lost))
     assert (code, "its study.toml is missing" in output) == (2, True)
+
+
+def test_the_folder_of_a_study_whose_file_is_missing_is_no_folder_of_runs(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "lost", {"a": 0.4, "b": 0.6})
+    (folder / "study.toml").unlink()
+    message = r"lost: this study has trials, but its study\.toml is missing\. Restore it"
+    for name in (folder, folder / "records"):
+        with pytest.raises(RunError, match=message):
+            compare_named([name])
+    for read in (read_study, StudyResults.read, lambda name: build_report([name])):
+        with pytest.raises(RunError, match=message):
+            read(folder)
+    records = [str(path) for path in sorted((folder / "records").iterdir())]
+    assert len(compare_named(records).groups) == 2  # as records, they need no study
 
 
 def test_a_second_command_for_the_same_study_is_refused(recipe: str, tmp_path: Path) -> None:
