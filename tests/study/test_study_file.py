@@ -360,3 +360,4 @@ def test_written_and_read_again_a_study_is_the_same(
 @given(st.lists(st.sampled_from(["a", "1e-3", "[1,2]", '"x,y"', "{a=[1,2],b=3}"]), min_size=1))
 def test_values_are_split_outside_brackets_and_quotes(values: list[str]) -> None:
     assert split_values(",".join(values)) == values
+    assert split_values(",".join(["", *values, "", ""])) == ["", *values, "", ""]
