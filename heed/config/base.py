@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -32,6 +33,16 @@ NonNegative = Annotated[float, Field(ge=0.0, le=MAX_NUMBER)]
 Positive = Annotated[float, Field(ge=MIN_NUMBER, le=MAX_NUMBER)]
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 """Words for the bounds of a number, by pydantic's names."""
+KINDS = {
+    "bool_type": "true or false",
+    "dict_type": "a table of keys",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "string_type": "a text",
+}
+"""Words for the kind of a value, by pydantic's names of errors."""
 SHOWN = 80
 """Characters of a wrong value that an error message quotes."""
 Check = Callable[[Any], str | None]
@@ -129,10 +140,21 @@ def _message(item: Any, known: list[str]) -> str:
     for bound, phrase in BOUNDS.items():
         if bound in item.get("ctx", {}):
             limit = item["ctx"][bound]
+            if limit == MIN_NUMBER:  # the smallest number stands for all above 0
+                return f"{key} cannot be {shorten(value)}: it is above 0."
             number = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
             return f"{key} cannot be {shorten(value)}: it is {phrase} {number}."
+    if item["type"] in KINDS:
+        example = _list_example(value) if item["type"] == "list_type" else ""
+        return f"{key} cannot be {shorten(value)}: it is {KINDS[item['type']]}{example}."
     message = item["msg"][0].lower() + item["msg"][1:]
     return f"{key} cannot be {shorten(value)}: {message.replace('input should', 'it should')}."
+
+
+def _list_example(value: object) -> str:
+    """The list that one value alone may stand for: `, as ["rope"]`; nothing for other values."""
+    is_plain = isinstance(value, str | int | float) and len(str(value)) <= SHOWN // 2
+    return f", as {json.dumps([value], ensure_ascii=False)}" if is_plain else ""
 
 
 def shorten(value: object) -> str:
