@@ -122,6 +122,17 @@ def check_reuse(folders: Sequence[Path]) -> None:
         raise ConfigError(missing)
 
 
+def describe_lone_system(config: StudyConfig) -> str | None:
+    """A warning where a study has one system and searches nothing; None for other studies."""
+    systems = expand_systems(config)
+    if len(systems) > 1 or config.search is not None:
+        return None
+    return (
+        f"{systems[0].name} is the only system: the study measures how its seeds differ, and there "
+        "is nothing to compare it with. Name what varies with --vary key=a,b."
+    )
+
+
 def refuse_no_result(folder: Path, states: Sequence[TrialState]) -> None:
     """Raise an error where every trial of a study failed."""
     if states and all(state.status == "failed" for state in states):

@@ -31,7 +31,7 @@ from heed.runs.index import build_runs_table, list_runs
 from heed.runs.run import Run
 from heed.study.compare_named import compare_named
 from heed.study.plan import plan_trials
-from heed.study.run_study import write_csv
+from heed.study.run_study import describe_lone_system, write_csv
 from heed.study.status_table import StatusView, describe_end, read_progress, render_status
 from heed.study.study_estimate import StudyEstimate, render_estimate
 from heed.study.study_file import read_study
@@ -100,6 +100,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(case: str, recipe: str) ->
     code, output = invoke_command("study", recipe, *arguments)
     assert (code, message in output) == (2, True), output
     assert not Path("runs/tiny-study/study.toml").exists()
+
+
+def test_a_study_of_one_system_says_that_nothing_is_compared(recipe: str, tmp_path: Path) -> None:
+    words = "tiny is the only system: the study measures how its seeds differ"
+    code, output = invoke_command("study", recipe, "--seeds", "2", "--dry-run")
+    assert (code, words in output) == (0, True), output
+    assert describe_lone_system(tiny_study(tmp_path)) is None
 
 
 def test_a_metric_that_the_task_does_not_produce_is_refused(recipe: str) -> None:
