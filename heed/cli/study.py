@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from heed.cli.common import AsJson, Device, PluginFiles, app, console, print_json, print_text
+from heed.cli.common import (
+    AsJson,
+    Device,
+    PluginFiles,
+    app,
+    console,
+    print_json,
+    print_text,
+    print_warning,
+)
 from heed.errors import ConfigError
 
 
@@ -123,6 +132,7 @@ def study(
         check_jobs,
         check_minutes,
         default_jobs,
+        describe_lone_system,
         locate_study,
         refuse_no_result,
         run_study,
@@ -139,6 +149,8 @@ def study(
     flags = StudyFlags(vary or (), seeds, change or (), data, quick, threads)
     folder, config = locate_study(study, flags, out)
     screen = console(quiet=json)
+    if not (stop or status) and (warning := describe_lone_system(config)):
+        print_warning(warning)
     if stop:
         stopped = stop_study(folder)
         print_text(f"{folder}: {'it stops.' if stopped else 'no process runs this study.'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -33,6 +34,17 @@ NonNegative = Annotated[float, Field(ge=0.0, le=MAX_NUMBER)]
 Positive = Annotated[float, Field(ge=MIN_NUMBER, le=MAX_NUMBER)]
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 """Words for the bounds of a number, by pydantic's names."""
+KINDS = {
+    "bool_type": "true or false",
+    "dict_type": "a table of keys",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "string_type": "a text",
+}
+"""Words for the kind of a value, by pydantic's names of errors."""
+NUMBER = r"[-+.\deE]*"
 SHOWN = 80
 """Characters of a wrong value that an error message quotes."""
 Check = Callable[[Any], str | None]
@@ -65,7 +77,7 @@ class Section(BaseModel):
             except ValidationError as error:
                 for item in error.errors():
                     bad.add(str(item["loc"][0]))
-                    complaints.append(_message(item, type(self)))
+                    complaints.append(_message(item, type(self).keys()))
             complaints += [
                 f"{key} is not UTF-8, which a recipe is: {shorten(text)}. Rename what it names."
                 for key, value in values.items()
@@ -118,8 +130,7 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str | None:
     return f"There is no {kind} {name!r}; choose one of {', '.join(known)}.{nearest(name, known)}"
 
 
-def _message(item: Any, section: type[Section]) -> str:
-    known = section.keys()
+def _message(item: Any, known: list[str]) -> str:
     key, value = ".".join(str(part) for part in item["loc"]), item["input"]
     if item["type"] == "extra_forbidden":
         return f"There is no key {key!r}.{nearest(key, known)}"
@@ -131,15 +142,25 @@ def _message(item: Any, section: type[Section]) -> str:
     for bound, phrase in BOUNDS.items():
         if bound in item.get("ctx", {}):
             limit = item["ctx"][bound]
+            if limit == MIN_NUMBER:  # the smallest number stands for all above 0
+                return f"{key} cannot be {shorten(value)}: it is above 0."
             number = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
             return f"{key} cannot be {shorten(value)}: it is {phrase} {number}."
-    field = section.model_fields.get(str(item["loc"][0]))
-    of_texts = field is not None and "list[str]" in str(field.annotation)
-    if of_texts and item["type"] == "list_type" and isinstance(value, str) and len(value) <= SHOWN:
-        example = json.dumps([value], ensure_ascii=False)
-        return f"{key} cannot be {shorten(value)}: it is a list; write {example}."
+    if item["type"] in KINDS:
+        example = _list_example(value) if item["type"] == "list_type" else ""
+        return f"{key} cannot be {shorten(value)}: it is {KINDS[item['type']]}{example}."
     message = item["msg"][0].lower() + item["msg"][1:]
     return f"{key} cannot be {shorten(value)}: {message.replace('input should', 'it should')}."
+
+
+def _list_example(value: object) -> str:
+    """The list that one text alone may stand for: `, as ["rope"]`; nothing for other values.
+
+    Where a text is a number in quotes, the list may be one of numbers.
+    """
+    if not isinstance(value, str) or len(value) > SHOWN // 2 or re.fullmatch(NUMBER, value):
+        return ""
+    return f", as {json.dumps([value], ensure_ascii=False)}"
 
 
 def shorten(value: object) -> str:

@@ -11,6 +11,7 @@ from heed.report.document import Document
 from heed.report.run_report import ReportOptions, build_run_report
 from heed.report.study_report import build_study_report
 from heed.runs.discovery import find_runs
+from heed.study.study_folder import refuse_lost_study
 
 STUDY_FILE = "study.toml"
 """The file that makes a folder a study."""
@@ -22,6 +23,8 @@ NOTES = (".txt", ".md")
 def build_report(names: Sequence[str | Path], options: ReportOptions | None = None) -> Document:
     """The report of a study folder, a run, or several runs (folders of runs and patterns too)."""
     options = options or ReportOptions()
+    for name in names:
+        refuse_lost_study(Path(name))
     studies = [name for name in names if is_study(name)]
     if studies and len(names) > 1:
         raise ConfigError([f"{studies[0]} is a study: it has a report of its own, name it alone."])

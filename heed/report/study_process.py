@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,11 @@ STATUS_WORDS = {
 }
 
 
-def describe_trials(states: Sequence[TrialState]) -> Section:
-    """The trials by system and status, and the reasons of those that did not finish."""
+def describe_trials(states: Sequence[TrialState], space: Collection[str] = ()) -> Section:
+    """The trials by system and status, and the reasons of those that did not finish.
+
+    `space` are the searched keys.
+    """
     columns = ["system", *(word for word in _present_statuses(states).values())]
     columns += ["minutes", "tokens"]
     rows = []
@@ -54,7 +57,7 @@ def describe_trials(states: Sequence[TrialState]) -> Section:
     ended = [state for state in states if state.status in ("failed", "pruned", "stopped")]
     if ended:
         table_rows = [
-            [state.trial.name, state.status, _format_keys(state), _tell_reason(state)]
+            [state.trial.name, state.status, _format_keys(state, space), _tell_reason(state)]
             for state in ended[:MAX_REASONS]
         ]
         caption = "Trials that did not finish, and why."
@@ -88,11 +91,12 @@ def _trial_row(label: str, chosen: Sequence[TrialState], states: Sequence[TrialS
     return [label, *cells, f"{minutes:,.2f}", format_count(tokens)]
 
 
-def _format_keys(state: TrialState) -> str:
-    """The keys of a search trial; nothing for trials that are told by system and seed."""
+def _format_keys(state: TrialState, space: Collection[str]) -> str:
+    """The searched keys of a trial; nothing for trials that are told by system and seed."""
     if state.trial.stage == "final":
         return ""
-    return ", ".join(f"{key}={_short(value)}" for key, value in state.trial.changes.items())
+    changes = state.trial.changes
+    return ", ".join(f"{key}={_short(changes[key])}" for key in space if key in changes)
 
 
 def _short(value: Any) -> str:

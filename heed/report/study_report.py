@@ -92,7 +92,9 @@ def build_study_report(
     if examples and (section := describe_examples(results)) is not None:
         sections.append(section)
     running = is_running(results.folder)
-    sections.append(describe_trials(mark_interrupted(results.trials, is_running=running)))
+    states = mark_interrupted(results.trials, is_running=running)
+    space = results.config.search.space if results.config.search else ()
+    sections.append(describe_trials(states, space))
     sections.append(describe_declarations(results, question))
     if question is not None and results.comparison is not None:
         sections.append(

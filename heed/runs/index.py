@@ -49,6 +49,8 @@ USUAL_KEYS = (
 NONE = "–"
 NO_WEIGHTS = "no weights"
 """The status of a finished run whose weights its study did not keep."""
+PRUNED = "pruned"
+"""The status of a run that the search of its study ended early."""
 NOT_FOR_LSTM = tuple(
     f"model.{key}"
     for key in ("position", "heads", "merge", "norm", "norm_place", "activation", "feed_forward")
@@ -80,11 +82,12 @@ def list_run(run: Run) -> Entry:
     """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
     names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
     entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
-    entry |= {"weights_deleted": False, "sets": {}, "training": False}
+    entry |= {"weights_deleted": False, "pruned": False, "sets": {}, "training": False}
     try:
         recipe = Run.open(run.folder).recipe()
         if run.has_deleted_weights:
             entry |= {"finished": True, "weights_deleted": True}
+        entry["pruned"] = run.find_pruning_study() is not None
         entry["training"] = run.is_locked
         return entry | describe_run(run, recipe, run.metrics())
     except UNREADABLE as error:
@@ -188,6 +191,8 @@ def build_runs_table(
     notes = [note] if hidden else []
     if any(run["weights_deleted"] for run in runs):
         notes.append(f"{NO_WEIGHTS}: finished, and its study did not keep them (keep_weights).")
+    if any(run["pruned"] for run in runs):
+        notes.append(f"{PRUNED}: the search of its study ended it early (prune).")
     return Group(table, *map(build_note, notes))
 
 
@@ -257,6 +262,7 @@ def _header(column: str) -> str:
 def _cell(run: Entry, column: str) -> str:
     if column == "status":
         status = "finished" if run["finished"] else "to resume"
+        status = PRUNED if run["pruned"] else status
         status = "training" if run["training"] else status
         status = NO_WEIGHTS if run["weights_deleted"] else status
         return "broken" if run["broken"] else status

@@ -54,6 +54,8 @@ RESTORE = "Restore it from a copy of the run."
 """The advice for a file of a run that cannot be written again."""
 LOCK = ".lock"
 """The file whose lock a process that trains in the folder holds."""
+STUDY_RUNS, STUDY_TRIALS = "runs", "trials"
+"""Folders of a study: the run of a trial is runs/NAME, its state trials/NAME.json."""
 
 
 class Run:
@@ -201,6 +203,33 @@ class Run:
     def _has_ended(self) -> bool:
         """Whether training ended, after which the final weights are written."""
         return "lines" in self.environment()
+
+    def find_pruning_study(self) -> Path | None:
+        """The folder of the study that pruned this run in a search; None for any other run.
+
+        The state of the trial says so: the run itself is one that training has stopped.
+        """
+        folder = self.folder.resolve()
+        study = folder.parent.parent
+        if folder.parent.name != STUDY_RUNS:
+            return None
+        try:
+            state = checksums.read_json(study / STUDY_TRIALS / f"{folder.name}.json", todo=RESTORE)
+        except (OSError, RunError):  # no trial; the study says what is wrong with its files
+            return None
+        return study if state.get("status") == "pruned" else None
+
+    def refuse_if_pruned(self) -> None:
+        """Refuse to train a run on that its study pruned: the study counts it as it ended."""
+        study = self.find_pruning_study()
+        if study is not None:
+            raise RunError(
+                f"this run was pruned by the search of the study {study.name}, which counts it as "
+                "it is.",
+                where=str(self.folder),
+                todo="To train this recipe to its end, make a new run: "
+                f"heed train {self.recipe_path} --run NEW",
+            )
 
     def weights_step(self, weights: str) -> int:
         """The step of `last`, or of weights named by their step; an error if there are none."""

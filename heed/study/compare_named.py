@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heed.study.recipe_comparison import RecipeComparison, compare_runs
 from heed.study.run_records import SUFFIX, ScoredRun, open_scored_runs
-from heed.study.study_folder import is_study_folder
+from heed.study.study_folder import is_study_folder, refuse_lost_study
 from heed.study.study_results import StudyResults
 from heed.study.trials import RECORDS, RUNS
 
@@ -89,8 +89,12 @@ def expand_studies(names: Sequence[str | Path]) -> list[str]:
 def _study_folder(name: str | Path) -> Path | None:
     """The folder of the study that a path names; its records and runs stand for it."""
     path = Path(name)
+    refuse_lost_study(path)
     if is_study_folder(path):
         return path
-    if path.resolve().name in (RECORDS, RUNS) and is_study_folder(path.resolve().parent):
+    if path.resolve().name not in (RECORDS, RUNS):
+        return None
+    refuse_lost_study(path.resolve().parent)
+    if is_study_folder(path.resolve().parent):
         return path.parent if path.name in (RECORDS, RUNS) else path.resolve().parent
     return None

@@ -18,11 +18,16 @@ from heed.study.recipe_copies import RECIPES
 from heed.study.runner import RunOptions, carry_out_study
 from heed.study.study_estimate import resolve_system
 from heed.study.study_file import StudyConfig, StudyFlags, declare_study
-from heed.study.study_folder import create_study_folder, extend_study, is_study_folder
+from heed.study.study_folder import (
+    create_study_folder,
+    extend_study,
+    is_study_folder,
+    refuse_lost_study,
+)
 from heed.study.study_lock import LOCK, RUNNER, study_lock
 from heed.study.study_systems import expand_systems
 from heed.study.study_texts import DATA, try_texts
-from heed.study.trials import TRIALS, TrialState, trial_rows
+from heed.study.trials import TrialState, trial_rows
 
 MAX_JOBS = 8
 """Trials at a time by default, however many cores there are."""
@@ -58,10 +63,7 @@ def locate_study(name: str | Path, flags: StudyFlags, out: Path | None) -> tuple
             raise RunError("this is a file.", where=str(out), todo="Name a new folder with --out.")
         has_lock = (out / LOCK).exists()  # of a command that was killed before study.toml
         begun = (LOCK, RUNNER, RECIPES, DATA) if has_lock else ()
-        if has_lock and (out / TRIALS).is_dir():
-            what = "this study has trials, but its study.toml is missing."
-            todo = "Restore study.toml from a copy of the study, or name a new folder with --out."
-            raise RunError(what, where=str(out), todo=todo)
+        refuse_lost_study(out)
         if any(path.name not in begun and not is_draft(path) for path in out.iterdir()):
             what = "this folder is not empty, and there is no study in it."
             raise RunError(what, where=str(out), todo="Name a new folder with --out.")
@@ -118,6 +120,17 @@ def check_reuse(folders: Sequence[Path]) -> None:
     ]
     if missing:
         raise ConfigError(missing)
+
+
+def describe_lone_system(config: StudyConfig) -> str | None:
+    """A warning where a study has one system and searches nothing; None for other studies."""
+    systems = expand_systems(config)
+    if len(systems) > 1 or config.search is not None:
+        return None
+    return (
+        f"{systems[0].name} is the only system: the study measures how its seeds differ, and there "
+        "is nothing to compare it with. Name what varies with --vary key=a,b."
+    )
 
 
 def refuse_no_result(folder: Path, states: Sequence[TrialState]) -> None:

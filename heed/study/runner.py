@@ -25,7 +25,7 @@ from heed.study.status_table import describe_trial, find_spent_budget
 from heed.study.study_config import StudyConfig
 from heed.study.study_folder import Additions, read_additions
 from heed.study.trial_process import NO_SPACE
-from heed.study.trial_records import restore_state
+from heed.study.trial_records import restore_state, verify_records
 from heed.study.trials import (
     LOGS,
     RECORDS,
@@ -83,8 +83,10 @@ def carry_out_study(
     """Carry out what is left of a study; returns the states of its trials.
 
     Call it within `study_lock`. Raises a `StoppedError` when stopped by a signal, and a `HeedError`
-    where the disk is full: the same command goes on in both cases.
+    where the disk is full: the same command goes on in both cases. A lost or damaged record is an
+    error before anything is trained: a search prunes by records, and reports read nothing else.
     """
+    verify_records(folder, read_trials(folder))
     for name in (TRIALS, RECORDS, RUNS, LOGS):
         make_folder(folder / name)
         delete_drafts(folder / name)

@@ -321,9 +321,14 @@ def _is_broken(part: Any) -> bool:
 
 
 def _expand_seeds(seeds: Any, complaints: list[str]) -> Any:
-    """A number of seeds as a list from 0; anything else as it is."""
-    if isinstance(seeds, bool) or not isinstance(seeds, int):
+    """A number of seeds as a list from 0; a list as it is."""
+    if isinstance(seeds, list):
         return seeds
+    if isinstance(seeds, bool) or not isinstance(seeds, int):
+        complaints.append(
+            f"seeds cannot be {shorten(seeds)}: it is a whole number or a list of them, as [3, 4]."
+        )
+        return [0]
     if not 1 <= seeds <= 10_000:
         complaints.append(f"seeds cannot be {shorten(seeds)}: it is at least 1, or a list.")
         return [0]

@@ -16,6 +16,7 @@ from heed.runs.run import Run
 from heed.study.plan import label_systems
 from heed.study.pretrained_run import pretrained_folder, resolve_pretraining
 from heed.study.study_config import PRETRAINED, StudyConfig
+from heed.study.study_folder import is_study_folder, merge_studies
 from heed.study.study_systems import System, expand_systems
 from heed.study.trial_process import resolve_trial, scoring_options, sets_to_score
 from heed.study.trials import Trial, read_trials
@@ -87,7 +88,12 @@ def estimate_study(
     device: str,
     console: Console,
 ) -> StudyEstimate:
-    """Estimate a study from its finished trials, or else from some real steps and evaluations."""
+    """Estimate a study from its finished trials, or else from some real steps and evaluations.
+
+    Where it has begun in the folder, it is estimated with what the command would add to it.
+    """
+    if is_study_folder(folder):
+        config, _ = merge_studies(folder, config)
     states, planned = read_trials(folder), count_runs(config)
     runs = max(planned.total(), len(states))
     left = runs - sum(state.has_ended for state in states)

@@ -19,7 +19,12 @@ from heed.study.study_config import (
     StudyConfig,
     SystemConfig,
 )
-from heed.study.study_folder import is_study_folder, read_copies, read_study_folder
+from heed.study.study_folder import (
+    is_study_folder,
+    read_copies,
+    read_study_folder,
+    refuse_lost_study,
+)
 from heed.study.study_systems import check_study, expand_systems
 
 __all__ = [
@@ -77,6 +82,7 @@ def declare_study(name: str | Path, flags: StudyFlags) -> StudyConfig:
         tables = _apply_flags(config.tables(), flags, extends=True)
         read = read_copies(path)
         return check_study(StudyConfig.of(tables, where=str(path)), read, where=str(path))
+    refuse_lost_study(path)
     if path.is_dir():
         what = "there is no study in this folder: study.toml is missing."
         raise RunError(what, where=str(path), todo="Name the folder that `heed study` made.")
@@ -183,7 +189,15 @@ def _apply_flags(
         grid = dict(result.get("grid", {}))
         for text in flags.vary:
             key, values = parse_assignment(text, "--vary")
-            options = [parse_value(value) for value in split_values(values)]
+            parts = split_values(values)
+            if not all(parts):
+                raise ConfigError(
+                    [
+                        f"--vary {key} has an empty value: {values!r}. Write a value on both sides "
+                        'of every comma; an empty text is "".'
+                    ]
+                )
+            options = [parse_value(part) for part in parts]
             before = grid.get(key, []) if extends else []
             grid[key] = [*before, *(one for one in options if one not in before)]
         result["grid"] = grid
@@ -197,7 +211,7 @@ def _apply_flags(
     if flags.threads is not None:
         result["threads"] = flags.threads
     if flags.seeds is not None:
-        seeds = [parse_value(one) for one in split_values(flags.seeds)]
+        seeds = [parse_value(one) for one in split_values(flags.seeds.rstrip().removesuffix(","))]
         result["seeds"] = seeds if "," in flags.seeds or len(seeds) != 1 else seeds[0]
     return result
 
@@ -234,7 +248,9 @@ def parse_value(text: str) -> Any:
 
 
 def split_values(text: str) -> list[str]:
-    """`a,[1,2],"x,y"` at its commas, but not inside brackets or quotes."""
+    """`a,[1,2],"x,y"` at its commas, but not inside brackets or quotes; none of an empty text."""
+    if not text.strip():
+        return []
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -249,4 +265,4 @@ def split_values(text: str) -> list[str]:
             parts.append("")
             continue
         parts[-1] += sign
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in parts]

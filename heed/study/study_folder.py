@@ -22,6 +22,7 @@ from heed.study.recipe_copies import RECIPES, copy_recipes, find_copy, verify_co
 from heed.study.study_config import StudyConfig
 from heed.study.study_systems import ReadTables, check_study, expand_systems
 from heed.study.study_texts import verify_texts, write_texts
+from heed.study.trials import TRIALS
 
 STUDY_FILE, ADDITIONS = "study.toml", "additions.jsonl"
 """Files of a study's folder: the declared study, and what was added."""
@@ -50,6 +51,16 @@ class Additions:
 def is_study_folder(folder: Path) -> bool:
     """Whether a study has begun in a folder."""
     return (folder / STUDY_FILE).is_file()
+
+
+def refuse_lost_study(folder: Path) -> None:
+    """Raise an error for the folder of a study whose study.toml is missing."""
+    if (folder / TRIALS).is_dir() and not is_study_folder(folder):
+        raise RunError(
+            f"this study has trials, but its {STUDY_FILE} is missing.",
+            where=str(folder),
+            todo="Restore it from a copy of the study; a new study needs another folder (--out).",
+        )
 
 
 def create_study_folder(
@@ -148,20 +159,31 @@ def extend_study(
 
     Raises a `RunError` where the folder has another study, one with other `texts` included.
     """
-    verify_copies(folder)
     verify_texts(folder, texts or {})
-    stored = read_study_folder(folder)
-    entry = find_additions(stored, config, folder)
+    extended, entry = merge_studies(folder, config)
     if not entry:
-        return stored
-    extended = _extend(stored, entry)
-    check_study(extended, read_copies(folder), where=str(folder))
+        return extended
     copy_recipes(folder, _recipe_names(extended))
     line = json.dumps({"time": round(time.time(), 3), **entry, checksums.KEY: checksums.BLANK})
     path = folder / ADDITIONS
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     write_atomic(path, before + checksums.seal_text(line) + "\n")
     return extended
+
+
+def merge_studies(folder: Path, config: StudyConfig) -> tuple[StudyConfig, dict[str, Any]]:
+    """The study of a folder with what `config` has beyond it, and that; nothing is written.
+
+    Raises a `RunError` where the folder has another study.
+    """
+    verify_copies(folder)
+    stored = read_study_folder(folder)
+    entry = find_additions(stored, config, folder)
+    if not entry:
+        return stored, entry
+    extended = _extend(stored, entry)
+    check_study(extended, read_copies(folder), where=str(folder))
+    return extended, entry
 
 
 def find_additions(stored: StudyConfig, config: StudyConfig, folder: Path) -> dict[str, Any]:

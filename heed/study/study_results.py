@@ -30,6 +30,7 @@ from heed.study.study_folder import (
     read_additions,
     read_declared_study,
     read_study_folder,
+    refuse_lost_study,
 )
 from heed.study.system_results import SystemResults, group_by_system
 from heed.study.trial_records import TrialRecord, read_trial_record
@@ -55,6 +56,7 @@ class StudyResults:
     def read(cls, folder: str | Path) -> Self:
         """Read the study in this folder."""
         folder = Path(folder)
+        refuse_lost_study(folder)
         if not is_study_folder(folder):
             raise RunError(
                 "there is no study in this folder: study.toml is missing.",

@@ -5,6 +5,7 @@ A trial whose state was lost is taken up from its record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ PATH_KEYS = {"data": ("train", "dev", "test", "sets"), "tokenizer": ("text",), "
 """Keys of a recipe whose values are paths."""
 TRAINING_ROWS = 300
 """Rows of training metrics in a record; evaluations are all in it."""
-RESTORE_RECORD = "Restore it from a copy; or delete it and {}, and `heed study` makes both again."
+RESTORE_RECORD = "Restore it from a copy; or delete {}, and `heed study` makes both again."
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,20 @@ def write_trial_record(folder: Path, state: TrialState) -> None:
 def read_trial_record(folder: Path, name: str) -> TrialRecord:
     """Read the record of a finished trial; an error where it is missing."""
     path = record_path(folder, name)
-    todo = RESTORE_RECORD.format(state_path(folder, name))
+    state = state_path(folder, name)
     if not path.exists():
-        what = "the record of this finished trial is missing."
-        raise RunError(what, where=str(path), todo=todo)
-    document = checksums.read_json(path, todo=todo)
+        what = "the record of this trial, which has ended, is missing."
+        raise RunError(what, where=str(path), todo=RESTORE_RECORD.format(state))
+    document = checksums.read_json(path, todo=RESTORE_RECORD.format(f"it and {state}"))
     run = replace(parse_record(document, str(path)), name=name)
     return TrialRecord(run, document.get("history") or [], document.get("environment") or {})
+
+
+def verify_records(folder: Path, states: Sequence[TrialState]) -> None:
+    """Raise an error for a trial that has ended and whose record is missing or damaged."""
+    for state in states:
+        if state.status in ("finished", "pruned"):
+            read_trial_record(folder, state.trial.name)
 
 
 def restore_state(folder: Path, trial: Trial) -> TrialState | None:

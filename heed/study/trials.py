@@ -19,8 +19,9 @@ from pydantic import TypeAdapter
 from heed import checksums
 from heed.checksums import DamagedError
 from heed.errors import RunError
+from heed.runs.run import STUDY_RUNS, STUDY_TRIALS
 
-TRIALS, RECORDS, RUNS, LOGS = "trials", "records", "runs", "logs"
+TRIALS, RECORDS, RUNS, LOGS = STUDY_TRIALS, "records", STUDY_RUNS, "logs"
 """Subfolders of a study."""
 Stage = Literal["search", "finalist", "final"]
 Status = Literal["waiting", "running", "finished", "failed", "pruned", "stopped"]

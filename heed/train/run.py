@@ -114,10 +114,12 @@ def resume(
 ) -> Run:
     """Resume a run from its newest intact checkpoint; a finished run gets the figures it lacks.
 
-    With `overrides` of its recipe (`section.key=value`), a finished run trains on as well.
+    With `overrides` of its recipe (`section.key=value`), a finished run trains on as well. A run
+    that its study pruned is refused.
     """
     with process_group() as world:
         torch_device, run = world.init_process_group(choose_device(device)), Run.open(folder)
+        run.refuse_if_pruned()
         recipe = run.recipe()
         change = change_recipe(run, recipe, overrides) if overrides else None
         refuse_rank_conflicts(change.recipe if change else recipe, world, resumed=True)

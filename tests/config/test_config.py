@@ -62,10 +62,10 @@ def test_one_file_where_a_list_belongs_is_shown_as_a_list() -> None:
     with pytest.raises(ConfigError) as error:
         Recipe.of({"data": {"train": "a.txt", "sets": {"obama": "b.txt"}}})
     first, second = sorted(error.value.complaints)
-    with pytest.raises(ConfigError, match="a valid list"):
+    with pytest.raises(ConfigError, match=r"it is a list\.$"):
         Recipe.of({"train": {"betas": "0.9"}})
-    assert first.endswith("""sets.obama cannot be 'b.txt': it is a list; write ["b.txt"].""")
-    assert second.endswith("""train cannot be 'a.txt': it is a list; write ["a.txt"].""")
+    assert first.endswith("""sets.obama cannot be 'b.txt': it is a list, as ["b.txt"].""")
+    assert second.endswith("""train cannot be 'a.txt': it is a list, as ["a.txt"].""")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from heed.report.html import render_html
 from heed.report.markdown import render_markdown
 from heed.report.study_examples import describe_examples
 from heed.report.study_figures import seeds_table
+from heed.report.study_process import describe_trials
 from heed.report.study_report import build_question, build_study_report
 from heed.report.write_report import describe_report, figures_folder, write_report
 from heed.runs.groups import RunGroup
@@ -98,6 +99,19 @@ def add_search(folder: Path, systems: list[dict[str, Any]], trials: int) -> None
             elif index == 5:
                 state = TrialState(trial, "failed", "the loss is <NaN> at step 7")
             write_state(folder, state)
+
+
+def test_trials_that_did_not_finish_are_told_by_their_searched_keys_alone() -> None:
+    changes = {"train.steps": 30, "model.dropout": 0.0, "train.lr": 0.0018871}
+    trial = Trial("a-trial003", 3, "a", changes, "demo-translate", 5, "search")
+    section = describe_trials(
+        [TrialState(trial, "pruned", "far below")], ["train.lr", "model.dropout", "train.momentum"]
+    )
+    table = section.blocks[-1]
+    assert isinstance(table, Table)
+    assert table.rows == [
+        ["a-trial003", "pruned", "train.lr=0.001887, model.dropout=0", "far below"]
+    ]
 
 
 @pytest.fixture(scope="module")

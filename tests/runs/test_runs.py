@@ -135,6 +135,7 @@ def test_at_eighty_columns_nothing_is_cut(
         "finished": False,
         "training": False,
         "weights_deleted": False,
+        "pruned": False,
         "broken": None,
         "steps": steps,
         "best": steps,

@@ -235,6 +235,23 @@ def test_a_lost_state_is_made_again_under_the_same_name_and_number(
     assert runs["layer-seed0"].looks == {"dev": 1, "test": 1}
 
 
+@pytest.mark.parametrize("loss", ["missing", "cut off"])
+def test_a_lost_record_is_an_error_before_anything_is_trained(
+    loss: str, tmp_path: Path, unbroken: Study
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(unbroken[0], folder)
+    path = folder / RECORD
+    path.unlink() if loss == "missing" else path.write_bytes(path.read_bytes()[:-100])
+    executor = ForkExecutor()
+    with pytest.raises(RunError, match=RECORD) as error:
+        carry_out(folder, executor=executor)
+    advice = "delete " if loss == "missing" else "delete it and "
+    state = folder / "trials/layer-seed0.json"
+    assert f"Restore it from a copy; or {advice}{state}, and `heed study`" in str(error.value)
+    assert not executor.launched
+
+
 def test_a_record_of_another_trial_is_not_taken(tmp_path: Path, unbroken: Study) -> None:
     trial = unbroken[1][0].trial
     shutil.copytree(unbroken[0] / "records", tmp_path / "records")

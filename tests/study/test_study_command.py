@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,20 +19,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from killing import FOUND
 from rich.console import Console
+from study_folders import write_study
 from studying import outcome_of, tiny_study, write_recipe
 
+from heed.config import Recipe
 from heed.errors import RunError
+from heed.report.build_report import build_report
 from heed.report.markdown import render_markdown
 from heed.report.study_report import build_study_report
+from heed.runs.index import build_runs_table, list_runs
+from heed.runs.run import Run
 from heed.study.compare_named import compare_named
 from heed.study.plan import plan_trials
-from heed.study.run_study import write_csv
+from heed.study.run_study import describe_lone_system, write_csv
 from heed.study.status_table import StatusView, describe_end, read_progress, render_status
 from heed.study.study_estimate import StudyEstimate, render_estimate
 from heed.study.study_file import read_study
 from heed.study.study_folder import create_study_folder
 from heed.study.study_lock import study_lock
-from heed.study.trials import Trial, TrialState, read_trials, write_state
+from heed.study.study_results import StudyResults
+from heed.study.trials import Status, Trial, TrialState, read_trials, write_state
 
 
 @pytest.fixture
@@ -66,6 +73,9 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "a key that no recipe has": (("--vary", "model.norn=layer,rms"), "Did you mean 'model.norm'?"),
     "a key without section": (("--vary", "norm=layer,rms"), "Did you mean 'model.norm'?"),
     "an empty grid": (("--vary", "model.norm="), "has no values"),
+    "an empty value": (("--vary", "model.norm=layer,,rms"), "has an empty value: 'layer,,rms'"),
+    "an empty last value": (("--vary", "model.norm=layer,rms,"), "has an empty value"),
+    "an empty seed": ((*VARY, "--seeds", "1,,2"), "seeds"),
     "no values": (("--vary", "model.norm"), "write section.key=value"),
     "a value that the key has not": (("--vary", "model.norm=layer,rns"), "norm cannot be 'rns'"),
     "a fixed key that varies": ((*VARY, "--set", "model.norm=rms"), "not both"),
@@ -92,6 +102,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(case: str, recipe: str) ->
     assert not Path("runs/tiny-study/study.toml").exists()
 
 
+def test_a_study_of_one_system_says_that_nothing_is_compared(recipe: str, tmp_path: Path) -> None:
+    words = "tiny is the only system: the study measures how its seeds differ"
+    code, output = invoke_command("study", recipe, "--seeds", "2", "--dry-run")
+    assert (code, words in output) == (0, True), output
+    assert describe_lone_system(tiny_study(tmp_path)) is None
+
+
 def test_a_metric_that_the_task_does_not_produce_is_refused(recipe: str) -> None:
     Path("a.toml").write_text(f'recipe = "{recipe}"\nmetric = "bleu"\n', encoding="utf-8")
     code, output = invoke_command("study", "a.toml")
@@ -115,6 +132,20 @@ def test_a_folder_with_another_study_or_with_anything_else_is_refused(
     (lost / "study.lock").touch()
     code, output = invoke_command("study", recipe, *VARY, "--out", str(lost))
     assert (code, "its study.toml is missing" in output) == (2, True)
+
+
+def test_the_folder_of_a_study_whose_file_is_missing_is_no_folder_of_runs(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "lost", {"a": 0.4, "b": 0.6})
+    (folder / "study.toml").unlink()
+    message = r"lost: this study has trials, but its study\.toml is missing\. Restore it"
+    for name in (folder, folder / "records"):
+        with pytest.raises(RunError, match=message):
+            compare_named([name])
+    for read in (read_study, StudyResults.read, lambda name: build_report([name])):
+        with pytest.raises(RunError, match=message):
+            read(folder)
+    records = [str(path) for path in sorted((folder / "records").iterdir())]
+    assert len(compare_named(records).groups) == 2  # as records, they need no study
 
 
 def test_a_second_command_for_the_same_study_is_refused(recipe: str, tmp_path: Path) -> None:
@@ -176,6 +207,26 @@ def test_a_study_in_which_every_trial_failed_ends_with_an_error(recipe: str) -> 
     assert (code, "minutes  none: every trial has ended" in output) == (0, True)
 
 
+def test_an_estimate_of_a_study_that_has_begun_is_of_what_the_command_adds(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "out"
+    create_study_folder(folder, tiny_study(tmp_path, seeds="0,1,2"))
+    ended_study(folder, seeds=3)
+    before = (folder / "study.toml").read_bytes()
+    for flags, runs in (
+        (("--seeds", "4,5"), "runs     10, 4 of them left"),
+        (("--seeds", "2"), "runs     6, 0 of them left"),
+        (("--seeds", "0,1,2,7"), "runs     8, 2 of them left"),
+    ):
+        code, output = invoke_command("study", str(folder), *flags, "--dry-run", "--jobs", "1")
+        assert (code, runs in output) == (0, True), output
+    code, output = invoke_command("study", str(folder), "--set", "train.steps=3", "--dry-run")
+    assert (code, "another study has begun in this folder" in output) == (2, True)
+    assert (folder / "study.toml").read_bytes() == before
+    assert not (folder / "additions.jsonl").exists()
+
+
 def test_an_estimate_has_every_evaluation_and_leaves_nothing(recipe: str) -> None:
     code, output = invoke_command("study", recipe, *VARY, "--dry-run", "--jobs", "1")
     assert code == 0, output
@@ -234,6 +285,36 @@ def test_what_to_do_next_is_told(tmp_path: Path) -> None:
     assert describe_end(Path("out"), config, states) == "out: 2 finished. Next: heed report out"
     waiting = [states[0], replace(states[1], status="waiting")]
     assert "1 are left. The same command goes on" in describe_end(Path("out"), config, waiting)
+
+
+def test_a_pruned_run_is_listed_as_such_and_not_resumed(tmp_path: Path) -> None:
+    folder, config = tmp_path / "search", tiny_study(tmp_path)
+    create_study_folder(folder, config)
+    runs = {
+        name: Run.create(folder / "runs" / name, Recipe.of({"task": "generate"}))
+        for name in ("a-trial008", "a-trial009")
+    }
+    (folder / "trials").mkdir()
+    statuses: tuple[Status, Status] = ("pruned", "stopped")
+    for number, (name, status) in enumerate(zip(runs, statuses, strict=True)):
+        trial = Trial(name, number, "a", {}, "tiny", 0, "search")
+        write_state(folder, TrialState(trial, status, run=f"runs/{name}"))
+    listed = list_runs(folder)
+    assert [run["pruned"] for run in listed] == [True, False]
+    console = Console(width=80, file=io.StringIO())
+    console.print(build_runs_table(listed, width=80))
+    assert isinstance(console.file, io.StringIO)
+    table = console.file.getvalue()
+    assert table.count("to resume") == 1
+    assert "pruned: the search of its study ended it early (prune)." in table
+    for changes in ((), ("--set", "train.steps=99")):
+        code, output = invoke_command("resume", str(runs["a-trial008"].folder), *changes)
+        assert code == 2
+        assert "this run was pruned by the search of the study search" in output
+    assert runs["a-trial009"].find_pruning_study() is None
+    moved = tmp_path / "runs/a-trial008"  # no study counts a copy elsewhere
+    shutil.copytree(runs["a-trial008"].folder, moved)
+    assert Run(moved).find_pruning_study() is None
 
 
 def test_an_empty_study_has_an_empty_csv(tmp_path: Path) -> None:

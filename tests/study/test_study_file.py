@@ -179,6 +179,22 @@ BAD: dict[str, tuple[str, str]] = {
     "window of a translator": (f'sets = ["test@window-9"]{STUDY}', "are for language models"),
     "looks": (f"looks = [5, 3]{STUDY}", "rising order"),
     "not TOML": ("recipe = ", "This is not TOML"),
+    "a margin below 0": (
+        'recipe = "demo-translate"\nmargin = -1',
+        "margin cannot be -1: it is above",
+    ),
+    "minutes below 0": (
+        'recipe = "demo-translate"\n[budget]\nminutes = -3',
+        "[budget] minutes cannot be -3: it is above 0.",
+    ),
+    "seeds that are no whole number": (
+        'recipe = "demo-translate"\nseeds = 1.5',
+        "seeds cannot be 1.5: it is a whole number or a list of them",
+    ),
+    "a grid of one value": (
+        'recipe = "demo-translate"\n[grid]\n"model.position" = "rope"',
+        """grid.model.position cannot be 'rope': it is a list, as ["rope"].""",
+    ),
     "only a recipe": ('task = "translate"\n[model]\nlayers = 2', "is a recipe"),
 }
 
@@ -360,3 +376,4 @@ def test_written_and_read_again_a_study_is_the_same(
 @given(st.lists(st.sampled_from(["a", "1e-3", "[1,2]", '"x,y"', "{a=[1,2],b=3}"]), min_size=1))
 def test_values_are_split_outside_brackets_and_quotes(values: list[str]) -> None:
     assert split_values(",".join(values)) == values
+    assert split_values(",".join(["", *values, "", ""])) == ["", *values, "", ""]

@@ -44,7 +44,7 @@ MIN_OTHERS = 5
 MARGIN = 2.0
 """Deviations below the median from which on a trial is pruned."""
 EXEMPT_EVERY, EXEMPT = 10, 7
-"""Trials 7, 17, 27 … of every search are exempt."""
+"""Trials 7, 17, 27 … of every search are exempt. With rounds of four there is no rule yet for 7."""
 END = Fraction(1)
 """The last place of a schedule."""
 PROXIES = {

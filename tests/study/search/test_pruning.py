@@ -186,6 +186,13 @@ def test_the_review_counts_exempt_trials_that_would_have_been_pruned() -> None:
         assert review.deviation == pytest.approx(max(PILOT[review.system], POOLED))
 
 
+def test_the_first_rule_is_that_of_number_eight() -> None:
+    """With rounds of four: a median needs five settings of earlier rounds, the pilot as one."""
+    for state in SEARCH:
+        rule = build_rule(CONFIG, STATES, CURVES, state.trial)
+        assert (rule is not None) == (search_number(state.trial) >= 8)
+
+
 def test_a_wrongly_pruned_trial_is_counted() -> None:
     """An exempt trial that begins badly and ends best."""
     name = next(
