@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -348,6 +349,12 @@ def shown(result: dict[str, Any]) -> str:
     return console.export_text()
 
 
+def words_of(svg: Path) -> str:
+    """The words of a figure, in one line."""
+    text = re.sub(r"<[^>]*>", " ", svg.read_text(encoding="utf-8").partition("</metadata>")[2])
+    return " ".join(text.split())
+
+
 def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
     test = place / "test.tsv"
     result = evaluate_quickly(run, test=[str(test)])
@@ -369,9 +376,17 @@ def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
         kept = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert [row["predicted"] for row in kept] == said
     assert sum(row["in_train"] == "yes" for row in kept) == result["in_train"]
-    for name in ("confusion-test", "reliability-test"):
-        assert (run / "figures" / f"{name}.png").stat().st_size > 0
+    sizes = {"test": len(rows), "test@not-in-train": result["clean"]["texts"]}
+    for name, count in sizes.items():
+        for kind in ("confusion", "reliability"):
+            assert (run / "figures" / f"{kind}-{name}.png").stat().st_size > 0
+            words = words_of(run / "figures" / f"{kind}-{name}.svg")
+            assert f"{count} texts" in words
+            assert (f"{result['in_train']} of them also in train" in words) == (name == "test")
     text = shown(result)
+    for part in ("test", "not in train"):
+        assert f"confusion, {part}: texts" in text
+        assert f"classes, {part}" in text
     for words in ("accuracy", "macro F1", "Brier", "confusion", "reliability", "not in train"):
         assert words in text
     assert read_results(run)["test"] == result

@@ -36,16 +36,15 @@ INTERVALS = (
 
 
 def render_details(result: Result) -> Iterator[RenderableType]:
-    """The tables below the metrics.
-
-    Classes and confusion are those of the whole set; the others are also shown for its clean part.
-    """
+    """The tables below the metrics, of the whole set and of its clean part."""
     parts = {result["split"]: result}
     if result["in_train"] and result["clean"]:
         parts["not in train"] = result["clean"]
-    yield _build_class_table(result["classes"])
+    for name, part in parts.items():
+        yield _build_class_table(name, part["classes"])
     if len(result["classes"]) <= MAX_CLASSES:
-        yield _build_confusion_table(result["confusion"])
+        for name, part in parts.items():
+            yield _build_confusion_table(name, part["confusion"])
     for name, part in parts.items():
         yield _build_reliability_table(name, part["reliability"])
     if "calibration" in result:
@@ -64,19 +63,20 @@ def render_details(result: Result) -> Iterator[RenderableType]:
     yield build_note(INTERVALS)
 
 
-def _build_class_table(classes: Mapping[str, Result]) -> Table:
-    table = build_table("class", "texts", "precision, %", "recall, %", "F1, %")
+def _build_class_table(part: str, classes: Mapping[str, Result]) -> Table:
+    headers = ("class", "texts", "precision, %", "recall, %", "F1, %")
+    table = build_table(*headers, title=f"classes, {part}")
     for name, metrics in classes.items():
         cells = (format_percent(metrics, key) for key in ("precision", "recall", "f1"))
         table.add_row(Text(name), f"{metrics['texts']:,}", *cells)
     return table
 
 
-def _build_confusion_table(matrix: Result) -> Table:
+def _build_confusion_table(part: str, matrix: Result) -> Table:
     """Counts by true class (row) and predicted class (column), and the share of the row."""
     names, counts = matrix["classes"], matrix["counts"]
     low, high = matrix.get("share_low"), matrix.get("share_high")
-    title = "confusion: texts, and % of the row"
+    title = f"confusion, {part}: texts, and % of the row"
     table = build_table("true ↓ predicted →", *names, title=title)
     for i, name in enumerate(names):
         total, cells = sum(counts[i]), []
