@@ -420,6 +420,37 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
     assert Calibration.read(Run(run)) is None
 
 
+def test_a_calibration_that_makes_scores_worse_is_said_and_can_be_deleted(
+    run: Path, place: Path
+) -> None:
+    test, plain = [str(place / "test.tsv")], evaluate_quickly(run, test=[str(place / "test.tsv")])
+    try:
+        Calibration(0.05, "dev", 20, "hash").save(Run(run))
+        worse = evaluate_quickly(run, test=test)
+        before, after = (one["log_loss"] for one in (worse["uncalibrated"], worse))
+        assert after > before
+        text = " ".join(shown(worse).split())
+        assert f"On test, calibration makes probabilities worse: log loss {before:.4f} →" in text
+        assert "fitted on 20 texts of dev and is saved in calibration.json" in text
+        assert f"heed evaluate {run} --uncalibrate" in text
+        Run(run).calibration_path.unlink()  # one that is missing can be deleted, too
+        again = evaluate_quickly(run, test=test, calibrate=False)
+    finally:
+        Calibration.delete(Run(run))
+    assert again["log_loss"] == plain["log_loss"]
+    assert "calibration" not in again
+    assert Calibration.read(Run(run)) is None
+
+
+def test_a_calibration_that_helps_everywhere_needs_no_warning(run: Path) -> None:
+    result = evaluate_quickly(run, split="dev")
+    part = {key: result[key] for key in ("log_loss", "calibration_error")}
+    worse = {key: value + 1 for key, value in part.items()}
+    calibration = {"temperature": 2.0, "split": "dev", "texts": 20, "hash": "h"}
+    helped = result | {"calibration": calibration, "uncalibrated": result | worse}
+    assert "worse" not in shown(helped)
+
+
 def test_baselines_learn_from_the_same_text(run: Path, place: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     result = evaluate_quickly(run, test=[str(place / "test.tsv")], baseline=True)

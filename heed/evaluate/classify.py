@@ -69,7 +69,7 @@ def evaluate_parts(job: Job) -> list[Result]:
     calibration = None
     if job.options.calibrate:
         calibration = _fit_calibration(job, pipeline)
-    elif not job.name_suffix:  # it was fitted for the best weights
+    elif job.options.calibrate is None and not job.name_suffix:  # it is that of the best weights
         calibration = Calibration.read(job.run)
     uncalibrated = predict(pipeline, job.records)
     predictions = uncalibrated
@@ -87,6 +87,8 @@ def evaluate_parts(job: Job) -> list[Result]:
             result["baselines"] = _compare_with_baselines(job, baselines, predictions, rows)
     if calibration is not None:
         job.writers.append(partial(_save_calibration, calibration=calibration))
+    elif job.options.calibrate is False:
+        job.writers.append(_delete_calibration)
     job.writers.append(partial(_write_predictions, classes=classes, predictions=predictions))
     job.writers.append(partial(_draw_figures, parts=results))
     temperature = 1.0 if calibration is None else calibration.temperature
@@ -201,6 +203,11 @@ def _write_predictions(job: Job, classes: Classes, predictions: Predictions) -> 
 def _save_calibration(job: Job, calibration: Calibration) -> None:
     """Save the temperature, which the run's probabilities use from now on."""
     calibration.save(job.run)
+
+
+def _delete_calibration(job: Job) -> None:
+    """Delete the temperature: from now on the run's probabilities are the model's own."""
+    Calibration.delete(job.run)
 
 
 def _draw_figures(job: Job, parts: Sequence[Result]) -> None:

@@ -51,6 +51,7 @@ def render_details(result: Result) -> Iterator[RenderableType]:
         yield _describe_temperature(result["calibration"])
         for name, part in parts.items():
             yield _build_calibration_table(name, part)
+        yield from _warn_of_calibration(result, parts)
     if "baselines" in result:
         for name, part in parts.items():
             yield _build_baseline_table(name, part)
@@ -115,6 +116,30 @@ def _build_calibration_table(name: str, part: Result) -> Table:
     for key, (label, form) in CALIBRATION_ROWS.items():
         table.add_row(label, _format_metric(before, key, form), _format_metric(part, key, form))
     return table
+
+
+def _warn_of_calibration(result: Result, parts: Mapping[str, Result]) -> Iterator[RenderableType]:
+    """That the temperature makes probabilities worse here, where it does, and how to delete it."""
+    fitted, found = result["calibration"], False
+    for name, part in parts.items():
+        changes = {
+            label: [form.format(one[key]) for one in (part["uncalibrated"], part)]
+            for key, (label, form) in CALIBRATION_ROWS.items()
+            if key in ("log_loss", "calibration_error")
+        }
+        worse = [
+            f"{label} {before} → {after}"
+            for label, (before, after) in changes.items()
+            if float(after) > float(before)
+        ]
+        if worse:
+            found = True
+            yield Text(f"On {name}, calibration makes probabilities worse: {', '.join(worse)}.")
+    if found:
+        yield Text(
+            f"The temperature was fitted on {fitted['texts']:,} texts of {fitted['split']} and is "
+            f"saved in calibration.json. To delete it: heed evaluate {result['run']} --uncalibrate"
+        )
 
 
 def _format_metric(result: Result, key: str, form: str) -> str:
