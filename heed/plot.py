@@ -229,7 +229,7 @@ def confusion_matrix(
         mesh = _draw_heat_map(axes, shares)
         for row, values in enumerate(numbers):
             for column, text in enumerate(values):
-                ink = text_color(mesh.to_rgba(shares[row, column]))
+                ink = text_color([*mesh.to_rgba(shares[row, column])])
                 word = axes.text(column + 0.5, row + 0.5, text, color=ink, fontsize=size)
                 word.set(ha="center", va="center")
         axes.xaxis.tick_top()

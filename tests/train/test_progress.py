@@ -79,7 +79,7 @@ def test_a_narrow_terminal_cuts_no_number(width: int, monkeypatch: pytest.Monkey
 
 def show_epoch(console: Console) -> list[str]:
     """The lines of an evaluation of four sets."""
-    means = {"loss": 6.759, "accuracy": 0.074}
+    means: dict[str, float | None] = {"loss": 6.759, "accuracy": 0.074}
     sets = dict.fromkeys(("dev", "obama", "hbush", "wbush"), means)
     ProgressBar(console, total=9).show_evaluation(23, 1, means, sets)
     assert isinstance(console.file, io.StringIO)
