@@ -229,7 +229,7 @@ def confusion_matrix(
         mesh = _draw_heat_map(axes, shares)
         for row, values in enumerate(numbers):
             for column, text in enumerate(values):
-                ink = "white" if shares[row, column] > 0.6 else INK
+                ink = text_color([*mesh.to_rgba(shares[row, column])])
                 word = axes.text(column + 0.5, row + 0.5, text, color=ink, fontsize=size)
                 word.set(ha="center", va="center")
         axes.xaxis.tick_top()
@@ -259,8 +259,8 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Fig
     start = min(0.95, *confidences, *low)
     with use_style():
         heading = wrap_text(title, 4.4, TITLE_SIZE)
-        figure = new_figure(4.6, 4.5)
-        axes = add_axes(figure, 0.7, 0.6, 3.4, 3.4)
+        figure = new_figure(4.6, 4.9)
+        axes = add_axes(figure, 0.7, 1.0, 3.4, 3.4)
         axes.plot([0, 1], [0, 1], color=INK, linestyle=DASHES[2], linewidth=1.0)
         axes.vlines(confidences, low, high, color=COLORS[0], linewidth=1.4, alpha=0.6)
         areas = [12 + 90 * count / max(texts) for count in texts]
@@ -268,8 +268,7 @@ def reliability_diagram(bins: Sequence[Mapping[str, Any]], *, title: str) -> Fig
         margin = 0.03 * (1 - start)
         axes.set_xlim(start - margin, 1 + margin)
         axes.set_ylim(start - margin, 1 + margin)
-        legend = "dotted: perfect calibration\nbars: 95% intervals"
-        axes.text(0.98, 0.02, legend, transform=axes.transAxes, fontsize=8, ha="right", va="bottom")
+        _add_note(axes, "dotted: perfect calibration; bars: 95% intervals; larger dot: more texts")
         axes.set_xlabel("confidence")
         axes.set_ylabel("accuracy")
         axes.grid(color=FAINT, linewidth=0.6)
@@ -349,6 +348,23 @@ def replace_unprintable(text: str) -> str:
 
 def clamp(value: float, low: float, high: float) -> float:
     return max(low, min(value, high))
+
+
+def text_color(face: Sequence[float]) -> str:
+    """Black or white, whichever contrasts more with a color of red, green and blue from 0 to 1.
+
+    The contrast is that of WCAG 2.2. One of the two always reaches 4.5, its minimum for text.
+    """
+    luminance = relative_luminance(face)
+    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"
+
+
+def relative_luminance(color: Sequence[float]) -> float:
+    """The relative luminance of a color in sRGB, from 0 to 1 (WCAG 2.2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return sum(
+        weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    )
 
 
 def label_width(words: Sequence[str], size: float) -> float:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -41,6 +43,19 @@ class PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise  # the exception that rich is handling
+
+
+def print_message(console: Console, text: str) -> None:
+    """Print a text. A terminal gets lines that end between words; a pipe, the text as it is.
+
+    A word that is longer than a line, such as a path, stays whole, so that it can be copied.
+    """
+    if console.is_terminal:
+        wrap = partial(
+            textwrap.wrap, width=console.width, break_long_words=False, break_on_hyphens=False
+        )
+        text = "\n".join("\n".join(wrap(line)) for line in text.split("\n"))
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def build_table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -348,6 +349,12 @@ def shown(result: dict[str, Any]) -> str:
     return console.export_text()
 
 
+def words_of(svg: Path) -> str:
+    """The words of a figure, in one line."""
+    text = re.sub(r"<[^>]*>", " ", svg.read_text(encoding="utf-8").partition("</metadata>")[2])
+    return " ".join(text.split())
+
+
 def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
     test = place / "test.tsv"
     result = evaluate_quickly(run, test=[str(test)])
@@ -369,9 +376,17 @@ def test_what_is_scored_is_what_is_written(run: Path, place: Path) -> None:
         kept = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert [row["predicted"] for row in kept] == said
     assert sum(row["in_train"] == "yes" for row in kept) == result["in_train"]
-    for name in ("confusion-test", "reliability-test"):
-        assert (run / "figures" / f"{name}.png").stat().st_size > 0
+    sizes = {"test": len(rows), "test@not-in-train": result["clean"]["texts"]}
+    for name, count in sizes.items():
+        for kind in ("confusion", "reliability"):
+            assert (run / "figures" / f"{kind}-{name}.png").stat().st_size > 0
+            words = words_of(run / "figures" / f"{kind}-{name}.svg")
+            assert f"{count} texts" in words
+            assert (f"{result['in_train']} of them also in train" in words) == (name == "test")
     text = shown(result)
+    for part in ("test", "not in train"):
+        assert f"confusion, {part}: texts" in text
+        assert f"classes, {part}" in text
     for words in ("accuracy", "macro F1", "Brier", "confusion", "reliability", "not in train"):
         assert words in text
     assert read_results(run)["test"] == result
@@ -403,6 +418,37 @@ def test_calibration_is_fitted_on_dev_kept_and_used(run: Path, place: Path) -> N
         Run(run).calibration_path.unlink(missing_ok=True)
         replace(Classes.require(Run(run)), calibrated=False).save(Run(run))
     assert Calibration.read(Run(run)) is None
+
+
+def test_a_calibration_that_makes_scores_worse_is_said_and_can_be_deleted(
+    run: Path, place: Path
+) -> None:
+    test, plain = [str(place / "test.tsv")], evaluate_quickly(run, test=[str(place / "test.tsv")])
+    try:
+        Calibration(0.05, "dev", 20, "hash").save(Run(run))
+        worse = evaluate_quickly(run, test=test)
+        before, after = (one["log_loss"] for one in (worse["uncalibrated"], worse))
+        assert after > before
+        text = " ".join(shown(worse).split())
+        assert f"On test, calibration makes probabilities worse: log loss {before:.4f} →" in text
+        assert "fitted on 20 texts of dev and is saved in calibration.json" in text
+        assert f"heed evaluate {run} --uncalibrate" in text
+        Run(run).calibration_path.unlink()  # one that is missing can be deleted, too
+        again = evaluate_quickly(run, test=test, calibrate=False)
+    finally:
+        Calibration.delete(Run(run))
+    assert again["log_loss"] == plain["log_loss"]
+    assert "calibration" not in again
+    assert Calibration.read(Run(run)) is None
+
+
+def test_a_calibration_that_helps_everywhere_needs_no_warning(run: Path) -> None:
+    result = evaluate_quickly(run, split="dev")
+    part = {key: result[key] for key in ("log_loss", "calibration_error")}
+    worse = {key: value + 1 for key, value in part.items()}
+    calibration = {"temperature": 2.0, "split": "dev", "texts": 20, "hash": "h"}
+    helped = result | {"calibration": calibration, "uncalibrated": result | worse}
+    assert "worse" not in shown(helped)
 
 
 def test_baselines_learn_from_the_same_text(run: Path, place: Path) -> None:

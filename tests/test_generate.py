@@ -30,6 +30,7 @@ from heed.data import synthetic
 from heed.data.tokenizers.special_tokens import EOS, SPECIAL_TOKEN_NAMES
 from heed.decode.settings import decode_flags
 from heed.errors import ConfigError, DataError, HeedError, make_printable
+from heed.evaluate.tables import render_evaluation
 from heed.pipelines import line_io
 from heed.pipelines.generate import GenerationLines
 from heed.runs.run import Run
@@ -132,6 +133,25 @@ def test_a_run_is_judged_on_dev_and_every_named_set(judged: dict[str, Any], plac
         assert result["bits_comparable"]
         for name, span in result["interval"].items():
             assert span["low"] < result[name] < span["high"]
+
+
+def test_named_sets_are_rows_of_80_columns(judged: dict[str, Any]) -> None:
+    """Also with the numbers of a large set: one line each, the set's clean part below it."""
+    sets = {"obama": judged["sets"]["near"], "w-bush": judged["sets"]["far"]}
+    huge = {key: {"low": 14018.8, "high": 238558.4} for key in ("perplexity", "word_perplexity")}
+    sets["w-bush"] = sets["w-bush"] | {"interval": sets["w-bush"]["interval"] | huge}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_evaluation(judged | {"sets": sets}))
+    lines = console.export_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("set  "))
+    assert "perplexity" in lines[first]
+    below = lines[first + 2 :]
+    assert [line.split("  ")[0] for line in below[:1]] == ["obama"]
+    assert below[1].startswith("  not in train")
+    assert below[2].startswith("w-bush")
+    assert "[14018.800, 238558.400]" in below[2]
+    for name in ("obama", "  not in train", "w-bush"):
+        assert sum(line.startswith(name) for line in below) == 3  # a row of each table
 
 
 def test_every_text_stays_in_the_run_folder(judged: dict[str, Any], run: Path, place: Path) -> None:

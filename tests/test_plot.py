@@ -81,6 +81,33 @@ def test_a_confusion_matrix_is_no_narrower_than_its_title(names: list[str]) -> N
     assert all(text.get_window_extent().width < cell for text in axes.texts)
 
 
+def test_text_on_a_color_is_legible() -> None:
+    """The contrast of WCAG 2.2 is at least 4.5 on every blue of a heat map."""
+    for step in range(256):
+        face = matplotlib.colormaps["Blues"](step)
+        ink = 1.0 if plot.text_color(face) == "white" else 0.0
+        low, high = sorted((ink, plot.relative_luminance(face)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_counts_of_a_confusion_matrix_are_legible() -> None:
+    """The darkest cells have white counts, and cells as dark as each other the same color."""
+    figure = plot.confusion_matrix([[62, 38], [0, 100]], ["a", "b"], title="Confusion")
+    colors = [text.get_color() for text in figure.axes[0].texts]
+    assert colors == ["black", "black", "black", "white"]
+
+
+def test_the_legend_of_reliability_covers_no_interval() -> None:
+    figure = a_reliability_diagram()
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (note,) = axes.texts
+    assert "perfect calibration" in note.get_text()
+    box = note.get_window_extent()
+    assert box.y1 < axes.xaxis.label.get_window_extent().y0
+    assert box.x1 <= figure.bbox.x1
+
+
 def test_a_single_bin_of_reliability_is_visible(tmp_path: Path) -> None:
     bins = [
         {"confidence": 0.99, "accuracy": 1.0, "texts": 7, "interval": {"low": 0.6, "high": 1.0}}

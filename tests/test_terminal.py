@@ -16,7 +16,7 @@ from rich.text import Text
 
 from heed.errors import HeedError, make_printable
 from heed.files import to_json
-from heed.terminal import PlainConsole
+from heed.terminal import PlainConsole, print_message
 
 any_text = st.text(st.characters())
 """Control characters and lone surrogates included."""
@@ -79,3 +79,16 @@ def test_a_command_escapes_names_on_a_terminal(tmp_path: Path) -> None:
     assert b"\x07" not in shown
     assert "\x9b".encode() not in shown
     assert b"[red]" in shown
+
+
+def test_a_message_ends_its_lines_between_words() -> None:
+    """On a terminal; a path stays whole there, too, and a pipe gets one line."""
+    path = "/a/path/of/more/than/twenty/characters"
+    text = f"Model: a Transformer with 2 layers.\n  dev: {path} and more"
+    out = io.StringIO()
+    print_message(PlainConsole(file=out, force_terminal=True, width=20), text)
+    lines = out.getvalue().splitlines()
+    assert lines == ["Model: a Transformer", "with 2 layers.", "  dev:", path, "and more"]
+    out = io.StringIO()
+    print_message(PlainConsole(file=out, width=20), text)
+    assert out.getvalue() == f"{text}\n"

@@ -247,5 +247,7 @@ def report(
     check_writable(path)
     words = (title or "", author or "", read_notes(notes))
     document = build_report(runs, ReportOptions(*words, with_examples=not no_examples))
+    for problem in document.problems:
+        print_warning(problem)
     write_report(document, path)
     print_text(describe_report(document, path))

@@ -61,11 +61,12 @@ def evaluate(
         ),
     ] = False,
     calibrate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--calibrate", help="Fit a temperature on dev and save it in the run (classifiers)."
+            "--calibrate/--uncalibrate",
+            help="Fit a temperature on dev and save it in the run, or delete it (classifiers).",
         ),
-    ] = False,
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(

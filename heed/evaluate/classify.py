@@ -38,6 +38,7 @@ from heed.models import Classifier
 from heed.pipelines.classify import ClassificationPipeline, Text
 from heed.runs.labels import Calibration, Classes
 from heed.runs.results_file import PREDICTIONS, Result, save_table
+from heed.runs.run import Run
 
 UNCALIBRATED = (
     "log_loss",
@@ -48,6 +49,10 @@ UNCALIBRATED = (
     "interval",
 )
 """Metrics of the probabilities before calibration."""
+FIGURES = ("confusion", "reliability")
+"""The figures of a set: the first part of their file names."""
+NOT_IN_TRAIN = "@not-in-train"
+"""What is appended to the names of figures of a set's clean part."""
 
 
 def evaluate_parts(job: Job) -> list[Result]:
@@ -64,7 +69,7 @@ def evaluate_parts(job: Job) -> list[Result]:
     calibration = None
     if job.options.calibrate:
         calibration = _fit_calibration(job, pipeline)
-    elif not job.name_suffix:  # it was fitted for the best weights
+    elif job.options.calibrate is None and not job.name_suffix:  # it is that of the best weights
         calibration = Calibration.read(job.run)
     uncalibrated = predict(pipeline, job.records)
     predictions = uncalibrated
@@ -82,8 +87,10 @@ def evaluate_parts(job: Job) -> list[Result]:
             result["baselines"] = _compare_with_baselines(job, baselines, predictions, rows)
     if calibration is not None:
         job.writers.append(partial(_save_calibration, calibration=calibration))
+    elif job.options.calibrate is False:
+        job.writers.append(_delete_calibration)
     job.writers.append(partial(_write_predictions, classes=classes, predictions=predictions))
-    job.writers.append(partial(_draw_figures, result=results[0]))
+    job.writers.append(partial(_draw_figures, parts=results))
     temperature = 1.0 if calibration is None else calibration.temperature
     job.save_items(
         classification_columns(predictions),
@@ -196,13 +203,36 @@ def _save_calibration(job: Job, calibration: Calibration) -> None:
     calibration.save(job.run)
 
 
-def _draw_figures(job: Job, result: Result) -> None:
-    """Draw the confusion matrix and the reliability diagram."""
-    name, confusion = job.held_out.name, result["confusion"]
-    figure = plot.confusion_matrix(
-        confusion["counts"], confusion["classes"], title=f"Confusion matrix on {name}"
+def _delete_calibration(job: Job) -> None:
+    """Delete the temperature: from now on the run's probabilities are the model's own."""
+    Calibration.delete(job.run)
+
+
+def _draw_figures(job: Job, parts: Sequence[Result]) -> None:
+    """Draw the confusion matrix and the reliability diagram of the set and of its clean part."""
+    name, sizes = job.held_out.name, [f"{len(rows):,} texts" for rows in job.parts]
+    seen = 0 if job.seen is None else sum(job.seen)
+    overlap = f", {seen:,} of them also in train" if seen and not job.held_out.is_train else ""
+    _draw_part(job.run, name, f"{name}: {sizes[0]}{overlap}", parts[0])
+    stem = f"{name}{NOT_IN_TRAIN}"
+    if len(parts) > 1:
+        _draw_part(job.run, stem, f"{name}, not in train: {sizes[1]}", parts[1])
+    else:  # those of an earlier evaluation, which could read the training text
+        for kind in FIGURES:
+            for path in plot.figure_paths(job.run.figures / f"{kind}-{stem}"):
+                path.unlink(missing_ok=True)
+
+
+def _draw_part(run: Run, stem: str, described: str, result: Result) -> None:
+    """Draw the figures of a set, or of its clean part, described in their titles."""
+    confusion = result["confusion"]
+    figures = (
+        plot.confusion_matrix(
+            confusion["counts"], confusion["classes"], title=f"Confusion matrix on {described}"
+        ),
+        plot.reliability_diagram(
+            result["reliability"], title=f"Reliability (accuracy by confidence) on {described}"
+        ),
     )
-    plot.save(figure, job.run.figures / f"confusion-{name}")
-    title = f"Reliability: accuracy by confidence on {name}"
-    figure = plot.reliability_diagram(result["reliability"], title=title)
-    plot.save(figure, job.run.figures / f"reliability-{name}")
+    for kind, figure in zip(FIGURES, figures, strict=True):
+        plot.save(figure, run.figures / f"{kind}-{stem}")

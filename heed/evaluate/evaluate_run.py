@@ -193,11 +193,12 @@ def _check_options(folder: Path, task: str, options: Options) -> None:
     if task != "translate" and (options.sentences or options.decode or options.metrics):
         flags = "--sentences, --beam and --metric"
         raise ConfigError([f"{flags} are for translations; {folder} is not a translator."])
-    if task != "classify" and (options.baseline or options.calibrate):
-        flags = "--baseline and --calibrate"
+    if task != "classify" and (options.baseline or options.calibrate is not None):
+        flags = "--baseline, --calibrate and --uncalibrate"
         raise ConfigError([f"{flags} are for classifiers; {folder} is not a classifier."])
-    if options.calibrate and options.weights != BEST_WEIGHTS:
-        raise ConfigError(["--calibrate is for a run's best weights: leave --weights out."])
+    if options.calibrate is not None and options.weights != BEST_WEIGHTS:
+        flag = "--calibrate" if options.calibrate else "--uncalibrate"
+        raise ConfigError([f"{flag} is for a run's best weights: leave --weights out."])
     if task != "generate" and (options.text or options.stride or options.window):
         flags = "--text, --window and --stride"
         raise ConfigError([f"{flags} are for language models; {folder} is not one."])

@@ -49,8 +49,9 @@ class Options:
     """Keys of `[decode]` to change: beam=5."""
     baseline: bool = False
     """Whether to compare a classifier with baselines trained on the same text."""
-    calibrate: bool = False
-    """Whether to fit the temperature of a classifier's probabilities on dev first."""
+    calibrate: bool | None = None
+    """True to fit the temperature of a classifier's probabilities on dev first, False to delete it,
+    None to use the run's own."""
     groups: str | None = None
     """The group of each text: a column of the tables, or a file with a name for each line."""
     header: bool | None = None

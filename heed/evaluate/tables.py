@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -30,6 +31,8 @@ ROWS = {
 }
 """Rows of the table, in order: the key in the result, its label, its format."""
 TOKEN_ACCURACY = {"accuracy": ("token accuracy", "{:.2%}")}
+HEADER_WIDTH = 24
+"""Characters in a line of a header of a table with one row per set."""
 UNTESTED = ("length_ratio", NLTK)
 """Metrics without a paired test."""
 
@@ -72,6 +75,20 @@ def build_metrics_table(
         if any(key in result for result in columns.values()):
             table.add_row(label, *(format_metric(one, key, form) for one in columns.values()))
     return table
+
+
+def _build_sets_tables(sets: Sequence[tuple[str, Result]]) -> Iterator[Table]:
+    """Tables with one row per set, which compare the sets; for a single one, as `--test` has it."""
+    rows = ROWS | TOKEN_ACCURACY
+    if len(sets) == 1:
+        yield build_metrics_table(dict(sets), rows)
+        return
+    for keys in tables_perplexity.SETS_COLUMNS:
+        labels = ["\n".join(textwrap.wrap(rows[key][0], HEADER_WIDTH)) for key in keys]
+        table = build_table("set", *labels, right=labels, no_wrap=labels, compact=True)
+        for name, one in sets:
+            table.add_row(Text(name), *(format_metric(one, key, rows[key][1]) for key in keys))
+        yield table
 
 
 def format_metric(result: Result, key: str, form: str | None = None) -> str:
@@ -134,8 +151,8 @@ def overlap_in_words(result: Result) -> str:
 def _details(result: Result) -> Iterator[RenderableType]:
     """The tables below the metrics, by what the result contains."""
     if "bits_comparable" in result:
-        if named_sets := tables_perplexity.named_set_columns(result):
-            yield build_metrics_table(named_sets, ROWS | TOKEN_ACCURACY)
+        if named_sets := tables_perplexity.parts_of_named_sets(result):
+            yield from _build_sets_tables(named_sets)
         sets = [result, *result.get("sets", {}).values()]
         yield from tables_perplexity.render_caveat(*sets)
         yield from tables_perplexity.render_intervals_note(*sets)

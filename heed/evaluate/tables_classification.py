@@ -35,22 +35,22 @@ INTERVALS = (
 
 
 def render_details(result: Result) -> Iterator[RenderableType]:
-    """The tables below the metrics.
-
-    Classes and confusion are those of the whole set; the others are also shown for its clean part.
-    """
+    """The tables below the metrics, of the whole set and of its clean part."""
     parts = {result["split"]: result}
     if result["in_train"] and result["clean"]:
         parts["not in train"] = result["clean"]
-    yield _build_class_table(result["classes"])
+    for name, part in parts.items():
+        yield _build_class_table(name, part["classes"])
     if len(result["classes"]) <= MAX_CLASSES:
-        yield _build_confusion_table(result["confusion"])
+        for name, part in parts.items():
+            yield _build_confusion_table(name, part["confusion"])
     for name, part in parts.items():
         yield _build_reliability_table(name, part["reliability"])
     if "calibration" in result:
         yield _describe_temperature(result["calibration"])
         for name, part in parts.items():
             yield _build_calibration_table(name, part)
+        yield from _warn_of_calibration(result, parts)
     if "baselines" in result:
         for name, part in parts.items():
             yield _build_baseline_table(name, part)
@@ -63,19 +63,20 @@ def render_details(result: Result) -> Iterator[RenderableType]:
     yield build_note(INTERVALS)
 
 
-def _build_class_table(classes: Mapping[str, Result]) -> Table:
-    table = build_table("class", "texts", "precision, %", "recall, %", "F1, %")
+def _build_class_table(part: str, classes: Mapping[str, Result]) -> Table:
+    headers = ("class", "texts", "precision, %", "recall, %", "F1, %")
+    table = build_table(*headers, title=f"classes, {part}")
     for name, metrics in classes.items():
         cells = (format_percent(metrics, key) for key in ("precision", "recall", "f1"))
         table.add_row(Text(name), f"{metrics['texts']:,}", *cells)
     return table
 
 
-def _build_confusion_table(matrix: Result) -> Table:
+def _build_confusion_table(part: str, matrix: Result) -> Table:
     """Counts by true class (row) and predicted class (column), and the share of the row."""
     names, counts = matrix["classes"], matrix["counts"]
     low, high = matrix.get("share_low"), matrix.get("share_high")
-    title = "confusion: texts, and % of the row"
+    title = f"confusion, {part}: texts, and % of the row"
     table = build_table("true ↓ predicted →", *names, title=title)
     for i, name in enumerate(names):
         total, cells = sum(counts[i]), []
@@ -114,6 +115,30 @@ def _build_calibration_table(name: str, part: Result) -> Table:
     for key, (label, form) in CALIBRATION_ROWS.items():
         table.add_row(label, _format_metric(before, key, form), _format_metric(part, key, form))
     return table
+
+
+def _warn_of_calibration(result: Result, parts: Mapping[str, Result]) -> Iterator[RenderableType]:
+    """That the temperature makes probabilities worse here, where it does, and how to delete it."""
+    fitted, found = result["calibration"], False
+    for name, part in parts.items():
+        changes = {
+            label: [form.format(one[key]) for one in (part["uncalibrated"], part)]
+            for key, (label, form) in CALIBRATION_ROWS.items()
+            if key in ("log_loss", "calibration_error")
+        }
+        worse = [
+            f"{label} {before} → {after}"
+            for label, (before, after) in changes.items()
+            if float(after) > float(before)
+        ]
+        if worse:
+            found = True
+            yield Text(f"On {name}, calibration makes probabilities worse: {', '.join(worse)}.")
+    if found:
+        yield Text(
+            f"The temperature was fitted on {fitted['texts']:,} texts of {fitted['split']} and is "
+            f"saved in calibration.json. To delete it: heed evaluate {result['run']} --uncalibrate"
+        )
 
 
 def _format_metric(result: Result, key: str, form: str) -> str:

@@ -23,15 +23,22 @@ ROWS = {
 }
 """Rows of the table, in order: the key in the result, its label, its format."""
 
+SETS_COLUMNS = (
+    ("texts", "perplexity", "bits_per_byte"),
+    ("loss", "word_perplexity", "mean_text_perplexity"),
+    ("tokens", "words", "bytes", "unknown_tokens", "accuracy"),
+)
+"""Columns of the tables that compare sets, the main metrics first: each fits 80 columns."""
 
-def named_set_columns(result: Result) -> dict[str, Result]:
-    """The recipe's named sets, each with its clean part where they differ."""
-    columns: dict[str, Result] = {}
+
+def parts_of_named_sets(result: Result) -> list[tuple[str, Result]]:
+    """The recipe's named sets, each followed by its clean part where they differ."""
+    parts: list[tuple[str, Result]] = []
     for name, set_result in result.get("sets", {}).items():
-        columns[name] = set_result
+        parts.append((name, set_result))
         if set_result["in_train"] and set_result["clean"]:
-            columns[f"{name}, not in train"] = set_result["clean"]
-    return columns
+            parts.append(("  not in train", set_result["clean"]))
+    return parts
 
 
 def render_caveat(*results: Result) -> Iterator[RenderableType]:

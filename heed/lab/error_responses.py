@@ -23,6 +23,20 @@ REQUEST_TIMEOUT, CONFLICT, TOO_LARGE, UNSUPPORTED, INVALID = 408, 409, 413, 415,
 TOO_MANY, CLIENT_LEFT, INTERNAL, UNAVAILABLE, STORAGE_FULL = 429, 499, 500, 503, 507
 TOO_LONG = ("string_too_long", "too_long")
 """Kinds of pydantic's errors that mean more text or more items than are allowed."""
+KINDS = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+}
+"""What a field must be, by the kind of pydantic's error."""
+SEVERAL_TYPES = "several_types"
+"""The kind of error of a field of several types; its message is what the field must be."""
 MOST_NAMED = 5
 """Invalid fields of a body that are named in its error."""
 STATUS_SENTENCES = {404: "there is nothing at this address.", 405: "this method is not allowed."}
@@ -87,15 +101,19 @@ def respond_to(error: HeedError, scope: Scope | None = None) -> Response:
 
 def describe_invalid_fields(problems: Sequence[Any]) -> StatusError:
     """The error for a body or a query that is not as the route declares it."""
-    named = [
-        f"{'.'.join(str(part) for part in problem['loc'][1:]) or 'the body'}: {problem['msg']}"
-        for problem in problems[:MOST_NAMED]
-    ]
+    named = [_describe_field(problem) for problem in problems[:MOST_NAMED]]
     more = len(problems) - MOST_NAMED
     what = "; ".join(named) + (f"; and {more} more." if more > 0 else ".")
     is_long = any(problem["type"] in TOO_LONG for problem in problems)
     todo = "Send less text." if is_long else None
     return StatusError(what, status=TOO_LARGE if is_long else INVALID, todo=todo)
+
+
+def _describe_field(problem: Any) -> str:
+    name = ".".join(str(part) for part in problem["loc"][1:]) or "the body"
+    kind = problem["msg"] if problem["type"] == SEVERAL_TYPES else KINDS.get(problem["type"])
+    what = f"it must be {kind}" if kind else problem["msg"]
+    return f"{name}: {what}"
 
 
 def install_error_handlers(app: FastAPI, respond: Respond = respond_to) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from heed import plot
 from heed.plot import Curve
 from heed.probe.ablate import Ablation
-from heed.probe.head_cards import ALIGNMENT_METRICS, MIXED, HeadCard, HeadReport
+from heed.probe.head_cards import ALIGNMENT_METRICS, MIXED, RULES, HeadCard, HeadReport
 from heed.probe.head_tables import COLUMNS, NUMBERS, TITLES, unit_of
 from heed.probe.patch import Head
 
@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+SHARES = {
+    rule.metric: rule.short_name
+    for rule in RULES
+    if rule.metric in COLUMNS and rule.metric not in NUMBERS
+}
+"""Metrics of the table that are shares, and the names that they give to heads."""
+
 
 @dataclass(frozen=True)
 class LabeledCell:
-    """A cell of a grid: a text in at most two lines, and how dark it is, from 0 to 1."""
+    """A cell of a grid: a text in at most three lines, and how dark it is, from 0 to 1."""
 
     text: str
     shade: float
@@ -35,7 +42,7 @@ def draw_heads(report: HeadReport) -> Figure:
         row_label="layer",
         column_label="head",
         note="The share of weight that gave the name; of a mixed head, its largest one.\n"
-        "For align, the alignment error rate; for local and broad, distance and\n"
+        "For alignment, the alignment error rate; for local and broad, distance and\n"
         "entropy as a share of those of uniform attention.",
     )
 
@@ -94,17 +101,13 @@ def _name_cell(card: HeadCard) -> LabeledCell:
     if rule is not None:
         value = card.metrics[rule.metric].value
         if rule.metric in ALIGNMENT_METRICS:
-            return LabeledCell(f"{rule.short}\nAER {value:.2f}", 1 - value)
+            return LabeledCell(f"{rule.short_name}\nAER {value:.2f}", 1 - value)
         if rule.below:
-            return LabeledCell(f"{rule.short}\n{value:.0%}", 1 - value)
-        return LabeledCell(f"{rule.short}\n{value:.0%}", value)
-    shares = {
-        name: card.metrics[name].value
-        for name in COLUMNS
-        if name not in NUMBERS and name in card.metrics
-    }
+            return LabeledCell(f"{rule.short_name}\n{value:.0%}", 1 - value)
+        return LabeledCell(f"{rule.short_name}\n{value:.0%}", value)
+    shares = {name: card.metrics[name].value for name in SHARES if name in card.metrics}
     largest = max(shares, key=lambda name: shares[name])
-    return LabeledCell(f"{MIXED}\n{COLUMNS[largest]} {shares[largest]:.0%}", shares[largest])
+    return LabeledCell(f"{MIXED}\n{SHARES[largest]}\n{shares[largest]:.0%}", shares[largest])
 
 
 def cell_grids(
@@ -121,7 +124,7 @@ def cell_grids(
     """
     with plot.use_style():
         columns = max(len(row) for rows in panels.values() for row in rows)
-        width, height, gap, left = plot.clamp(7.0 / columns, 0.72, 0.95), 0.46, 0.62, 0.85
+        width, height, gap, left = plot.clamp(7.0 / columns, 0.8, 0.95), 0.46, 0.62, 0.85
         rows_in_all = sum(len(rows) for rows in panels.values())
         below = 0.3 + 0.17 * note.count("\n")
         total = (
@@ -166,7 +169,7 @@ def _draw_cells(axes: Axes, rows: Sequence[Sequence[LabeledCell]], columns: int)
                 column + 0.5,
                 row + 0.5,
                 plot.replace_unprintable(cell.text),
-                color="white" if shade > 0.72 else plot.INK,
+                color=plot.text_color(face),
                 fontsize=8.0,
                 horizontalalignment="center",
                 verticalalignment="center",

@@ -16,6 +16,7 @@ from heed.runs.history import TRAIN_SET
 METRICS = {"loss": "loss", "perplexity": "perplexity", "accuracy": "accuracy", "bleu": "BLEU"}
 """Metrics that have a figure, and their labels."""
 BEFORE = {"train": "train, while training", TRAIN_SET: "train, evaluated"}
+HISTORY_DAMAGED = "What its training recorded cannot be read: metrics.jsonl is damaged."
 MOST_ROWS = 40
 """Evaluations in the table; of more, evenly spaced ones are."""
 
@@ -23,6 +24,8 @@ MOST_ROWS = 40
 def build_curves_section(content: RunContent) -> Section:
     """The section with the curves, and a table of every evaluation."""
     blocks: list[Block] = []
+    if not content.is_history_readable:
+        return Section("training", "Training curves", [Paragraph(HISTORY_DAMAGED, "note")])
     if not content.history:
         every = content.recipe.train.log_every
         text = f"No metrics are recorded: the first come at step {every:,} (train.log_every)."

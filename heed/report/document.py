@@ -125,6 +125,8 @@ class Document:
     notes: str = ""
     """The author's own words; an empty line begins a new paragraph."""
     sections: Sequence[Section] = ()
+    problems: Sequence[str] = ()
+    """What could not be read for it, in sentences, which its sections have, too."""
 
     def __post_init__(self) -> None:
         ids = [section.id for section in self.sections]

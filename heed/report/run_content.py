@@ -43,6 +43,8 @@ class RunContent:
     weights: dict[str, Any] | None
     """Which weights training chose, and by what; None before the first evaluation."""
     problems: list[str] = field(default_factory=list)
+    is_history_readable: bool = True
+    """Whether `metrics.jsonl` could be read; if not, the history is empty."""
 
     @property
     def name(self) -> str:
@@ -91,18 +93,22 @@ def read_run_content(folder: Path) -> RunContent:
         try:
             return read()
         except HeedError as error:
-            problems.append(str(error))
+            if str(error) not in problems:  # two parts may be read from one file
+                problems.append(str(error))
             return otherwise
+
+    history = attempt(lambda: run.history, None)
 
     return RunContent(
         run,
         recipe,
         run.environment(),
-        attempt(lambda: run.history, []),
+        history or [],
         attempt(lambda: _read_main_results(folder), {}),
         attempt(lambda: count_parameters(run), None),
         attempt(lambda: describe_weights(run, recipe), None),
         problems,
+        is_history_readable=history is not None,
     )
 
 

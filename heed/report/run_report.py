@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from heed.report.curves_section import build_curves_section
+from heed.report.curves_section import HISTORY_DAMAGED, build_curves_section
 from heed.report.document import Block, Document, Paragraph, Section
 from heed.report.examples_section import build_examples_section
 from heed.report.recipe_section import build_recipe_section, describe_architecture
@@ -44,7 +44,7 @@ def build_run_report(folder: str | Path, options: ReportOptions | None = None) -
         if options.with_examples or name not in WITH_TEXTS
     ]
     title = options.title or f"Report on {content.name}"
-    return Document(title, options.author, options.notes, sections)
+    return Document(title, options.author, options.notes, sections, content.problems)
 
 
 def section_builders() -> dict[str, Callable[[RunContent], Section]]:
@@ -87,6 +87,9 @@ def _describe_run(content: RunContent) -> Iterator[str]:
     else:
         yield "Its weights are not in the run folder, so parameters are not counted."
     last, minutes = content.last, training_minutes(content)
+    if not content.is_history_readable:
+        yield HISTORY_DAMAGED
+        return
     if not last:
         yield "Its training has recorded nothing yet."
         return

@@ -154,6 +154,8 @@ def _render_set(content: RunContent, name: str, result: Result) -> Iterator[Bloc
         yield from _render_lengths(anchor, name, result)
     if "confusion" in result:
         yield from _render_classes(anchor, name, result)
+        if result["in_train"] and result["clean"]:
+            yield from _render_classes(f"{anchor}-clean", f"{name}, not in train", result["clean"])
     if "baselines" in result:
         yield from _render_baselines(anchor, result)
     if _task(result) == "generate":

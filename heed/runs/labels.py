@@ -72,6 +72,12 @@ class Calibration:
         checksums.write_json(run.calibration_path, asdict(self))
         replace(Classes.require(run), calibrated=True).save(run)
 
+    @staticmethod
+    def delete(run: Run) -> None:
+        """Delete the calibration of a run, if it has one, also one that is damaged or missing."""
+        replace(Classes.require(run), calibrated=False).save(run)
+        run.calibration_path.unlink(missing_ok=True)
+
     @classmethod
     def read(cls, run: Run) -> Calibration | None:
         """The calibration of a run; None where it was never calibrated."""

@@ -23,7 +23,7 @@ from heed.models import Model, Translator
 from heed.models.build import describe_model
 from heed.nn.lora import merge_adapters
 from heed.runs.run import Run
-from heed.terminal import Say
+from heed.terminal import Say, print_message
 from heed.train import checkpoint, precompile
 from heed.train.build_loop import build_loop
 from heed.train.distributed.torchrun import is_torchrun, rank0_error_only
@@ -115,7 +115,7 @@ def dry_run(
         raise ConfigError(["--dry-run estimates one process: call heed without torchrun."])
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_message(console, text)
 
     estimate = measure_recipe(recipe, device=device, say=say, final_evaluation=final_evaluation)
     recipe, setup, loop = estimate.recipe, estimate.setup, estimate.loop

@@ -11,12 +11,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from heed.runs.history import display_set_name
+from heed.terminal import print_message
 from heed.train.counters import Means
 
 LINE_SECONDS = 30.0
 """The longest silence in a pipe, in seconds."""
+LEAST_BAR = 6
+"""Columns of a terminal that details leave to the bar and its margins."""
 
 
 class ProgressBar:
@@ -32,12 +36,12 @@ class ProgressBar:
         self.live = console.is_terminal
         self._clock, self._first, self._step = Stopwatch(), start, start
         self._tokens = 0
-        self._losses = "loss –  accuracy –"
+        self._means: Means = {"loss": None, "accuracy": None}
         self._stage: str | None = None
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[details]}"),
             console=console,
             transient=True,
@@ -73,8 +77,7 @@ class ProgressBar:
         self._tokens += tokens
         self._step = step
         if self.live:
-            details = f"{self._losses}  {self._speed('left')}"
-            self._progress.update(self._bar, completed=step, details=details)
+            self._progress.update(self._bar, completed=step, details=self._details())
 
     def seconds_since_start(self) -> float:
         """Seconds since training started or was resumed, with evaluations."""
@@ -89,15 +92,27 @@ class ProgressBar:
         steps = self._step - self._first
         return self._clock.seconds() / max(1, steps) * (self.total - self._step)
 
-    def _speed(self, left: str = "of training left") -> str:
+    def _speed(self) -> str:
         duration = format_duration(self.seconds_left())
-        return f"{self.tokens_per_second():,.0f} tokens/s  {duration} {left}"
+        return f"{self.tokens_per_second():,.0f} tokens/s  {duration} of training left"
+
+    def _details(self) -> str:
+        """What stands beside the bar: as much as leaves it a part of the terminal's width."""
+        loss, accuracy = _format_means(self._means)
+        speed = f"{self.tokens_per_second():,.0f} tokens/s"
+        left = format_duration(self.seconds_left())
+        others = f"training  {self.total}/{self.total} "
+        room = self.console.width - len(others) - LEAST_BAR
+        details = ([loss, accuracy, speed, left], [loss, speed, left], [loss, left], [left])
+        texts = [f"{'  '.join(parts)} left" for parts in details]
+        return next((text for text in texts if len(text) <= room), "")
 
     def show_training(self, step: int, means: Means) -> None:
         """Show the mean loss and accuracy of the last steps."""
-        self._losses = _format(means)
+        self._means = means
         if not self.live:
-            self.print(f"step {step}/{self.total}  {self._losses}  {self._speed()}")
+            losses = "  ".join(_format_means(means))
+            self.print(f"step {step}/{self.total}  {losses}  {self._speed()}")
 
     @contextmanager
     def evaluation(self) -> Iterator[Evaluation]:
@@ -119,17 +134,25 @@ class ProgressBar:
         self._progress.update(bar, description=stage, completed=done, total=total)
 
     def show_evaluation(self, step: int, epoch: int, train: Means, sets: dict[str, Any]) -> None:
-        """Print one line an evaluation: the loss while training, and every evaluated set."""
-        parts = [f"training {_format(train, ' ')}"]
+        """Print an evaluation: the loss while training, and every evaluated set.
+
+        It is one line, or on a terminal that is too narrow, one line for each set.
+        """
+        metrics = {"training": " ".join(_format_means(train))}
         for name, values in sets.items():
             bleu = f" BLEU {values['bleu']:.1f}" if "bleu" in values else ""
-            parts.append(f"{display_set_name(name)} {_format(values, ' ')}{bleu}")
-        self.print(f"epoch {epoch}  step {step}  " + "  ·  ".join(parts))
+            metrics[display_set_name(name)] = f"{' '.join(_format_means(values))}{bleu}"
+        head = f"epoch {epoch}  step {step}"
+        line = f"{head}  " + "  ·  ".join(" ".join(part) for part in metrics.items())
+        if self.live and len(line) > self.console.width:
+            widest = max(map(len, metrics))
+            line = "\n".join([head, *(f"  {n:<{widest}}  {text}" for n, text in metrics.items())])
+        self.print(line)
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
         self._last_line = time.monotonic()
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_message(self.console, text)
 
     def _print_regularly(self) -> None:
         """In a pipe, print where training is whenever it has been silent for long."""
@@ -185,11 +208,10 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _format(means: Means, gap: str = "  ") -> str:
+def _format_means(means: Means) -> tuple[str, str]:
     """Loss and accuracy as text; a dash where there are none."""
     loss, accuracy = means["loss"], means["accuracy"]
-    parts = (
+    return (
         "loss –" if loss is None else f"loss {loss:.3f}",
         "accuracy –" if accuracy is None else f"accuracy {accuracy:.1%}",
     )
-    return gap.join(parts)

@@ -23,6 +23,7 @@ from heed.nn.lora import merge_adapters
 from heed.plugins import used_plugins
 from heed.runs.load import verify_final_weights
 from heed.runs.run import Run
+from heed.terminal import print_message
 from heed.train import checkpoint
 from heed.train.build_loop import build_loop
 from heed.train.curves import draw_curves, has_curves
@@ -132,7 +133,7 @@ def resume(
                 f"{folder}: this run is finished; {done}. "
                 "To train on, raise its end: --set train.steps=N"
             )
-            world.console(console).print(message, highlight=False, soft_wrap=True)
+            print_message(world.console(console), message)
         else:
             with _locked(run, world):
                 if world.is_first:
@@ -189,7 +190,7 @@ def _train(
     world.folder, console = str(run.folder), world.console(console)
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_message(console, text)
 
     with oom_guard(recipe, run, preparing=True):
         setup = prepare(recipe, run, device=device, say=say, world=world, pretrained=pretrained)

@@ -35,12 +35,13 @@ from heed.probe.head_cards import (
     GOLD_ERROR,
     RULES,
     Estimate,
+    HeadCard,
     HeadReport,
     Rule,
     measure_heads,
     name_head,
 )
-from heed.probe.head_figures import draw_heads
+from heed.probe.head_figures import SHARES, draw_heads
 from heed.probe.head_metrics import METRICS, TokenKinds, self_cells
 from heed.probe.head_tables import render_heads
 from heed.probe.patch import ZERO, Head, edit_attention, list_heads
@@ -233,6 +234,26 @@ def test_a_pruned_model_has_the_cards_of_its_heads(runs: dict[str, Path], task: 
         for name, one in theirs.metrics.items():
             assert mine.metrics[name].value == pytest.approx(one.value, abs=1e-4)
     assert draw_heads(found) is not None
+
+
+@pytest.mark.parametrize("value", [0.61, 0.41])
+def test_a_figure_names_heads_in_the_words_of_the_table(
+    runs: dict[str, Path], value: float
+) -> None:
+    """Also the largest share of a mixed head; every word fits into its cell."""
+    report = measure_heads(probe_with(runs["classify"]), align=False)
+    cards = [
+        HeadCard(Head("encoder", 0, i), {metric: Estimate(value, None)}, "")
+        for i, metric in enumerate(SHARES)
+    ]
+    figure = draw_heads(replace(report, cards=cards))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    cells = [text.get_text().split("\n") for text in axes.texts]
+    names = {rule.name.removesuffix(" token") for rule in RULES}
+    assert all(words[-2] in names and words[-1] == f"{value:.0%}" for words in cells)
+    width = axes.bbox.width / len(cells)
+    assert all(text.get_window_extent().width < width for text in axes.texts)
 
 
 @pytest.mark.parametrize("case", ["bert-classes", "bert-guesses", "gpt2-writes", "marian", "t5"])

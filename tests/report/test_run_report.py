@@ -79,6 +79,30 @@ def table_of(document: Document, name: str) -> Table:
     return table
 
 
+def test_a_damaged_history_is_told_once_and_on_standard_error(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "classify", tmp_path / "run")
+    (run / "metrics.jsonl").write_bytes(b"")
+    result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html")])
+    assert result.exit_code == 0
+    assert "metrics.jsonl: this file is incomplete" in " ".join(result.stderr.split())
+    document = build_run_report(run)
+    texts = " ".join(texts_of(document))
+    assert texts.count("this file is incomplete") == 1
+    assert "What its training recorded cannot be read" in texts
+    assert "recorded nothing" not in texts
+    assert "No metrics are recorded" not in texts
+
+
+def test_classes_are_also_those_of_the_texts_that_are_not_in_train(
+    documents: dict[str, Document], folder: Path
+) -> None:
+    clean = read_results(folder / "classify")["test"]["clean"]
+    table = table_of(documents["classify"], "classes-test-clean")
+    assert "on test, not in train" in table.caption
+    counts = {row[0]: row[1] for row in table.rows}
+    assert counts == {name: f"{one['texts']}" for name, one in clean["classes"].items()}
+
+
 # --------------------------------------------------------------------------------- true numbers
 
 

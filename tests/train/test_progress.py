@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -55,6 +56,52 @@ def test_a_terminal_shows_a_bar_while_evaluating() -> None:
         time.sleep(0.3)
     assert "evaluating dev" in out.getvalue()
     assert "2/7" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_a_narrow_terminal_cuts_no_number(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The details become fewer, the total and the bar stay."""
+    monkeypatch.setattr(ProgressBar, "tokens_per_second", lambda _: 15133.0)
+    monkeypatch.setattr(ProgressBar, "seconds_left", lambda _: 90.0)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None)
+    with ProgressBar(console, total=1000) as progress:
+        progress.show_training(308, {"loss": 0.539, "accuracy": 0.886})
+        progress.advance(308, 5_000_000)
+        time.sleep(0.3)
+    [line, *_] = [one for one in re.split(r"[\r\n]", out.getvalue()) if "loss" in one]
+    assert "308/1000" in line
+    assert "━" in line
+    assert "…" not in line
+    assert line.rstrip().endswith("90 s left")
+    assert ("accuracy 88.6%" in line) == (width >= 80)
+
+
+def show_epoch(console: Console) -> list[str]:
+    """The lines of an evaluation of four sets."""
+    means: dict[str, float | None] = {"loss": 6.759, "accuracy": 0.074}
+    sets = dict.fromkeys(("dev", "obama", "hbush", "wbush"), means)
+    ProgressBar(console, total=9).show_evaluation(23, 1, means, sets)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_narrow_terminal_has_a_line_for_each_set() -> None:
+    lines = show_epoch(Console(file=io.StringIO(), force_terminal=True, width=80))
+    assert [line.split()[0] for line in lines] == [
+        "epoch",
+        "training",
+        "dev",
+        "obama",
+        "hbush",
+        "wbush",
+    ]
+    assert {line.index("loss") for line in lines[1:]} == {12}
+
+
+def test_a_pipe_has_a_line_for_each_evaluation() -> None:
+    (line,) = show_epoch(Console(file=io.StringIO()))
+    assert line.startswith("epoch 1  step 23  training loss 6.759 accuracy 7.4%  ·  dev loss 6.759")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(9.4, "9 s"), (300, "5 min"), (9000, "2.5 h")])

@@ -67,7 +67,7 @@ class CompletionBody(RequestBody):
     n: int = Field(default=1, ge=1)
     """Completions of each prompt."""
     stop: str | list[str] | None = None
-    """Strings before which a completion ends, at most four."""
+    """A string before which a completion ends, or a list of at most four."""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """Seed of the sampling: equal requests with a seed get equal answers. Unset, it is random."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +20,7 @@ from heed.lab.error_responses import (
     BAD_REQUEST,
     FORBIDDEN,
     NOT_FOUND,
+    SEVERAL_TYPES,
     TOO_LARGE,
     UNAUTHORIZED,
     UNSUPPORTED,
@@ -96,7 +98,7 @@ async def read_body(request: Request, kind: type[B], server: ServerContext) -> B
             )
     except ValidationError as error:
         server.check_key(request, None)  # without the key, an error says nothing about bodies
-        raise _describe_fields(error) from None
+        raise _describe_fields(error, kind) from None
     server.check_key(request, body.api_key)
     return body
 
@@ -111,11 +113,28 @@ async def _read_form(request: Request) -> dict[str, Any]:
         return fields
 
 
-def _describe_fields(error: ValidationError) -> StatusError:
-    problems = [problem | {"loc": ("body", *problem["loc"])} for problem in error.errors()]
-    described = describe_invalid_fields(problems)
+def _describe_fields(error: ValidationError, kind: type[RequestBody]) -> StatusError:
+    """The error for invalid fields. One of several types has one problem, its description.
+
+    Pydantic has a problem for each of the types.
+    """
+    problems: dict[tuple[Any, ...], Any] = {}
+    for problem in error.errors():
+        place = problem["loc"]
+        field = kind.model_fields.get(str(place[0])) if place[1:] else None
+        if field is not None and field.description and _has_several_types(field.annotation):
+            what = f"{field.description[0].lower()}{field.description[1:].rstrip('.')}"
+            problems[place[:1]] = {"loc": ("body", place[0]), "type": SEVERAL_TYPES, "msg": what}
+        else:
+            problems[place] = problem | {"loc": ("body", *place)}
+    described = describe_invalid_fields(list(problems.values()))
     status = TOO_LARGE if described.status == TOO_LARGE else BAD_REQUEST
     return StatusError(described.what, status=status, todo=described.todo)
+
+
+def _has_several_types(annotation: Any) -> bool:
+    types = [one for one in get_args(annotation) if one is not type(None)]
+    return get_origin(annotation) in (Union, UnionType) and len(types) > 1
 
 
 def check_texts(texts: Sequence[str], server: ServerContext, *, where: str = "q") -> None:

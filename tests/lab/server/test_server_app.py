@@ -154,6 +154,40 @@ def test_bad_requests_get_a_sentence(
     assert says in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/translate", {"q": 5, "target": "fr"}, "q: it must be a text, or a list of texts."),
+        (
+            "/translate",
+            {"q": ["a", 5], "target": "fr"},
+            "q: it must be a text, or a list of texts.",
+        ),
+        ("/translate", {"q": "a", "target": 5}, "target: it must be a text."),
+        (
+            "/classify",
+            {"q": 5},
+            "q: it must be a text, or a list of texts; a list of pairs for a run of pairs.",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": 5},
+            "prompt: it must be a text to continue, or a list of texts",
+        ),
+        ("/v1/completions", {"prompt": "a", "stop": 5}, "stop: it must be a string before which"),
+        ("/v1/completions", {"prompt": "a", "n": "x"}, "n: it must be a whole number"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"a": "x"}}, "logit_bias.a: it must be"),
+    ],
+)
+def test_a_field_of_another_type_is_told_what_it_must_be(
+    client: Any, path: str, body: dict[str, Any], says: str
+) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert says in str(answer.json()["error"])
+    assert "Input" not in answer.text
+
+
 def test_bodies_that_are_no_json_and_addresses_that_are_not(client: Any) -> None:
     answer = client.post("/translate", content=b"{", headers={"content-type": "application/json"})
     assert answer.status_code == 400
