@@ -197,7 +197,7 @@ class Run:
         step = self.weight_files.find_step(weights)
         if step is not None:
             return step
-        self._refuse_deleted_weights()
+        self.refuse_deleted_weights()
         raise RunError(
             f"this run has no weights {weights!r}.",
             where=str(self.folder),
@@ -205,7 +205,7 @@ class Run:
             "train.keep_checkpoints or train.snapshot_every.",
         )
 
-    def _refuse_deleted_weights(self) -> None:
+    def refuse_deleted_weights(self) -> None:
         """Raise an error where the weights of a finished run were deleted."""
         if self.has_deleted_weights:
             raise RunError(
@@ -218,7 +218,7 @@ class Run:
     def require_weights(self) -> Path:
         """Path of the chosen weights; an error if training is not finished."""
         if not self.finished:
-            self._refuse_deleted_weights()
+            self.refuse_deleted_weights()
             missing = "" if self.weight_files.best_path else ", and it has no weights yet"
             raise RunError(
                 f"the training of this run is not finished{missing}.",
