@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from heed.config import SECTIONS, ModelConfig, Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.files import require_regular
+from heed.plugins import PluginError
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.discovery import runs_below
 from heed.runs.groups import differing_keys
@@ -77,16 +78,22 @@ def list_runs(folder: Path) -> list[Entry]:
 
 
 def list_run(run: Run) -> Entry:
-    """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
-    names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
+    """One entry of the list. For a run that cannot be read, `broken` holds the reason.
+
+    `needs` is what a run lacks that was trained with a plug-in which is not loaded.
+    """
+    names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test")
     entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
-    entry |= {"weights_deleted": False, "sets": {}, "training": False}
+    entry |= {"broken": None, "needs": None, "weights_deleted": False, "sets": {}}
+    entry["training"] = False
     try:
         recipe = Run.open(run.folder).recipe()
         if run.has_deleted_weights:
             entry |= {"finished": True, "weights_deleted": True}
         entry["training"] = run.is_locked
         return entry | describe_run(run, recipe, run.metrics())
+    except PluginError as error:
+        return entry | {"needs": error.need}
     except UNREADABLE as error:
         return entry | {"broken": str(error)}
 
@@ -198,7 +205,8 @@ def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list
         before += ["task"]
     if not has_settings:
         before += ["model"]
-    is_usual = [run["finished"] and not (run["weights_deleted"] or run["broken"]) for run in runs]
+    unusual = ("weights_deleted", "broken", "needs")
+    is_usual = [run["finished"] and not any(run[key] for key in unusual) for run in runs]
     after = [] if all(is_usual) else ["status"]
     after += ["steps"]
     if any(run["best"] not in (None, run["steps"]) for run in runs):
@@ -259,7 +267,7 @@ def _cell(run: Entry, column: str) -> str:
         status = "finished" if run["finished"] else "to resume"
         status = "training" if run["training"] else status
         status = NO_WEIGHTS if run["weights_deleted"] else status
-        return "broken" if run["broken"] else status
+        return "broken" if run["broken"] else run["needs"] or status
     split, slash, metric = column.rpartition("/")
     if slash:
         scores = run[split] if split in ("dev", "test") else run["sets"].get(split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,23 @@ def test_best_and_last_scores_and_damage_are_shown(
         page.get_by_role("heading", name="broken", level=1).wait_for()
         page.get_by_text("it is not a JSON object").first.wait_for()
         wait_to_read(page, page.get_by_test_id("status").inner_text, "damaged")
+
+
+def test_a_run_that_needs_a_plugin_is_not_damaged(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    run = write_run(folder / "own", position="rope")
+    part = {"name": "my_parts.py", "sha256": "0" * 64, "parts": ["position decay"]}
+    run.write_environment(run.environment() | {"plugins": [part]})
+    with visit_lab(chromium, lab, "/run/own") as visit:
+        page = visit.page
+        wait_to_read(page, page.get_by_test_id("status").inner_text, "needs --plugin my_parts.py")
+        page.get_by_text("trained with the plug-in my_parts.py").first.wait_for()
+    with visit_lab(chromium, lab, "/runs?filter=own") as visit:
+        status = visit.page.get_by_role("row", name="own").locator(".status")
+        wait_to_read(visit.page, status.inner_text, "needs --plugin my_parts.py")
+        assert "damaged" not in (status.get_attribute("class") or "")
+    shutil.rmtree(run.folder)
 
 
 def test_a_run_and_its_notes(chromium: Browser, lab: LabProcess, folder: Path) -> None:

@@ -136,6 +136,7 @@ def test_at_eighty_columns_nothing_is_cut(
         "training": False,
         "weights_deleted": False,
         "broken": None,
+        "needs": None,
         "steps": steps,
         "best": steps,
         "parameters": 10**9,
