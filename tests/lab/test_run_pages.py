@@ -122,6 +122,16 @@ def test_a_run_that_needs_a_plugin_is_not_damaged(
     shutil.rmtree(run.folder)
 
 
+def test_the_seed_of_a_copied_run_counts_once(chromium: Browser, tmp_path: Path) -> None:
+    for folder in ("first", "copy"):
+        write_seeds(tmp_path / "runs" / folder)
+    with running_lab(tmp_path / "runs") as lab, visit_lab(chromium, lab, "/runs") as visit:
+        rows = visit.page.locator("tr.group")
+        rows.nth(1).wait_for()
+        for row in rows.all():
+            assert row.locator("td.number").first.inner_text() == "3"
+
+
 def test_a_run_and_its_notes(chromium: Browser, lab: LabProcess, folder: Path) -> None:
     with visit_lab(chromium, lab, "/run/rope-0") as visit:
         page = visit.page
