@@ -58,7 +58,7 @@ CHECKPOINT = re.compile(r"(?:step|best|recent)-([0-9]{9})")
 MAX_HIDDEN = 8
 """Keys that differ and are named below the table."""
 MIN_RUN_WIDTH = 14
-"""Characters of the run's name that stay on one line, however many columns there are."""
+"""Characters of the run's name that stay on one line, however many scores there are."""
 
 UNREADABLE = (
     *(HeedError, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError),
@@ -178,20 +178,24 @@ def build_runs_table(
     if columns is not None:
         sets = {name for run in runs for name in run["sets"]}
         chosen = [_find_column(name, sets) for name in columns]
-        return Group(_table(runs, chosen))
+        return Group(_table(runs, chosen, width))
     differing = _differing_keys(runs)
     before, after = _default_columns(runs, has_settings=bool(differing))
     for column in _set_columns(runs):
         if _width(runs, [*before, *after, column]) <= width:
             after.append(column)
+    room = width - _width(runs, [*before, *after], run_width=0)
+    longest = max((len(part) for run in runs for part in _path_parts(run["run"])), default=0)
+    run_width = max(MIN_RUN_WIDTH, min(longest, room))  # settings yield to names
     shown: list[str] = []
     for key in differing:
-        if key not in FILE_KEYS and _width(runs, [*before, *shown, key, *after]) <= width:
+        columns = [*before, *shown, key, *after]
+        if key not in FILE_KEYS and _width(runs, columns, run_width=run_width) <= width:
             shown.append(key)
     hidden = [key for key in differing if key not in shown]
     more = f" and {len(hidden) - MAX_HIDDEN} more" if len(hidden) > MAX_HIDDEN else ""
     note = f"Also different: {', '.join(hidden[:MAX_HIDDEN])}{more}. Choose with --columns."
-    table = _table(runs, [*before, *shown, *after])
+    table = _table(runs, [*before, *shown, *after], width)
     notes = [note] if hidden else []
     if any(run["weights_deleted"] for run in runs):
         notes.append(f"{NO_WEIGHTS}: finished, and its study did not keep them (keep_weights).")
@@ -279,18 +283,35 @@ def _cell(run: Entry, column: str) -> str:
     return NONE if value is None else str(value)
 
 
-def _width(runs: Sequence[Entry], columns: Sequence[str]) -> int:
+def _path_parts(name: str) -> list[str]:
+    """The parts of a run's name, each with the slash that ends it."""
+    return re.findall("[^/]*/|[^/]+", name)
+
+
+def _fold_path(name: str, width: int) -> str:
+    """The name of a run on lines of at most this width, if its parts allow it: each is whole."""
+    lines = [""]
+    for part in _path_parts(name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _width(runs: Sequence[Entry], columns: Sequence[str], *, run_width: int = MIN_RUN_WIDTH) -> int:
     """Characters of the table on one line; the name of a run may continue on the next."""
     widths = []
     for column in columns:
         texts = [*_header(column).split("\n"), *(_cell(run, column) for run in runs)]
         widest = max(map(len, texts))
-        widths.append(min(widest, MIN_RUN_WIDTH) if column == "run" else widest)
+        widths.append(min(widest, run_width) if column == "run" else widest)
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _table(runs: Sequence[Entry], columns: Sequence[str]) -> Any:
+def _table(runs: Sequence[Entry], columns: Sequence[str], width: int) -> Any:
     headers = [_header(column) for column in columns]
+    room = max(MIN_RUN_WIDTH, width - _width(runs, columns, run_width=0))
+    runs = [run | {"run": _fold_path(run["run"], room)} for run in runs]
     cells = [[_cell(run, column) for column in columns] for run in runs]
     numeric = [
         header
