@@ -161,8 +161,11 @@ def publish(draft: Path, final: Path) -> None:
     flush_folder(final.parent)
 
 
-def check_writable(path: Path | None) -> None:
-    """Raise an error if a file cannot be written at this path, before anything slow begins."""
+def check_writable(path: Path | None, flag: str = "--out") -> None:
+    """Raise an error if a file cannot be written at this path, before anything slow begins.
+
+    `flag` is the option of the command that names the file.
+    """
     if path is None:
         return
     if not path.parent.is_dir():
@@ -170,8 +173,16 @@ def check_writable(path: Path | None) -> None:
     if path.is_dir():
         raise DataError("this is a folder.", where=str(path), todo="Name a file to write.")
     target = path if path.exists() else path.parent
-    if not os.access(target, os.W_OK):
-        raise DataError("this cannot be written.", where=str(target), todo="Name another file.")
+    is_effective = os.access in os.supports_effective_ids
+    if not os.access(target, os.W_OK, effective_ids=is_effective):
+        code = errno.EROFS if _is_read_only(target) else errno.EACCES
+        todo = f"Name another place with {flag}, or check your permissions here."
+        raise DataError(OS_ERRORS[code], where=str(path), todo=todo)
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether the file system of an existing path is mounted read-only."""
+    return os.name == "posix" and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def make_folder(folder: Path) -> bool:

@@ -45,6 +45,8 @@ METADATA: dict[str, dict[str, None]] = {
 """The formats of figures, and the metadata that is left out of each: versions and dates."""
 MANY_CURVES = 8
 """More curves in a panel have a small legend."""
+SAME = 1e-6
+"""Values that differ by less, as a share of the largest, are drawn as one value."""
 FEW_POINTS = 16
 """A curve of so few points has a dot for each."""
 TEXT_SIZE, TITLE_SIZE, NOTE_SIZE = 9.0, 10.5, 7.5
@@ -104,6 +106,7 @@ def curves(
             line.set(marker="o" if dot else "", markevery=dot, markeredgecolor="white")
             lines.append(line)
         axes.margins(x=0.02, y=0.05)
+        _widen_constant(axes)
         if log_y:
             _set_log_axis(axes, "y")
         if second_x:
@@ -131,6 +134,16 @@ class Curve:
     """Numbers of the color and of the dash, counted from 0. Each repeats after the last."""
 
 
+@dataclass(frozen=True)
+class LegendEntry:
+    """One line of a legend that all panels share."""
+
+    label: str
+    color: int | None = None
+    """None for an entry that is about the dash alone."""
+    dash: int = 0
+
+
 def curve_panels(
     panels: Mapping[str, Sequence[Curve]],
     *,
@@ -139,17 +152,19 @@ def curve_panels(
     log_x: bool = False,
     log_y: bool = False,
     note: str = "",
+    legend: Sequence[LegendEntry] = (),
 ) -> Figure:
     """Line plots one below the other, over the same x; `panels` maps the label of y to its curves.
 
-    `note` is a text below.
+    `note` is a text below. `legend` is one for all panels; without it each panel has its own.
     """
     if not panels:
         raise HeedError("There is no panel to draw.", todo="Give one or more.")
     for curves_of_panel in panels.values():
         _check_series({curve.label: curve.points for curve in curves_of_panel}, {}, log_y)
     with use_style():
-        crowded = any(len(curves_of_panel) > MANY_CURVES for curves_of_panel in panels.values())
+        sizes = [len(legend)] if legend else [len(of_panel) for of_panel in panels.values()]
+        crowded = max(sizes) > MANY_CURVES
         height, gap, below = (2.8 if len(panels) == 1 else 1.9), 0.3, 0.7
         height *= 1.5 if crowded else 1.0
         total = below + len(panels) * (height + gap) + 0.5
@@ -159,6 +174,7 @@ def curve_panels(
             axes = add_axes(figure, 0.8, bottom, 5.0, height, same_x=above)
             handles = [_draw_curve(axes, curve) for curve in curves_of_panel]
             axes.margins(x=0.02, y=0.05)
+            _widen_constant(axes)
             places = [at for curve in curves_of_panel for at, _ in curve.points]
             _set_number_axes(axes, log_x=log_x, log_y=log_y, whole_x=all(map(_is_whole, places)))
             axes.set_ylabel(replace_unprintable(y))
@@ -171,10 +187,29 @@ def curve_panels(
             else:
                 axes.tick_params(labelbottom=False)
             names = [curve.label for curve in curves_of_panel]
-            if len(names) > 1 and names != labels:
+            if legend and above is None:
+                _add_legend(axes, [_legend_line(entry) for entry in legend], crowded=crowded)
+            elif not legend and len(names) > 1 and names != labels:
                 _add_legend(axes, handles, crowded=crowded)
             above, labels = above or axes, names
     return figure
+
+
+def _legend_line(entry: LegendEntry) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    color = INK if entry.color is None else COLORS[entry.color % len(COLORS)]
+    line = Line2D([], [], color=color, linewidth=1.6, label=replace_unprintable(entry.label))
+    line.set(linestyle=DASHES[entry.dash % len(DASHES)])
+    return line
+
+
+def _widen_constant(axes: Axes) -> None:
+    """Set the limits of y around values that are equal up to rounding, which have no range."""
+    low, high = axes.dataLim.intervaly
+    largest = max(abs(low), abs(high))
+    if largest > 0 and high - low < SAME * largest:
+        axes.set_ylim(low - 0.1 * largest, high + 0.1 * largest)
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> Line2D:

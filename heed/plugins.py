@@ -21,7 +21,7 @@ from typing import Any
 
 from heed.config import ModelConfig
 from heed.config.registry import MERGES, POSITIONS, REGISTRIES
-from heed.errors import HeedError, RunError
+from heed.errors import HeedError, RunError, make_printable
 
 PluginFiles = str | Path | Sequence[str | Path] | None
 """One file, several, or none."""
@@ -39,6 +39,15 @@ class Plugin:
     def record(self) -> dict[str, Any]:
         """What a run stores about it."""
         return {"name": self.path.name, "sha256": self.sha256, "parts": list(self.parts)}
+
+
+class PluginError(RunError):
+    """A run that is whole, and needs a plug-in that is not loaded."""
+
+    def __init__(self, what: str, need: str, *, where: str, todo: str) -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.need = make_printable(need)
+        """What a list says of the run, as `needs --plugin my_parts.py`."""
 
 
 _loaded: dict[str, Plugin] = {}
@@ -135,14 +144,16 @@ def check_plugins(recorded: Iterable[Mapping[str, Any]], *, where: str) -> None:
         name, parts = record["name"], {*record["parts"]}
         others = [p for p in _loaded.values() if p.path.name == name or parts & {*p.parts}]
         if others:
-            raise RunError(
+            raise PluginError(
                 f"this run was trained with another {name}: its sha256 was "
                 f"{record['sha256'][:16]}…, that of {others[0].path} is {others[0].sha256[:16]}….",
+                f"needs another --plugin {name}",
                 where=where,
                 todo=f"Give the file that it was trained with: --plugin {name}",
             )
-        raise RunError(
+        raise PluginError(
             f"this run was trained with the plug-in {name} ({', '.join(sorted(parts))}).",
+            f"needs --plugin {name}",
             where=where,
             todo=f"Give that file: --plugin {name}, or plugin={name!r} in Python.",
         )

@@ -215,6 +215,27 @@ def test_a_read_only_folder_is_an_error(
     assert not [*closed.iterdir()]
 
 
+@pytest.mark.parametrize("command", ["report", "plot", "plot --csv"])
+def test_a_file_that_cannot_be_written_is_named_with_its_flag(
+    command: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words: dict[str, tuple[list[str | Path], str, str]] = {
+        "report": (["report", run], f"{run}/report.html", "--out"),
+        "plot": (["plot", "."], "dev-loss-by-step.png", "--out"),
+        "plot --csv": (["plot", ".", "--csv", "a.csv"], "a.csv", "--csv"),
+    }
+    mode = run.stat().st_mode
+    monkeypatch.chdir(run)
+    run.chmod(0o555)
+    try:
+        message = refused(words[command][0], monkeypatch, capsys)
+    finally:
+        run.chmod(mode)
+    _, file, flag = words[command]
+    assert message.startswith(f"heed: {file}: you have no permission to open or write this.")
+    assert f"Name another place with {flag}" in message
+
+
 def test_a_run_in_a_read_only_folder_is_not_resumed(
     recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,34 @@ def test_panels_share_x_and_their_legend_covers_no_line() -> None:
         assert legend.get_window_extent().x0 > axes.get_window_extent().x1
 
 
+def test_panels_with_other_curves_share_one_legend() -> None:
+    curves = [plot.Curve(str(n), [(1, n), (9, 2 * n)], color=n) for n in range(1, 4)]
+    legend = [
+        *(plot.LegendEntry(f"position={n}, label_smoothing=0.1 (3 seeds)", n) for n in range(3)),
+        *(plot.LegendEntry(f"{split}/loss", None, n) for n, split in enumerate(("train", "dev"))),
+    ]
+    panels = {"loss": [*curves, *curves], "train/lr": curves}
+    figure = plot.curve_panels(panels, title="", x="step", legend=legend)
+    upper, lower = (axes.get_legend() for axes in figure.axes)
+    assert lower is None
+    assert upper is not None
+    assert [text.get_text().replace("\n", " ") for text in upper.get_texts()] == [
+        entry.label for entry in legend
+    ]
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_values_that_are_equal_up_to_rounding_are_one_value(log: bool) -> None:
+    curve = plot.Curve("lr", [(1, 0.003), (5, 0.0030000000000000005), (9, 0.003)])
+    figure = plot.curve_panels({"lr": [curve]}, title="", x="step", log_y=log)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    assert low < 0.0029 < 0.0031 < high
+    ticks = [text.get_text() for text in axes.get_yticklabels()]
+    assert len({*ticks}) == len(ticks)
+
+
 def test_one_point_of_several_seeds_has_a_dot_and_a_bar() -> None:
     curve = plot.Curve("rope", [(3.0, 2.0)], [(1.0, 4.0)])
     (axes,) = plot.curve_panels({"loss": [curve]}, title="", x="step").axes

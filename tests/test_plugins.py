@@ -14,6 +14,9 @@ from heed.api import Translator
 from heed.config import POSITIONS, ModelConfig
 from heed.config.registry import REGISTRIES
 from heed.errors import ConfigError, HeedError, RunError
+from heed.lab.run_folder import RunFolder
+from heed.lab.run_watch import RunWatch
+from heed.runs.index import list_runs
 from heed.runs.run import Run
 
 DECAY = """
@@ -116,6 +119,22 @@ def test_without_the_file_or_with_another_it_is_refused(place: Path, run: Path) 
     plugins.load_plugin(place / "other" / "decay.py")
     with pytest.raises(RunError, match=r"trained with another decay\.py: its sha256 was"):
         Translator.load(run, device="cpu")
+
+
+def test_lists_say_that_the_plugin_is_needed_not_that_the_run_is_broken(
+    place: Path, run: Path
+) -> None:
+    answer = command(place, "runs", ".")
+    assert answer.returncode == 0
+    assert answer.stderr == ""
+    assert "needs --plugin decay.py" in answer.stdout
+    assert "broken" not in answer.stdout
+    assert "needs" not in command(place, "runs", ".", "--plugin", "decay.py").stdout
+    watch = RunWatch(RunFolder(place))
+    watch.refresh()
+    assert watch.runs["run"].entry["status"] == "needs --plugin decay.py"
+    plugins.load_plugin(place / "other" / "decay.py")
+    assert [entry["needs"] for entry in list_runs(place)] == ["needs another --plugin decay.py"]
 
 
 def test_python_takes_the_file_too(place: Path, run: Path) -> None:

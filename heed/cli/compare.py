@@ -100,7 +100,7 @@ def compare(
     )
     from heed.study.run_records import open_scored_runs, write_record
 
-    check_writable(latex)
+    check_writable(latex, "--latex")
     result = compare_named(
         runs,
         baseline=baseline,
@@ -191,7 +191,7 @@ def plot(
     if out is None and csv is None:
         out = metric_plot.default_path(metrics, x)
     check_writable(out)
-    check_writable(csv)
+    check_writable(csv, "--csv")
     for line in metric_plot.write_plot(recorded, metrics, options, out, csv, print_warning):
         print_text(line)
 

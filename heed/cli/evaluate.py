@@ -110,7 +110,7 @@ def evaluate(
     from heed.files import check_writable
 
     check_resamples(bootstrap)
-    check_writable(sentences)
+    check_writable(sentences, "--sentences")
     metrics = () if metric is None else parse_metrics(metric)
     decode = {} if beam is None else {"beam": beam}
     options = Options(
@@ -175,7 +175,7 @@ def score(
     from heed.evaluate.tables import render_scores
     from heed.files import check_writable
 
-    check_writable(sentences)
+    check_writable(sentences, "--sentences")
     scores = score_files(hypotheses, ref or [], src, metrics=metric, resamples=bootstrap, seed=seed)
     if sentences is not None:
         sentences.write_text(scores.sentence_tsv(), encoding="utf-8")

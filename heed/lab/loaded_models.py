@@ -87,6 +87,7 @@ def weights_version(run: Run, weights: str = BEST_WEIGHTS) -> Version:
     else:
         path = run.weights_path if run.finished else run.weight_files.best_path
     if path is None:
+        run.refuse_deleted_weights()
         raise RunError(
             "this run has no weights yet.",
             where=str(run.folder),

@@ -20,6 +20,7 @@ from heed.files import locked_inodes
 from heed.lab.event_log import EventLog
 from heed.lab.metrics_file import MetricsFile
 from heed.lab.run_folder import NOT_AS_WRITTEN, RunFolder, describe_damage
+from heed.plugins import PluginError
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.groups import RunGroup, comparable_recipes, group_runs
 from heed.runs.history import flatten_metrics, is_number
@@ -100,7 +101,8 @@ class WatchedRun:
             self.recipe_stamp = None
             self.recipe = None
             problem = str(describe_damage(error, self.name))
-            self.entry |= {"status": DAMAGED, "problem": problem, "rows": 0, "metrics": []}
+            status = error.need if isinstance(error, PluginError) else DAMAGED
+            self.entry |= {"status": status, "problem": problem, "rows": 0, "metrics": []}
             rows, is_replaced = [], True
         # A file that is read in parts has the stamp of none, so that it is looked at again.
         self.stamp = stamp if self.metrics.is_complete else ()

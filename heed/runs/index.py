@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from heed.config import SECTIONS, ModelConfig, Recipe
 from heed.errors import ConfigError, HeedError, RunError, nearest
 from heed.files import require_regular
+from heed.plugins import PluginError
 from heed.runs.best_weights import chosen_evaluation
 from heed.runs.discovery import runs_below
 from heed.runs.groups import differing_keys
@@ -59,7 +60,7 @@ CHECKPOINT = re.compile(r"(?:step|best|recent)-([0-9]{9})")
 MAX_HIDDEN = 8
 """Keys that differ and are named below the table."""
 MIN_RUN_WIDTH = 14
-"""Characters of the run's name that stay on one line, however many columns there are."""
+"""Characters of the run's name that stay on one line, however many scores there are."""
 
 UNREADABLE = (
     *(HeedError, OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError),
@@ -79,10 +80,14 @@ def list_runs(folder: Path) -> list[Entry]:
 
 
 def list_run(run: Run) -> Entry:
-    """One entry of the list. For a run that cannot be read, `broken` holds the reason."""
-    names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test", "broken")
+    """One entry of the list. For a run that cannot be read, `broken` holds the reason.
+
+    `needs` is what a run lacks that was trained with a plug-in which is not loaded.
+    """
+    names = ("task", "model", "settings", "parameters", "steps", "best", "dev", "test")
     entry: Entry = {"run": str(run.folder), "finished": run.finished} | dict.fromkeys(names)
-    entry |= {"weights_deleted": False, "pruned": False, "sets": {}, "training": False}
+    entry |= {"broken": None, "needs": None, "weights_deleted": False, "pruned": False, "sets": {}}
+    entry["training"] = False
     try:
         recipe = Run.open(run.folder).recipe()
         if run.has_deleted_weights:
@@ -90,6 +95,8 @@ def list_run(run: Run) -> Entry:
         entry["pruned"] = run.find_pruning_study() is not None
         entry["training"] = run.is_locked
         return entry | describe_run(run, recipe, run.metrics())
+    except PluginError as error:
+        return entry | {"needs": error.need}
     except UNREADABLE as error:
         return entry | {"broken": str(error)}
 
@@ -174,20 +181,24 @@ def build_runs_table(
     if columns is not None:
         sets = {name for run in runs for name in run["sets"]}
         chosen = [_find_column(name, sets) for name in columns]
-        return Group(_table(runs, chosen))
+        return Group(_table(runs, chosen, width))
     differing = _differing_keys(runs)
     before, after = _default_columns(runs, has_settings=bool(differing))
     for column in _set_columns(runs):
         if _width(runs, [*before, *after, column]) <= width:
             after.append(column)
+    room = width - _width(runs, [*before, *after], run_width=0)
+    longest = max((len(part) for run in runs for part in _path_parts(run["run"])), default=0)
+    run_width = max(MIN_RUN_WIDTH, min(longest, room))  # settings yield to names
     shown: list[str] = []
     for key in differing:
-        if key not in FILE_KEYS and _width(runs, [*before, *shown, key, *after]) <= width:
+        columns = [*before, *shown, key, *after]
+        if key not in FILE_KEYS and _width(runs, columns, run_width=run_width) <= width:
             shown.append(key)
     hidden = [key for key in differing if key not in shown]
     more = f" and {len(hidden) - MAX_HIDDEN} more" if len(hidden) > MAX_HIDDEN else ""
     note = f"Also different: {', '.join(hidden[:MAX_HIDDEN])}{more}. Choose with --columns."
-    table = _table(runs, [*before, *shown, *after])
+    table = _table(runs, [*before, *shown, *after], width)
     notes = [note] if hidden else []
     if any(run["weights_deleted"] for run in runs):
         notes.append(f"{NO_WEIGHTS}: finished, and its study did not keep them (keep_weights).")
@@ -203,7 +214,8 @@ def _default_columns(runs: Sequence[Entry], *, has_settings: bool) -> tuple[list
         before += ["task"]
     if not has_settings:
         before += ["model"]
-    is_usual = [run["finished"] and not (run["weights_deleted"] or run["broken"]) for run in runs]
+    unusual = ("weights_deleted", "broken", "needs")
+    is_usual = [run["finished"] and not any(run[key] for key in unusual) for run in runs]
     after = [] if all(is_usual) else ["status"]
     after += ["steps"]
     if any(run["best"] not in (None, run["steps"]) for run in runs):
@@ -265,7 +277,7 @@ def _cell(run: Entry, column: str) -> str:
         status = PRUNED if run["pruned"] else status
         status = "training" if run["training"] else status
         status = NO_WEIGHTS if run["weights_deleted"] else status
-        return "broken" if run["broken"] else status
+        return "broken" if run["broken"] else run["needs"] or status
     split, slash, metric = column.rpartition("/")
     if slash:
         scores = run[split] if split in ("dev", "test") else run["sets"].get(split)
@@ -277,18 +289,35 @@ def _cell(run: Entry, column: str) -> str:
     return NONE if value is None else str(value)
 
 
-def _width(runs: Sequence[Entry], columns: Sequence[str]) -> int:
+def _path_parts(name: str) -> list[str]:
+    """The parts of a run's name, each with the slash that ends it."""
+    return re.findall("[^/]*/|[^/]+", name)
+
+
+def _fold_path(name: str, width: int) -> str:
+    """The name of a run on lines of at most this width, if its parts allow it: each is whole."""
+    lines = [""]
+    for part in _path_parts(name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _width(runs: Sequence[Entry], columns: Sequence[str], *, run_width: int = MIN_RUN_WIDTH) -> int:
     """Characters of the table on one line; the name of a run may continue on the next."""
     widths = []
     for column in columns:
         texts = [*_header(column).split("\n"), *(_cell(run, column) for run in runs)]
         widest = max(map(len, texts))
-        widths.append(min(widest, MIN_RUN_WIDTH) if column == "run" else widest)
+        widths.append(min(widest, run_width) if column == "run" else widest)
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _table(runs: Sequence[Entry], columns: Sequence[str]) -> Any:
+def _table(runs: Sequence[Entry], columns: Sequence[str], width: int) -> Any:
     headers = [_header(column) for column in columns]
+    room = max(MIN_RUN_WIDTH, width - _width(runs, columns, run_width=0))
+    runs = [run | {"run": _fold_path(run["run"], room)} for run in runs]
     cells = [[_cell(run, column) for column in columns] for run in runs]
     numeric = [
         header

@@ -353,15 +353,16 @@ def draw_figure(curves: Sequence[GroupCurve], options: PlotOptions, path: Path) 
     metrics = list(dict.fromkeys(curve.metric for curve in curves))
     groups = list(dict.fromkeys(curve.group.name for curve in curves))
     kinds = list(dict.fromkeys(metric.rpartition("/")[2] for metric in metrics))
+    by_kind = [[one for one in metrics if one.rpartition("/")[2] == kind] for kind in kinds]
+    is_dashed = max(map(len, by_kind)) > 1
     panels = {}
-    for kind in kinds:
-        of_kind = [metric for metric in metrics if metric.rpartition("/")[2] == kind]
+    for kind, of_kind in zip(kinds, by_kind, strict=True):
         panels[of_kind[0] if len(of_kind) == 1 else kind] = [
             plot.Curve(
-                _label(curve, groups, of_kind),
+                curve.metric if len(groups) == 1 else _name(curve),
                 curve.points,
                 curve.band,
-                *_choose_style(curve, groups, of_kind),
+                *_choose_style(curve, groups, of_kind, is_dashed=is_dashed),
             )
             for curve in curves
             if curve.metric in of_kind
@@ -373,17 +374,39 @@ def draw_figure(curves: Sequence[GroupCurve], options: PlotOptions, path: Path) 
         log_x=options.log in ("x", "both"),
         log_y=options.log in ("y", "both"),
         note=describe_curves(curves, options),
+        legend=_build_legend(curves, groups, by_kind) if min(len(groups), len(metrics)) > 1 else (),
     )
     plot.save_as(figure, path)
 
 
 def _choose_style(
-    curve: GroupCurve, groups: Sequence[str], metrics: Sequence[str]
+    curve: GroupCurve, groups: Sequence[str], metrics: Sequence[str], *, is_dashed: bool
 ) -> tuple[int, int]:
-    """The numbers of the color and the dash: of group and metric, where there are several."""
+    """The numbers of the color and the dash, alike in all panels.
+
+    The color is the group's, if there are several. The dash is the metric's within its panel, if
+    some panel has several metrics (`is_dashed`); else it repeats what the color says.
+    """
     group, metric = groups.index(curve.group.name), metrics.index(curve.metric)
     color = group if len(groups) > 1 else metric
-    return color, metric if len(metrics) > 1 else color
+    return color, metric if is_dashed else color
+
+
+def _build_legend(
+    curves: Sequence[GroupCurve], groups: Sequence[str], by_kind: Sequence[Sequence[str]]
+) -> list[plot.LegendEntry]:
+    """The legend of all panels: each group, and the dash of each metric that shares a panel."""
+    is_dashed = max(map(len, by_kind)) > 1
+    entries = []
+    for number, group in enumerate(groups):
+        most = max((one for one in curves if one.group.name == group), key=lambda one: one.runs)
+        entries.append(plot.LegendEntry(_name(most), number, 0 if is_dashed else number))
+    shared = [of_kind for of_kind in by_kind if len(of_kind) > 1]
+    return entries + [
+        plot.LegendEntry(metric, None, dash)
+        for of_kind in shared
+        for dash, metric in enumerate(of_kind)
+    ]
 
 
 def _name(curve: GroupCurve) -> str:
@@ -392,13 +415,6 @@ def _name(curve: GroupCurve) -> str:
         return curve.group.name
     seeds = "seeds" if len(set(curve.group.seeds)) == len(curve.group.seeds) else "runs"
     return f"{curve.group.name} ({curve.runs}\N{NO-BREAK SPACE}{seeds})"
-
-
-def _label(curve: GroupCurve, groups: Sequence[str], metrics: Sequence[str]) -> str:
-    """The name of a curve in the legend: of what differs between the curves of its panel."""
-    if len(groups) == 1:
-        return curve.metric
-    return _name(curve) if len(metrics) == 1 else f"{_name(curve)}, {curve.metric}"
 
 
 def describe_curves(curves: Sequence[GroupCurve], options: PlotOptions) -> str:

@@ -236,7 +236,7 @@ class Run:
         step = self.weight_files.find_step(weights)
         if step is not None:
             return step
-        self._refuse_deleted_weights()
+        self.refuse_deleted_weights()
         raise RunError(
             f"this run has no weights {weights!r}.",
             where=str(self.folder),
@@ -244,7 +244,7 @@ class Run:
             "train.keep_checkpoints or train.snapshot_every.",
         )
 
-    def _refuse_deleted_weights(self) -> None:
+    def refuse_deleted_weights(self) -> None:
         """Raise an error where the weights of a finished run were deleted."""
         if self.has_deleted_weights:
             raise RunError(
@@ -257,7 +257,7 @@ class Run:
     def require_weights(self) -> Path:
         """Path of the chosen weights; an error if training is not finished."""
         if not self.finished:
-            self._refuse_deleted_weights()
+            self.refuse_deleted_weights()
             if self.has_lost_weights:
                 raise RunError(
                     "the weights of this finished run are missing.",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from lab_runs import write_run
 
 from heed.errors import RunError
 from heed.lab.loaded_models import LoadedModels, weights_version
@@ -64,8 +65,13 @@ def test_one_thread_at_a_time_has_a_model(tiny_runs: Path) -> None:
     assert most == 1
 
 
-def test_a_run_without_weights_says_so(folder: Path) -> None:
+def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no weights yet"):
+        weights_version(write_run(tmp_path / "new"))
+
+
+def test_a_finished_run_whose_weights_were_deleted_says_so(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    with pytest.raises(RunError, match="no weights yet"):
+    with pytest.raises(RunError, match="its study did not keep its weights"):
         weights_version(Run(folder))

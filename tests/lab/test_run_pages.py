@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 from heed.cli.main import app
 from heed.runs.run import Run
 from heed.study.study_results import StudyResults
+from heed.study.trials import write_state
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -104,6 +107,33 @@ def test_best_and_last_scores_and_damage_are_shown(
         wait_to_read(page, page.get_by_test_id("status").inner_text, "damaged")
 
 
+def test_a_run_that_needs_a_plugin_is_not_damaged(
+    chromium: Browser, lab: LabProcess, folder: Path
+) -> None:
+    run = write_run(folder / "own", position="rope")
+    part = {"name": "my_parts.py", "sha256": "0" * 64, "parts": ["position decay"]}
+    run.write_environment(run.environment() | {"plugins": [part]})
+    with visit_lab(chromium, lab, "/run/own") as visit:
+        page = visit.page
+        wait_to_read(page, page.get_by_test_id("status").inner_text, "needs --plugin my_parts.py")
+        page.get_by_text("trained with the plug-in my_parts.py").first.wait_for()
+    with visit_lab(chromium, lab, "/runs?filter=own") as visit:
+        status = visit.page.get_by_role("row", name="own").locator(".status")
+        wait_to_read(visit.page, status.inner_text, "needs --plugin my_parts.py")
+        assert "damaged" not in (status.get_attribute("class") or "")
+    shutil.rmtree(run.folder)
+
+
+def test_the_seed_of_a_copied_run_counts_once(chromium: Browser, tmp_path: Path) -> None:
+    for folder in ("first", "copy"):
+        write_seeds(tmp_path / "runs" / folder)
+    with running_lab(tmp_path / "runs") as lab, visit_lab(chromium, lab, "/runs") as visit:
+        rows = visit.page.locator("tr.group")
+        rows.nth(1).wait_for()
+        for row in rows.all():
+            assert row.locator("td.number").first.inner_text() == "3"
+
+
 def test_a_run_and_its_notes(chromium: Browser, lab: LabProcess, folder: Path) -> None:
     with visit_lab(chromium, lab, "/run/rope-0") as visit:
         page = visit.page
@@ -175,6 +205,29 @@ def test_a_study_links_its_curves_with_its_keys(
         middle = (min(scores) + max(scores)) / 2
         faint = sum(score < middle for score in scores)
         wait_to_read(page, curves.locator("path.line.dim").count, faint)
+
+
+def test_names_times_and_seeds_of_trials_can_be_read(chromium: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "study"
+    failed = "no-position-at-all-seed2000000"
+    qualities = {"base": 0.6, "no-position-at-all": 0.7}
+    write_study(folder, qualities, seeds=[0, 7, 2_000_000], failed=[failed])
+    (state,) = (one for one in StudyResults.read(folder).trials if one.trial.name == failed)
+    reason = "the process ended with code 137: killed, as by the system where memory is short; "
+    write_state(folder, replace(state, reason=4 * reason))
+    with running_lab(tmp_path / "runs") as lab, visit_lab(chromium, lab, "/study/study") as visit:
+        page = visit.page
+        table = page.get_by_role("region", name="Table of the trials")
+        names = table.locator("tbody th bdi")
+        names.nth(5).wait_for()
+        lines = "(name) => name.getClientRects().length"
+        assert [name.evaluate(lines) for name in names.all()] == [1] * 6
+        times = table.locator("td.time").all_inner_texts()
+        minutes = [one.minutes for one in StudyResults.read(folder).trials]
+        assert times == ["–" if one is None else f"{60 * one:.0f} s" for one in minutes]
+        ticks = page.get_by_test_id("coordinates").locator("text.tick").all_text_contents()
+        assert {"0", "7", "2000000"} <= {*ticks}
+        assert "500000" not in ticks
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from rich.console import Console
 from test_cli import heed
 from typer.testing import CliRunner, Result
 
+from heed import plot
 from heed.cli.main import app
 from heed.config import Recipe
 from heed.errors import HeedError
@@ -25,6 +26,9 @@ from heed.runs.groups import RunGroup
 from heed.runs.metric_plot import PlotOptions, RecordedRun, build_curve
 from heed.runs.run import Run
 from heed.train import run as train_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STEPS = 6
 
@@ -101,6 +105,30 @@ def test_seeds_are_one_line_and_the_legend_names_what_differs(runs: Path) -> Non
     assert "position=alibi (" not in text
     assert "their mean, shaded from the lowest to the highest" in text
     assert "rope-0" not in text
+
+
+def test_panels_share_a_legend_that_names_each_recipe_once(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    save = plot.save_as
+
+    def save_and_keep(figure: Figure, path: Path) -> None:
+        drawn.append(figure)
+        save(figure, path)
+
+    monkeypatch.setattr(plot, "save_as", save_and_keep)
+    metrics = ("--y", "train/loss", "--y", "dev/loss", "--y", "train/lr")
+    plotted(runs, *metrics, "--log", "both", "--smooth", "3", "--out", "panels.svg")
+    text = texts(Path("panels.svg"))
+    for entry in ("position=rope (2 seeds)", "position=alibi", "train/loss", "dev/loss"):
+        assert text.count(entry) == 1
+    dashes = [
+        [(line.get_color(), line.get_linestyle()) for line in axes.lines] for axes in drawn[0].axes
+    ]
+    rope, alibi = plot.COLORS[1], plot.COLORS[0]
+    losses = [(alibi, "-"), (alibi, "--"), (rope, "-"), (rope, "--")]
+    assert [sorted(lines) for lines in dashes] == [losses, [(alibi, "-"), (rope, "-")]]
 
 
 @pytest.mark.parametrize(

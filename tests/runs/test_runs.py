@@ -137,6 +137,7 @@ def test_at_eighty_columns_nothing_is_cut(
         "weights_deleted": False,
         "pruned": False,
         "broken": None,
+        "needs": None,
         "steps": steps,
         "best": steps,
         "parameters": 10**9,
@@ -167,6 +168,21 @@ def test_the_table_shows_what_differs(tmp_path: Path) -> None:
     assert not {"width", "position", "task", "model", "dropout"} & {*header}
     same = shown(list_runs(tmp_path)[:1], 80)
     assert "transformer 1x16 rope" in same
+
+
+@pytest.mark.parametrize("name", ["none-finalist1-1", "position-alibi-warmup-finalist12-1"])
+def test_a_part_of_a_name_is_never_broken(tmp_path: Path, name: str) -> None:
+    for number, heads in enumerate((2, 4)):
+        train = {"lr": 0.5 / (1 + number), "best_metric": ("dev/loss", "dev/bleu")[number]}
+        model = TINY | {"heads": heads, "dropout": 0.1 * number}
+        tables = {"task": "translate", "seed": number, "model": model, "train": train}
+        Run.create(tmp_path / "st" / "runs" / f"{name}{number}", Recipe.of(tables))
+    listed = [run | {"run": f"st/runs/{Path(run['run']).name}"} for run in list_runs(tmp_path)]
+    for columns in (None, ["run", "heads", "steps"]):
+        text = shown(listed, 80, columns)
+        assert max(map(len, text.splitlines())) <= 80
+        for number in range(2):
+            assert f"{name}{number}" in text
 
 
 def test_columns_are_chosen(tmp_path: Path) -> None:

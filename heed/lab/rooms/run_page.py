@@ -19,7 +19,7 @@ from heed.errors import HeedError
 from heed.lab.lab_context import Lab, LabContext
 from heed.lab.rooms.run_notes import read_notes
 from heed.lab.run_folder import reading
-from heed.lab.run_watch import DAMAGED, Stamp, WatchedRun
+from heed.lab.run_watch import Stamp, WatchedRun
 from heed.report.document import Document, Section
 from heed.report.html import interactive_parts, render_sections
 from heed.report.run_content import RunContent, read_run_content
@@ -71,11 +71,11 @@ def _read_notes(run: WatchedRun) -> dict[str, Any]:
 
 
 def build_report(lab: LabContext, name: str, *, is_whole: bool) -> dict[str, Any]:
-    """The sections of a run's report; of a damaged run there are none, but its sentence is."""
+    """The sections of a run's report; of one that cannot be read there is its sentence alone."""
     with lab.watch.lock:
         run = lab.watch.find(name)
         stamp, problem = run.stamp or (), run.entry["problem"]
-        if run.entry["status"] == DAMAGED:
+        if problem is not None:
             return _without_sections(problem)
     try:
         with reading(name):

@@ -25,6 +25,8 @@ from heed.runs.metric_plot import HasSeries, RunHistory
 from heed.study.study_results import DEV, StudyResults
 from heed.study.trials import TrialState
 
+MAX_SEEDS = 12
+"""Seeds that are each a tick of their axis; more are on a linear one."""
 REMEMBERED = 8
 """Studies whose results are remembered."""
 
@@ -132,6 +134,9 @@ def build_coordinates(results: StudyResults) -> dict[str, Any] | None:
     columns = {key: [state.trial.changes.get(key) for state in states] for key in shown}
     columns["seed"] = [state.trial.seed for state in states]
     axes = [trial_axis(key, values, results) for key, values in columns.items()]
+    seeds = sorted({state.trial.seed for state in states})
+    if len(seeds) <= MAX_SEEDS:  # those of a search are far from the others
+        axes[-1] |= {"scale": "category", "categories": [str(seed) for seed in seeds]}
     scores = {f"{DEV} {metric}": [state.dev for state in states]}
     test = [state.scores.get(set_name, {}).get(metric) for state in states]
     if set_name != DEV and any(map(_is_number, test)):

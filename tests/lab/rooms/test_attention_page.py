@@ -157,6 +157,42 @@ def test_side_by_side_begins_with_another_run_of_the_same_task(
             assert "run2=tiny-translate" in visit.page.url
 
 
+def test_nothing_of_another_run_stays_under_a_run_without_weights(
+    chromium: Browser, tiny_runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_runs / "tiny-translate", tmp_path / "runs" / "kept")
+    gone_run = Path(shutil.copytree(tiny_runs / "tiny-translate", tmp_path / "runs" / "gone"))
+    (gone_run / "model.safetensors").unlink()
+    shutil.rmtree(gone_run / "checkpoints", ignore_errors=True)
+    with running_lab(tmp_path / "runs", "--read-only") as lab:
+        with visit_lab(chromium, lab, address("kept")) as visit:
+            page = visit.page
+            page.get_by_text("checks pass").wait_for()
+            run = page.get_by_role("combobox", name="Run", exact=True)
+            gone = run.locator("option[value=gone]")
+            assert gone.inner_text() == "gone (weights not kept)"
+            assert gone.is_disabled()
+            assert run.locator("option[value=kept]").inner_text() == "kept"
+            # The list of a page that was open before the weights were deleted.
+            gone.evaluate("(option) => (option.disabled = false)")
+            run.select_option("gone")
+            alert = page.get_by_role("alert")
+            alert.get_by_text("its study did not keep its weights").wait_for()
+            visit.messages[:] = [m for m in visit.messages if "400 (Bad Request)" not in m]
+            assert "Wait for" not in alert.inner_text()
+            for heading in ("One row in stages", "The mask, audited"):
+                assert page.get_by_role("heading", name=heading).count() == 0
+            for place in ("output", "head", "stages", "audit"):
+                assert page.get_by_test_id(place).count() == 0
+            run.select_option("kept")
+            page.get_by_text("checks pass").wait_for()
+            assert alert.count() == 0
+        with visit_lab(chromium, lab, "/playground") as visit:
+            run = visit.page.get_by_role("combobox", name="Run", exact=True)
+            wait_to_read(visit.page, run.input_value, "kept")
+            assert run.locator("option[value=gone]").is_disabled()
+
+
 @pytest.fixture(scope="module")
 def snapshot_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabProcess]:
     folder = tmp_path_factory.mktemp("snapshots") / "runs"
