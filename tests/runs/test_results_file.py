@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -285,8 +286,10 @@ def test_a_folder_for_sentences_is_an_error_before_the_work(run: Path, text: Pat
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
-def test_unreadable_results_are_an_error(text: Path, content: str) -> None:
-    run = text / "run-full"
+def test_unreadable_results_are_an_error(
+    run: Path, text: Path, tmp_path: Path, content: str
+) -> None:
+    run = Path(shutil.copytree(run, tmp_path / "run"))
     (run / "evaluation.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(HeedError, match="Move this file away, and evaluate again"):
         evaluate_small(run, test=sides(text, "test"))
