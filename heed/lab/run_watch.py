@@ -31,6 +31,8 @@ from heed.study.trials import TRIALS
 from heed.train.optimizers.schedules import count_steps
 
 TRAINING, FINISHED, STOPPED, DAMAGED = "training", "finished", "stopped", "damaged"
+PRUNED = "pruned"
+"""The status of a run that the search of its study ended early: it is not resumed."""
 READING = "reading"
 """The status of a run that was not read yet."""
 NOTES = "notes.txt"
@@ -78,7 +80,8 @@ class WatchedRun:
         run = self.run
         files = (run.recipe_path, run.environment_path, run.metrics_path, run.weights_path)
         others = (run.checkpoints, run.folder / RESULTS, run.folder / NOTES)
-        return (*map(_stamp_file, (*files, *others)), self._is_training(locked))
+        trial = () if self.study is None or run.trial_path is None else (run.trial_path,)
+        return (*map(_stamp_file, (*files, *others, *trial)), self._is_training(locked))
 
     def _is_training(self, locked: frozenset[int] | None) -> bool:
         """Whether a process trains in the folder, by its lock, else by growing metrics."""
@@ -122,10 +125,12 @@ class WatchedRun:
         if rows:
             self._grew_at = time.monotonic()
         recipe = self.recipe
-        finished = FINISHED if run.finished or run.has_deleted_weights else STOPPED
+        at_rest = FINISHED if run.finished or run.has_deleted_weights else STOPPED
+        if run.find_pruning_study() is not None:
+            at_rest = PRUNED
         listed = describe_run(run, recipe, self.metrics.lines)
         del listed["settings"], listed["best"], listed["dev"]
-        status, total = TRAINING if stamp[-1] else finished, self._count_steps(recipe)
+        status, total = TRAINING if stamp[-1] else at_rest, self._count_steps(recipe)
         left = _seconds_left(self.metrics.last_line, total) if status == TRAINING else None
         self.entry = {
             "name": self.name,

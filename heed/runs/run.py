@@ -209,15 +209,20 @@ class Run:
 
         The state of the trial says so: the run itself is one that training has stopped.
         """
-        folder = self.folder.resolve()
-        study = folder.parent.parent
-        if folder.parent.name != STUDY_RUNS:
-            return None
+        path = self.trial_path
         try:
-            state = checksums.read_json(study / STUDY_TRIALS / f"{folder.name}.json", todo=RESTORE)
+            state = {} if path is None else checksums.read_json(path, todo=RESTORE)
         except (OSError, RunError):  # no trial; the study says what is wrong with its files
             return None
-        return study if state.get("status") == "pruned" else None
+        return path.parent.parent if path and state.get("status") == "pruned" else None
+
+    @property
+    def trial_path(self) -> Path | None:
+        """Where a study keeps the state of the trial that this run is; None outside a study."""
+        folder = self.folder.resolve()
+        if folder.parent.name != STUDY_RUNS:
+            return None
+        return folder.parent.parent / STUDY_TRIALS / f"{folder.name}.json"
 
     def refuse_if_pruned(self) -> None:
         """Refuse to train a run on that its study pruned: the study counts it as it ended."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lab_runs import append_rows, write_run
 
+from heed import checksums
 from heed.config import Recipe
 from heed.lab import run_watch
 from heed.lab.run_folder import RunFolder
@@ -48,6 +49,17 @@ def test_a_run_is_training_while_a_process_holds_its_lock(tmp_path: Path) -> Non
     assert statuses(watch) == {"a": "stopped"}
     run.write_environment({"lines": 10, "steps_per_epoch": 4})
     assert statuses(watch) == {"a": "finished"}  # its study kept no weights
+
+
+def test_a_run_that_its_study_pruned_is_not_one_to_resume(tmp_path: Path) -> None:
+    write_run(tmp_path / "study" / "runs" / "a")
+    trial = tmp_path / "study" / "trials" / "a.json"
+    trial.parent.mkdir()
+    (tmp_path / "study" / "study.toml").write_text("", encoding="utf-8")
+    watch = RunWatch(RunFolder(tmp_path))
+    assert statuses(watch) == {"study/runs/a": "stopped"}
+    checksums.write_json(trial, {"status": "pruned"})
+    assert statuses(watch) == {"study/runs/a": "pruned"}
 
 
 def test_a_run_that_grows_trains_on_another_machine(tmp_path: Path) -> None:
