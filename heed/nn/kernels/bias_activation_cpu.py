@@ -50,7 +50,7 @@ class _BiasActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
         h_rg = h.reshape(-1, h.shape[-1]).contiguous()
-        bias_g = torch.zeros(h.shape[-1]) if bias is None else bias.float().contiguous()
+        bias_g = (h.new_zeros(h.shape[-1]) if bias is None else bias).float().contiguous()
         out_rf = h.new_empty(len(h_rg), h.shape[-1] // (1 + gated))
         _launch("activate", [h_rg, bias_g, out_rf], out_rf, kind, gated)
         ctx.save_for_backward(h_rg, bias_g)

@@ -29,7 +29,15 @@ class PendingRotation:
 
     def apply(self, q_bhnd: Tensor, k_bgmd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated."""
-        return rotate(self.position, q_bhnd, k_bgmd, self.q_positions, self.k_positions)
+        if on_gpu(q_bhnd) or torch.compiler.is_compiling():
+            return rotate(self.position, q_bhnd, k_bgmd, self.q_positions, self.k_positions)
+        q_table, k_table = self.tables()
+        if q_table is k_table:
+            q_bhnd, k_bgmd = _rotate_by_table([q_bhnd, k_bgmd], q_table)
+        else:
+            (q_bhnd,) = _rotate_by_table([q_bhnd], q_table)
+            (k_bgmd,) = _rotate_by_table([k_bgmd], k_table)
+        return q_bhnd, k_bgmd
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines for queries and for keys, each [b or 1, n, 2, d/2], made once."""
@@ -145,6 +153,12 @@ def rotate(
     (q_bhnd,) = _rotate_all([q_bhnd], q_positions, frequencies)
     (k_bgmd,) = _rotate_all([k_bgmd], k_positions, frequencies)
     return q_bhnd, k_bgmd
+
+
+def _rotate_by_table(parts: list[Tensor], table_bn2d: Tensor) -> list[Tensor]:
+    """Tensors [b, heads, n, d] rotated by a table of cosines and sines [b or 1, n, 2, d/2]."""
+    cos, sin = table_bn2d[:, None].unbind(dim=3)
+    return rotate_by_tables(parts, cos, sin)
 
 
 def _rotate_all(parts: list[Tensor], positions_bn: Tensor, frequencies: Tensor) -> list[Tensor]:

@@ -1,7 +1,8 @@
 """Rotary position embedding (RoPE) in few passes over memory.
 
 On a GPU one kernel rotates, as an operator that autograd and torch.compile know
-(`heed.nn.kernels.triton.rotary`). Elsewhere torch's own functions write into the output directly.
+(`heed.nn.kernels.triton.rotary`). In training on a CPU it is one in C
+(`heed.nn.kernels.rotary_cpu`). Elsewhere torch's own functions write into the output directly.
 
 Shapes: b batch, n tokens, h heads, d head width.
 """
@@ -63,26 +64,34 @@ def rotate_by_tables(parts: list[Tensor], cos: Tensor, sin: Tensor) -> list[Tens
     This is the plain formula, written into the output without a copy.
     """
     run: Any = _RotateByTables.apply
-    return list(run(cos, sin, *parts))
+    return list(run(torch.is_grad_enabled(), cos, sin, *parts))
 
 
 class _RotateByTables(torch.autograd.Function):
     """Autograd alone would pass twice as often over the numbers, above all in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, cos: Tensor, sin: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, trains: bool, cos: Tensor, sin: Tensor, *parts: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        return tuple(_rotate_halves(x, cos, sin) for x in parts)
+        return tuple(_rotate_halves(x, cos, sin, trains=trains) for x in parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of a rotation is the rotation back."""
         cos, sin = ctx.saved_tensors
-        return None, None, *rotate_by_tables(list(grads), cos, -sin)
+        run: Any = _RotateByTables.apply
+        return None, None, None, *run(True, cos, -sin, *grads)
 
 
-def _rotate_halves(x_bhnd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_halves(x_bhnd: Tensor, cos: Tensor, sin: Tensor, *, trains: bool) -> Tensor:
     """(x cos - y sin, y cos + x sin) of the halves x and y, in float32 at least."""
+    if trains:  # otherwise nothing waits for a kernel to be compiled
+        from heed.nn.kernels.rotary_cpu import can_rotate, rotate_heads
+
+        if can_rotate(x_bhnd, cos, sin):
+            return rotate_heads(x_bhnd, cos, sin)
     wide_bhnd = x_bhnd.to(torch.promote_types(x_bhnd.dtype, cos.dtype))
     cos, sin = cos.to(wide_bhnd.dtype), sin.to(wide_bhnd.dtype)
     out_bhnd = torch.empty_like(wide_bhnd)

@@ -303,3 +303,13 @@ def test_a_second_derivative_is_refused_not_wrong() -> None:
     (grad,) = torch.autograd.grad(out.sum(), [h], create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         grad.sum().backward()
+
+
+def test_torchs_default_dtype_changes_nothing() -> None:
+    h = torch.randn(6, 64)
+    expected = bias_activation(h, None, "gelu", False)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(bias_activation(h, None, "gelu", False), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
