@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
+
+from matplotlib.figure import Figure as MatplotlibFigure
 
 from by_size.record import Measurement
 from by_size.summary import MEMORY, TIME, Series, build_series
@@ -28,9 +31,20 @@ def draw_figures(measurements: Iterable[Measurement], folder: Path, device: str)
         panels, title, x = draw(series)
         if panels:
             path = folder / f"growth-{name}-{device}.png"
-            save_as(curve_panels(panels, title=title, x=x, log_x=True, log_y=True), path)
+            drawing = curve_panels(panels, title=title, x=x, log_x=True, log_y=True)
+            _widen_vertical_axes(drawing)
+            save_as(drawing, path)
             drawn.append(path)
     return drawn
+
+
+def _widen_vertical_axes(drawing: MatplotlibFigure) -> None:
+    """Show a factor of 4 on each vertical axis at least: what does not grow looks flat."""
+    for axes in drawing.axes:
+        low, high = axes.get_ylim()
+        if high < 4 * low:
+            middle = math.sqrt(low * high)
+            axes.set_ylim(middle / 2, middle * 2)
 
 
 def _draw_length(series: list[Series]) -> Figure:
