@@ -362,6 +362,52 @@ def test_a_library_of_doubtful_origin_is_compiled_again(source: Path, fault: str
     assert library.stat().st_mode & 0o777 == 0o500
 
 
+def test_the_folder_of_libraries_may_be_relative(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name without a folder would be looked for among the system's libraries."""
+    monkeypatch.chdir(source.parent)
+    monkeypatch.setenv("HEED_KERNEL_CACHE", ".")
+    assert c_library.load_library(source, ()).two() == 2
+    assert list(source.parent.glob("two-*.so"))
+
+
+def test_a_library_that_cannot_be_loaded_is_compiled_again(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another system, whose C library may be newer than this one's."""
+    c_library.load_library(source, ())
+    (library,) = kept_libraries(source)
+    other = source.parent / "other"
+    other.mkdir()
+    content = c_library._with_checksum(b"for another system")
+    (other / library.name).write_bytes(content)
+    (other / library.name).chmod(0o500)
+    monkeypatch.setenv("HEED_KERNEL_CACHE", str(other))
+    assert c_library.load_library(source, ()).two() == 2
+    assert (other / library.name).read_bytes() != content
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_nothing_need_be_loaded_from_the_cache(
+    loads: bool, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may refuse to load libraries."""
+    cache = source.parent / "cache"
+
+    def refuse(path: str) -> CDLL:
+        if not loads or Path(path).is_relative_to(cache):
+            raise OSError("failed to map segment")
+        return CDLL(path)
+
+    monkeypatch.setattr(c_library, "CDLL", refuse)
+    if loads:
+        assert c_library.load_library(source, ()).two() == 2
+        return
+    with pytest.raises(c_library.CompilerError, match=r"two\.c cannot be loaded: failed to map"):
+        c_library.load_library(source, ())
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(source: Path) -> None:
     (source.parent / "cache").write_text("a file", encoding="utf-8")
     assert c_library.load_library(source, ()).two() == 2

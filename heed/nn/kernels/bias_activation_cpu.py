@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from heed.nn.kernels.availability import on_cpu
 from heed.nn.kernels.cpu_library import cpu_library
 
 KINDS = ("gelu", "gelu_tanh", "silu")
@@ -38,8 +39,15 @@ def has_kernel(x: Tensor, kind: str) -> bool:
 def bias_activation(h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
     """activation(h + bias) [..., f] of h [..., g], in h's dtype; it can be differentiated once.
 
-    With a gate, this is activation(gate) · value of the two halves of h + bias.
+    With a gate, this is activation(gate) · value of the two halves of h + bias. C checks nothing,
+    so that shapes and devices are checked here.
     """
+    if not all(on_cpu(x) for x in (h, bias) if x is not None):
+        raise ValueError(f"{kind} in C reads the memory of a CPU alone.")
+    if bias is not None and bias.shape != h.shape[-1:]:
+        raise ValueError(f"A bias {[*bias.shape]} for {h.shape[-1]} numbers.")
+    if gated and h.shape[-1] % 2:
+        raise ValueError(f"{h.shape[-1]} numbers have no halves, a gate and a value.")
     run: Any = _BiasActivation.apply
     return run(h, bias, kind, gated)
 

@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import CDLL
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ PATIENCE = 120
 
 
 class CompilerError(Exception):
-    """A C source could not be compiled here; the message says why."""
+    """A C source could not be compiled or loaded here; the message says why."""
 
 
 def load_library(source: Path, flags: Sequence[str]) -> CDLL:
@@ -39,20 +40,25 @@ def load_library(source: Path, flags: Sequence[str]) -> CDLL:
     content = b"".join(path.read_bytes() for path in (source, *headers))
     settings = repr((compiler, FLAGS, tuple(flags), cpu_instructions()))
     key = hashlib.sha256(settings.encode() + content).hexdigest()
-    folder = os.environ.get("HEED_KERNEL_CACHE") or cache_root() / "kernels"
-    kept = Path(folder) / f"{source.stem}-{key[:32]}.so"
+    # Absolute, because the loader looks for a name without a folder among the system's libraries.
+    folder = Path(os.environ.get("HEED_KERNEL_CACHE") or cache_root() / "kernels").absolute()
+    kept = folder / f"{source.stem}-{key[:32]}.so"
     if _is_sound(kept):
-        return CDLL(str(kept))
+        with suppress(OSError):  # compiled on another system, whose libraries this one lacks
+            return CDLL(str(kept))
     with TemporaryDirectory() as draft:
         built = Path(draft) / kept.name
         _compile(compiler, source, flags, built)
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
+        # A cache folder that cannot be written or loaded from: compile again next time.
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
             write_atomic(kept, _with_checksum(built.read_bytes()))
             kept.chmod(0o500)
-        except OSError:  # a cache folder that cannot be written: compile again next time
+            return CDLL(str(kept))
+        try:
             return CDLL(str(built))
-    return CDLL(str(kept))
+        except OSError as error:
+            raise CompilerError(f"compiled {source.name} cannot be loaded: {error}.") from error
 
 
 def cpu_instructions() -> tuple[str, ...]:

@@ -50,6 +50,9 @@ def chunk_cross_entropy(
 
     The gradient, if it is wanted, is computed in the place of the logits.
     """
+    if targets_r.device.type != "cpu" or targets_r.shape != logits_rv.shape[:1]:
+        described = f"{[*targets_r.shape]} on {targets_r.device}"
+        raise ValueError(f"Targets {described} for {len(logits_rv)} rows of logits on the CPU.")
     (rows, v), targets_r = logits_rv.shape, targets_r.long().contiguous()
     threads = torch.get_num_threads() if logits_rv.numel() >= MIN_NUMBERS else 1
     is_narrow = logits_rv.dtype == torch.bfloat16

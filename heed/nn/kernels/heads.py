@@ -54,7 +54,7 @@ class PendingRotation:
         return q_table, self._table(self.k_positions)
 
     def _table(self, positions_bn: Tensor) -> Tensor:
-        frequencies = form_of(self.position).frequencies(self.position)
+        frequencies = _fixed_frequencies(self.position)
         if frequencies is None:
             raise ValueError(f"{type(self.position).__name__} has no registered frequencies.")
         angles = positions_bn[..., None].float() * frequencies
@@ -100,7 +100,7 @@ class SharedPosition:
         """These heads, rotated by the encoding: now, or later by a kernel that has its form."""
         if type(position).rotate is Position.rotate:
             return Heads(q_bhnd, k_bgmd, v_bgmd)
-        if position.bias_uses_query or form_of(position).frequencies(position) is None:
+        if position.bias_uses_query or _fixed_frequencies(position) is None:
             q, k = rotate(position, q_bhnd, k_bgmd, self.q_positions, k_positions)
             return Heads(q, k, v_bgmd)
         return Heads(q_bhnd, k_bgmd, v_bgmd, self.rotation(position, k_positions))
@@ -142,7 +142,7 @@ def rotate(
     position: Position, q_bhnd: Tensor, k_bgmd: Tensor, q_positions: Tensor, k_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys rotated by an encoding: by its registered form, else by its own formula."""
-    frequencies = form_of(position).frequencies(position)
+    frequencies = _fixed_frequencies(position)
     # For a CPU a compiler finds the fewest passes over memory by itself.
     plain = torch.compiler.is_compiling() and not on_gpu(q_positions)
     if frequencies is None or plain:
@@ -153,6 +153,12 @@ def rotate(
     (q_bhnd,) = _rotate_all([q_bhnd], q_positions, frequencies)
     (k_bgmd,) = _rotate_all([k_bgmd], k_positions, frequencies)
     return q_bhnd, k_bgmd
+
+
+def _fixed_frequencies(position: Position) -> Tensor | None:
+    """The frequencies of a form; None where they learn, for no kernel computes their gradient."""
+    frequencies = form_of(position).frequencies(position)
+    return None if frequencies is None or frequencies.requires_grad else frequencies
 
 
 def _rotate_by_table(parts: list[Tensor], table_bn2d: Tensor) -> list[Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from heed.nn.kernels.availability import on_cpu
 from heed.nn.kernels.cpu_library import cpu_library
 
 MAX_WIDTH = 8192
@@ -80,11 +81,11 @@ def _serves(x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tenso
     if branch is None:
         return True
     is_known = branch.dtype == torch.float32 or branch.dtype == torch.bfloat16
-    return is_known and branch.shape == x.shape and branch.is_contiguous()
+    return is_known and on_cpu(branch) and branch.shape == x.shape and branch.is_contiguous()
 
 
 def _is_plain(parameter_w: Tensor, w: int) -> bool:
-    is_float = parameter_w.dtype == torch.float32 and parameter_w.is_cpu
+    is_float = parameter_w.dtype == torch.float32 and on_cpu(parameter_w)
     return is_float and parameter_w.shape == (w,) and parameter_w.is_contiguous()
 
 

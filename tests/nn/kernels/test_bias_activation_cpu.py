@@ -190,6 +190,24 @@ def test_shapes_and_strides_of_any_kind(name: str) -> None:
     assert torch.equal(grad, expected_grad)
 
 
+@given(f=st.integers(1, 40), other=st.integers(0, 80), gated=st.booleans())
+def test_a_bias_of_other_numbers_is_an_error(f: int, other: int, gated: bool) -> None:
+    """C would read beyond the end of it."""
+    numbers = f * (1 + gated)
+    h, bias = torch.randn(3, numbers), torch.randn(other + (other >= numbers))
+    with pytest.raises(ValueError, match=f"for {numbers} numbers"):
+        bias_activation(h, bias, "silu", gated)
+
+
+def test_what_c_cannot_read_is_an_error() -> None:
+    h, bias = torch.randn(3, 8), torch.randn(8)
+    for numbers, added in ((h.to("meta"), None), (h.to("meta"), bias), (h, bias.to("meta"))):
+        with pytest.raises(ValueError, match="memory of a CPU"):
+            bias_activation(numbers, added, "gelu", False)
+    with pytest.raises(ValueError, match="7 numbers have no halves"):
+        bias_activation(h[:, :7], None, "silu", True)
+
+
 # ------------------------------------------------------------------------------------- its layer
 
 

@@ -170,6 +170,16 @@ def test_a_target_outside_the_vocabulary_is_an_error(target: int) -> None:
         plain(logits, targets)
 
 
+def test_targets_of_other_rows_or_devices_are_an_error() -> None:
+    logits, targets = inputs(3, 9, ignored=0.0)
+    for others in (targets[:2], targets[None], targets.to("meta")):
+        with pytest.raises(ValueError, match="for 3 rows of logits on the CPU"):
+            compiled(logits, others)
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(9, 4)
+    with pytest.raises(ValueError, match="on meta"):
+        linear_cross_entropy(x, weight, targets.to("meta"))
+
+
 @pytest.mark.parametrize("dtype", kernels.DTYPES)
 def test_rows_may_be_apart_and_targets_of_another_dtype(dtype: torch.dtype) -> None:
     logits, targets = inputs(20, 50)

@@ -343,5 +343,7 @@ def test_what_the_kernel_does_not_serve_torch_computes() -> None:
     assert is_torchs(add_norm(x, branch, nn.Identity(), NONE))
     assert is_torchs(add_norm(x, rows(1, w, seed=1), norm, NONE))
     assert is_torchs(add_norm(x, branch, norm, Dropout(1.0)))
+    with pytest.raises(RuntimeError, match="meta"):  # in C its address would be that of no branch
+        add_norm(x, branch.to("meta"), norm, NONE)
     with torch.no_grad():
         assert torch.equal(add_norm(x, branch, norm, NONE)[1], norm(x + branch))

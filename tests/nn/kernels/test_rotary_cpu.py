@@ -6,12 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import apart, threads
-from torch import Tensor
+from support import apart, threads, tiny
+from torch import Tensor, nn
 
-from heed.nn.kernels import rotary_cpu
+from heed.nn.kernels import heads, rotary_cpu
+from heed.nn.kernels.heads import SharedPosition
+from heed.nn.kernels.position_forms import FORMS, RopeForm
 from heed.nn.kernels.rotary import rotate_by_tables
 from heed.nn.kernels.rotary_cpu import DTYPES, can_rotate, load_kernel, rotate_heads
+from heed.nn.positions import Rope
 
 needs_kernel = pytest.mark.skipif(load_kernel() is None, reason="no C compiler")
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
@@ -107,6 +110,36 @@ def test_it_serves_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
     out.sum().backward()
     assert len(calls) == 2
+
+
+class Learned(Rope):
+    """RoPE with frequencies that learn."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny(head_width=8))
+        self.by_pair = nn.Parameter(super().frequencies().clone())
+
+    def frequencies(self) -> Tensor:
+        return self.by_pair
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_learned_frequencies_have_their_gradient(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel computes it, so that the encoding's own formula rotates."""
+    monkeypatch.setitem(FORMS, Learned, RopeForm())
+    position, places = Learned(), torch.arange(5)[None]
+    q, k = draw_heads(2, 2, 5, 8), draw_heads(2, 2, 5, 8, seed=2)
+    if waits:
+        found = SharedPosition(places, places).heads(q, k, k, position, places).rotated()[:2]
+    else:
+        found = heads.rotate(position, q, k, places, places)
+    exact = position.rotate(q, k, places, places)
+    grads = [
+        torch.autograd.grad((q * k.flip(2)).sum(), position.by_pair)[0] for q, k in (found, exact)
+    ]
+    assert torch.equal(*grads)
 
 
 @pytest.mark.parametrize("change", ["float64", "table", "size", "odd", "empty", "library"])
