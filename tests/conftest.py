@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 import torch
 from browser import chromium
-from gpu_marks import INTERPRETED
+from gpu_marks import INTERPRETED, index_by_item
 from hypothesis import settings
 from labs import tiny_lab, tiny_runs
 from scored_texts import files, own_cache, run, text, texts
@@ -44,11 +44,10 @@ settings.register_profile(
 settings.load_profile("heed")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """NumPy warns about loops in Triton's interpreter."""
+def pytest_configure() -> None:
+    """Let kernels with loops run in Triton's interpreter, whatever the version of NumPy."""
     if INTERPRETED:
-        ignored = "default:Conversion of an array:DeprecationWarning"
-        config.addinivalue_line("filterwarnings", ignored)
+        index_by_item()
 
 
 @pytest.hookimpl(tryfirst=True)
