@@ -76,12 +76,12 @@ def test_a_batch_too_large_for_memory(text: Path, tmp_path: Path) -> None:
     """One sentence, and nothing is in the way of a second attempt, which splits the batches."""
     run = tmp_path / "run"
     large = ("train.batch_tokens=25000",)
-    failed = train_within(300, text, run, *large)
+    failed = train_within(400, text, run, *large)
     assert failed.returncode == 2, failed.stderr
     assert "Traceback" not in failed.stderr
     assert "memory ran out with train.batch_tokens = 25000" in failed.stderr
     assert not run.exists()
-    second = train_within(300, text, run, *large, "train.split_on_oom=true")
+    second = train_within(400, text, run, *large, "train.split_on_oom=true")
     assert second.returncode == 0, second.stderr
     _, numbers = checkpoint.load_newest(Run(run).checkpoints, print)
     assert numbers["batch_splits"] > 1
