@@ -1,7 +1,7 @@
 """Optimizers by name, and their parameter groups.
 
 torch's optimizers are used where it has them in one kernel; the others are in
-`heed.train.optimizers.custom`. AdamW and Adam have a faster kernel on a GPU
+`heed.train.optimizers.custom`. AdamW and Adam have a faster kernel
 (`heed.train.optimizers.fused_adamw`).
 """
 
@@ -202,10 +202,12 @@ def step_optimizer(optimizer: Optimizer, divisor: Tensor, finite: Tensor) -> Non
 
     Both are 0-d tensors. They stay on their device if the optimizer reads them itself, by torch's
     contract for scaled losses (`grad_scale`, `found_inf`). Adafactor reads them on the host. So
-    does a CPU, which waits for nothing: there the contract costs an operation more a parameter.
+    do torch's optimizers on a CPU, which waits for nothing: there the contract costs an operation
+    more a parameter.
     """
     amp: Any = optimizer
-    if divisor.device.type != "cpu" and getattr(amp, "_step_supports_amp_scaling", False):
+    pays = divisor.device.type != "cpu" or isinstance(optimizer, FusedAdam)
+    if pays and getattr(amp, "_step_supports_amp_scaling", False):
         amp.grad_scale, amp.found_inf = divisor, 1.0 - finite.float()
         optimizer.step()
         amp.grad_scale = amp.found_inf = None

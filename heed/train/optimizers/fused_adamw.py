@@ -1,4 +1,4 @@
-"""AdamW and Adam on a GPU: two launches for a parameter group, with one pass over memory.
+"""AdamW and Adam in one pass over memory: two launches for a parameter group, one call on a CPU.
 
 torch's fused kernels are slower, and write divided gradients back. The state is torch's: a
 checkpoint of one loads into the other.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
+from heed.nn.kernels import adamw_cpu
 from heed.nn.kernels.availability import on_gpu
 
 CACHED_TABLES = 64
@@ -24,10 +25,15 @@ PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 def can_fuse(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernel takes these tensors: no shards, contiguous, float32, on one GPU."""
-    if not tensors or not on_gpu(tensors[0]):
+    """Whether the kernel takes these tensors: no shards, contiguous, float32, on one device.
+
+    On a CPU it is compiled when it is first needed.
+    """
+    if not tensors:
         return False
     device = tensors[0].device
+    if not on_gpu(tensors[0]) and (device.type != "cpu" or adamw_cpu.load_kernel() is None):
+        return False
     return all(
         type(tensor) in PLAIN_TYPES
         and tensor.dtype == torch.float32
@@ -129,7 +135,11 @@ def _pin(host: Tensor, like: Tensor) -> Tensor:
 
 
 class FusedAdam(Adam):
-    """Adam by one kernel for all tensors of a group; torch's step for groups it does not take."""
+    """Adam by one kernel for all tensors of a group; torch's step for groups it does not take.
+
+    `grad_scale` divides gradients, and where `found_inf` is not 0 a step changes nothing. This is
+    torch's contract for scaled losses.
+    """
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
@@ -181,6 +191,20 @@ class FusedAdam(Adam):
         return rows if all(can_fuse(row) for row in rows) or not params else None
 
     def _kernel_step(self, group: dict[str, Any], trained: list[list[Tensor]]) -> None:
+        if on_gpu(trained[0][0]):
+            self._gpu_step(group, trained)
+        elif self.found_inf is None or not self.found_inf:
+            adamw_cpu.update(
+                trained,
+                lr=float(group["lr"]),
+                divisor=1.0 if self.grad_scale is None else float(self.grad_scale),
+                betas=group["betas"],
+                eps=group["eps"],
+                decay=group["weight_decay"],
+                decoupled=group["decoupled_weight_decay"],
+            )
+
+    def _gpu_step(self, group: dict[str, Any], trained: list[list[Tensor]]) -> None:
         from heed.nn.kernels.triton import adamw
 
         params, lr = trained[0], group["lr"]

@@ -1,6 +1,6 @@
-"""On a GPU one kernel makes the steps of AdamW and Adam, which equal torch's.
+"""One kernel makes the steps of AdamW and Adam, which equal torch's: on a CPU, and on a GPU.
 
-Without a GPU most of this runs, slowly, where Triton is and interprets its kernels
+Without a GPU most tests of its kernel run, slowly, where Triton is and interprets its kernels
 (TRITON_INTERPRET=1).
 """
 
@@ -13,28 +13,44 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_marks import CUDA, DEVICE, needs_gpu, needs_kernels
+from gpu_marks import CUDA, needs_gpu, needs_kernels
+from gpu_marks import DEVICE as KERNEL_DEVICE
+from hypothesis import given
+from hypothesis import strategies as st
+from support import threads
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
+from heed.nn.kernels import adamw_cpu
 from heed.train.optimizers import build, fused_adamw
 from heed.train.optimizers.build import OptimizerSettings, build_optimizer, set_lr, step_optimizer
 from heed.train.optimizers.fused_adamw import AddressTables, FusedAdam, FusedAdamW
 
-pytestmark = [
-    pytest.mark.gpu,
-    needs_kernels,
-]
+needs_compiler = pytest.mark.skipif(adamw_cpu.load_kernel() is None, reason="no C compiler")
+CPU = pytest.param("cpu", marks=needs_compiler)
+GPU = pytest.param("gpu", marks=[pytest.mark.gpu, needs_kernels])
+on_a_cpu = pytest.mark.parametrize("_device", [CPU], indirect=True)
+on_a_gpu = pytest.mark.parametrize("_device", [GPU], indirect=True)
+DEVICE = torch.device("cpu")
+"""Where a test has its tensors; set for each."""
 
 SHAPES = [(1,), (3,), (1000,), (4097,), (64, 64), (5, 1641), ()]
 """Less than a chunk, whole chunks, one number more; a 0-d tensor."""
 KINDS: dict[type[Any], type[Any]] = {FusedAdamW: AdamW, FusedAdam: Adam}
 
 
-@pytest.fixture(autouse=True)
-def _by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not CUDA:
+@pytest.fixture(autouse=True, params=[CPU, GPU])
+def _device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test with the kernel of a CPU, and with that of a GPU or its interpreter."""
+    global DEVICE
+    DEVICE = KERNEL_DEVICE if request.param == "gpu" else torch.device("cpu")
+    if request.param == "gpu" and not CUDA:
         monkeypatch.setattr(fused_adamw, "on_gpu", lambda x: True)
+
+
+def captures() -> bool:
+    """Whether a CUDA graph could capture steps here."""
+    return DEVICE.type == "cuda"
 
 
 def parameters(seed: int = 0) -> list[nn.Parameter]:
@@ -62,7 +78,7 @@ def groups(params: list[nn.Parameter], lr_tensor: bool = True) -> list[dict[str,
 
 def fused(kind: type[Any], params: list[nn.Parameter], **options: Any) -> Any:
     lr_tensor = options.pop("lr_tensor", True)
-    return kind(groups(params, lr_tensor), fused=True, capturable=CUDA, **options)
+    return kind(groups(params, lr_tensor), fused=True, capturable=captures(), **options)
 
 
 def reference(kind: type[Any], params: list[nn.Parameter], **options: Any) -> tuple[Any, Any]:
@@ -224,7 +240,7 @@ def test_a_skipped_step_changes_no_bit(bad: float, first: bool) -> None:
 def test_a_state_of_torchs_optimizer_loads(kind: type[Any]) -> None:
     """And the other way round; keys of both are the same."""
     params, others = parameters(), parameters()
-    torchs = KINDS[kind](groups(others), fused=True, capturable=CUDA)
+    torchs = KINDS[kind](groups(others), fused=True, capturable=captures())
     ours = fused(kind, params)
     for step in range(2):
         set_gradients(others, step)
@@ -270,9 +286,8 @@ def test_torchs_step_takes_what_the_kernel_does_not() -> None:
         torch.ones(4, 6, device=DEVICE, dtype=torch.float64),
     ):
         assert not fused_adamw.can_fuse([plain, other])
-    if CUDA:
+    if captures():
         assert not fused_adamw.can_fuse([plain, torch.ones(4, 6)])
-        assert not fused_adamw.can_fuse([torch.ones(4, 6)])
 
 
 def test_a_gradient_may_have_another_layout() -> None:
@@ -320,6 +335,48 @@ def test_a_closure_is_called_once_and_its_loss_comes_back() -> None:
     assert optimizer.step(lambda: next(losses) if torch.is_grad_enabled() else 0.0) == 4.0
 
 
+@on_a_cpu
+@given(sizes=st.lists(st.integers(0, 70_000), min_size=1, max_size=4), number=st.integers(1, 5))
+def test_the_number_of_threads_changes_no_bit(sizes: list[int], number: int) -> None:
+    found = []
+    for count in (1, number):
+        made = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(size, generator=made)) for size in sizes]
+        optimizer = FusedAdamW(params, lr=1e-2, fused=True)
+        with threads(count):
+            for step in range(2):
+                set_gradients(params, step)
+                kernel_only(optimizer.step)
+        found.append(snapshot(params, optimizer))
+    assert all(map(torch.equal, *found))
+
+
+@on_a_cpu
+def test_without_a_compiler_torch_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw_cpu, "load_kernel", lambda: None)
+    optimizer = build_optimizer(nn.Linear(3, 5), OptimizerSettings(name="adamw"))
+    assert type(optimizer) is AdamW
+
+
+@on_a_cpu
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_a_clipped_step_divides_no_gradient_in_place(name: str) -> None:
+    """And equals the step with gradients that were divided before."""
+    settings, steps = OptimizerSettings(name=name, lr=0.01, weight_decay=0.1), []
+    for divisor in (4.0, 1.0):
+        params = parameters()
+        model = nn.ParameterList(params)
+        optimizer = build_optimizer(model, settings)
+        set_gradients(params, 0, scale=divisor)
+        kept = [parameter.grad.clone() for parameter in params if parameter.grad is not None]
+        step_optimizer(optimizer, torch.tensor(divisor), torch.tensor(True))
+        assert all(map(torch.equal, kept, [p.grad for p in params if p.grad is not None]))
+        steps.append(snapshot(params, optimizer))
+    for one, two in zip(*steps, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-8)
+
+
+@on_a_gpu
 def test_tables_are_found_again_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_adamw, "CACHED_TABLES", 2)
     tables, tensors = AddressTables(), [torch.ones(2, device=DEVICE) for _ in range(3)]
@@ -358,6 +415,7 @@ def capture(optimizer: Any, divisor: Tensor, finite: Tensor) -> torch.cuda.CUDAG
 
 
 @needs_gpu
+@on_a_gpu
 @pytest.mark.parametrize("reserved", [256, 0])
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_a_captured_step_is_the_eager_step(
@@ -399,6 +457,7 @@ def test_a_captured_step_is_the_eager_step(
 
 
 @needs_gpu
+@on_a_gpu
 def test_each_captured_step_has_its_own_table() -> None:
     params = parameters()
     optimizer = fused(FusedAdamW, params)

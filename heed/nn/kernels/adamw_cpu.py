@@ -1,0 +1,65 @@
+"""The step of AdamW and Adam on a CPU over all tensors of a parameter group (`c/adamw.c`).
+
+Torch divides clipped gradients in a pass of its own, adds to each tensor's step by an operation of
+its own, and starts its threads for each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import CDLL, POINTER, Structure, byref, c_double, c_int32, c_int64
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from heed.nn.kernels.cpu_library import cpu_library
+
+MIN_NUMBERS = 2**15
+"""With fewer numbers one thread is faster than several."""
+
+
+class SettingsStruct(Structure):
+    """Settings of a step; as in the C source."""
+
+    _fields_ = (
+        *((name, c_double) for name in ("lr", "divisor", "beta1", "beta2", "eps", "decay")),
+        ("is_decoupled", c_int64),
+    )
+
+
+@cache
+def load_kernel() -> CDLL | None:
+    """The kernel, compiled when it is first needed; None where nothing compiles."""
+    library = cpu_library("adamw")
+    if library is not None:
+        table, settings = POINTER(c_int64), POINTER(SettingsStruct)
+        library.update.argtypes = [table, c_int64, settings, c_int32]
+        library.update.restype = None
+    return library
+
+
+def update(
+    rows: Sequence[Sequence[Tensor]],
+    *,
+    lr: float,
+    divisor: float,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+    decoupled: bool,
+) -> None:
+    """One step of AdamW (`decoupled`) or Adam, with gradients divided by `divisor`.
+
+    `rows` are parameters, gradients, means, means of squares, and steps: contiguous, in float32. C
+    checks nothing. The formulas are those of the kernel on a GPU (`triton/adamw.py`).
+    """
+    library = load_kernel()
+    if library is None:
+        raise RuntimeError("The kernel for AdamW is not compiled.")
+    n, sizes = len(rows[0]), [parameter.numel() for parameter in rows[0]]
+    addresses = [tensor.data_ptr() for row in rows for tensor in row]
+    table = (c_int64 * (6 * n))(*addresses, *sizes)
+    threads = torch.get_num_threads() if sum(sizes) >= MIN_NUMBERS else 1
+    settings = SettingsStruct(lr, divisor, *betas, eps, decay, decoupled)
+    library.update(table, n, byref(settings), threads)
