@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_cpu
 from heed.nn.kernels.cpu_library import cpu_library
+from heed.nn.kernels.custom_op import once_differentiable
 
 KINDS = ("gelu", "gelu_tanh", "silu")
 """Activations, in the order of the C source. ReLU is not faster than torch's."""
@@ -52,6 +52,24 @@ def bias_activation(h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> T
     return run(h, bias, kind, gated)
 
 
+def activate(h_rg: Tensor, bias_g: Tensor, kind: str, gated: bool) -> Tensor:
+    """activation(h + bias) [r, f] of a contiguous h."""
+    out_rf = h_rg.new_empty(len(h_rg), h_rg.shape[-1] // (1 + gated))
+    _launch("activate", [h_rg, bias_g, out_rf], out_rf, kind, gated)
+    return out_rf
+
+
+def differentiate(
+    h_rg: Tensor, bias_g: Tensor, d_rf: Tensor, kind: str, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of h and of the bias for that of the output; all are contiguous."""
+    dh_rg, d_bias_g = torch.empty_like(h_rg), torch.empty_like(bias_g)
+    sums_bg = d_bias_g.new_empty(_block_count(len(h_rg)), len(d_bias_g))
+    tensors = [h_rg, bias_g, d_rf, dh_rg, d_bias_g, sums_bg]
+    _launch("differentiate", tensors, d_rf, kind, gated)
+    return dh_rg, d_bias_g
+
+
 class _BiasActivation(torch.autograd.Function):
     """activation(h + bias) as one kernel."""
 
@@ -59,8 +77,7 @@ class _BiasActivation(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
         h_rg = h.reshape(-1, h.shape[-1]).contiguous()
         bias_g = (h.new_zeros(h.shape[-1]) if bias is None else bias).float().contiguous()
-        out_rf = h.new_empty(len(h_rg), h.shape[-1] // (1 + gated))
-        _launch("activate", [h_rg, bias_g, out_rf], out_rf, kind, gated)
+        out_rf = activate(h_rg, bias_g, kind, gated)
         ctx.save_for_backward(h_rg, bias_g)
         ctx.kind, ctx.gated, ctx.shape = kind, gated, h.shape
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -71,10 +88,7 @@ class _BiasActivation(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         h_rg, bias_g = ctx.saved_tensors
         d_rf = d_out.reshape(-1, d_out.shape[-1]).contiguous()
-        dh_rg, d_bias_g = torch.empty_like(h_rg), torch.empty_like(bias_g)
-        sums_bg = d_bias_g.new_empty(_block_count(len(h_rg)), len(d_bias_g))
-        tensors = [h_rg, bias_g, d_rf, dh_rg, d_bias_g, sums_bg]
-        _launch("differentiate", tensors, d_rf, ctx.kind, ctx.gated)
+        dh_rg, d_bias_g = differentiate(h_rg, bias_g, d_rf, ctx.kind, ctx.gated)
         d_bias = d_bias_g.to(ctx.bias_dtype) if ctx.needs_input_grad[1] else None
         return dh_rg.view(ctx.shape), d_bias, None, None
 

@@ -115,6 +115,12 @@ def feed_forward(
 
         if linear_gpu.has_gelu_products(x, up, down):
             return linear_gpu.feed_forward_gelu(x, up, down)
+    if not drops and trains_on_cpu(x):
+        from heed.nn.kernels import feed_forward_cpu
+
+        kind = GATES.get(name, name)
+        if feed_forward_cpu.serves(x, up, kind, down):
+            return feed_forward_cpu.feed_forward(x, up, kind, name in GATES, down)
     return down(dropout(linear_activation(x, up, name)))
 
 
