@@ -10,13 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import function
 
 Launcher = Callable[..., Any]
+Backward = Callable[..., Any]
+
+
+def once_differentiable(backward: Backward) -> Backward:
+    """torch's decorator of a backward pass that cannot be differentiated itself.
+
+    Gradients are seldom differentiated: the contexts of torch's decorator are for that case alone.
+    """
+    guarded = function.once_differentiable(backward)
+
+    @wraps(backward)
+    def run(ctx: Any, *d_outputs: Any) -> Any:
+        asked = torch.is_grad_enabled()
+        return guarded(ctx, *d_outputs) if asked else backward(ctx, *d_outputs)
+
+    return run
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+
+from heed.nn.kernels.custom_op import once_differentiable
 
 
 def look_up(table_vw: Tensor, ids: Tensor, scale: float) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_cpu
+from heed.nn.kernels.custom_op import once_differentiable
 from heed.nn.kernels.matrix_product_cpu import LANES, load_kernel, multiply
 
 
@@ -20,13 +20,15 @@ def serves(x: Tensor, weight_fw: Tensor, bias_f: Tensor | None) -> bool:
 
     Numbers in and out must be multiples of LANES: columns of all products are whole registers.
     """
+    if load_kernel() is None:
+        return False
     parts = (x, weight_fw) if bias_f is None else (x, weight_fw, bias_f)
     if torch.is_autocast_enabled("cpu") or any(part.dtype != torch.float32 for part in parts):
         return False
     if not all(on_cpu(part) and part.is_contiguous() for part in parts[1:]):
         return False
     fits = x.shape[-1] == weight_fw.shape[1] and not any(size % LANES for size in weight_fw.shape)
-    return fits and min(x.numel(), weight_fw.numel()) > 0 and load_kernel() is not None
+    return fits and min(x.numel(), weight_fw.numel()) > 0
 
 
 def linear(x: Tensor, weight_fw: Tensor, bias_f: Tensor | None) -> Tensor:

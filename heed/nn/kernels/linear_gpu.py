@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels import cublaslt
+from heed.nn.kernels.custom_op import once_differentiable
 from heed.nn.kernels.gradient_sums import attached_sums
 from heed.nn.kernels.parameter_gradients import ParameterStream, parameter_stream
 from heed.nn.kernels.weight_copies import narrow

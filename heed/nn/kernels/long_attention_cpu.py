@@ -24,6 +24,7 @@ from heed.nn.kernels.attention_structs import (
     token_rows,
 )
 from heed.nn.kernels.cpu_library import cpu_library
+from heed.nn.kernels.custom_op import once_differentiable
 from heed.nn.kernels.distance_attention import DistanceBias
 from heed.nn.kernels.qkv_layout import empty_grads, empty_heads
 from heed.nn.masks import Mask
@@ -153,7 +154,7 @@ class _LongAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, _, _, table, *_ = tensors = ctx.saved_tensors
         d_out, grads, d_table = adjacent(d_out), empty_grads([q, k, v]), None

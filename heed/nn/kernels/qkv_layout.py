@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heed.nn.kernels.custom_op import once_differentiable
+
 
 def empty_heads(like: Tensor) -> Tensor:
     """An empty tensor [b, heads, n, d], each token's heads adjacent: as a linear layer reads it."""
@@ -23,9 +25,23 @@ def empty_heads(like: Tensor) -> Tensor:
 
 def split_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
     """Split [b, n, w] into one view [b, heads, n, d] for each count of heads."""
+    trains = torch.is_grad_enabled() and packed_bnw.requires_grad
+    if not (trains or torch.compiler.is_compiling()):
+        return _view_heads(packed_bnw, counts, width)
     # Split before the transpose, so that the gradient is concatenated in memory order.
     parts = packed_bnw.unflatten(2, (-1, width)).split(list(counts), dim=2)
     return tuple(x.transpose(1, 2) for x in parts)
+
+
+def _view_heads(packed_bnw: Tensor, counts: Sequence[int], width: int) -> tuple[Tensor, ...]:
+    """`split_heads` without gradients: one operation for each part."""
+    (b, n, _), (stride_b, stride_n, stride) = packed_bnw.shape, packed_bnw.stride()
+    strides, step = (stride_b, width * stride, stride_n, stride), width * stride
+    parts, at = [], packed_bnw.storage_offset()
+    for count in counts:
+        parts.append(packed_bnw.as_strided((b, count, n, width), strides, at))
+        at += count * step
+    return tuple(parts)
 
 
 def split_heads_autograd(
@@ -88,7 +104,7 @@ class _Split(torch.autograd.Function):
         return split_heads(packed_bnw, counts, width)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         from heed.nn.kernels.gradient_sums import attach_sums, attached_sums
 

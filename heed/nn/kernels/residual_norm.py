@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_gpu, trains_on_cpu
+from heed.nn.kernels.custom_op import once_differentiable
 
 if TYPE_CHECKING:
     from heed.nn.kernels.parameter_gradients import ParameterStream

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from heed.nn.kernels.availability import on_cpu
 from heed.nn.kernels.cpu_library import cpu_library
+from heed.nn.kernels.custom_op import once_differentiable
 
 MAX_WIDTH = 8192
 """A thread holds two rows on its stack."""

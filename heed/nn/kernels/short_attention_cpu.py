@@ -27,6 +27,7 @@ from heed.nn.kernels.attention_structs import (
     mask_rows,
 )
 from heed.nn.kernels.cpu_library import cpu_library
+from heed.nn.kernels.custom_op import once_differentiable
 from heed.nn.kernels.qkv_layout import empty_grads, empty_heads
 from heed.nn.masks import Mask
 
@@ -135,7 +136,7 @@ class _ShortAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, *_ = tensors = ctx.saved_tensors
         bias_learns, d_out = ctx.needs_input_grad[3], adjacent(d_out)
