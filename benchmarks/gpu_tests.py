@@ -142,6 +142,8 @@ def main() -> None:
         if not lines.exists() or not lines.stat().st_size:
             raise SystemExit("pytest collected no tests.")
         result = read_lines(lines)
+    if result["counts"]["skipped"] == sum(result["counts"].values()):
+        raise SystemExit("Every test was skipped: no GPU was found. Nothing was saved.")
     result |= {"seconds": time.monotonic() - began, "workers": options.workers}
     result["machine"] = describe_machine()
     options.out.mkdir(parents=True, exist_ok=True)

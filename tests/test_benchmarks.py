@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from common import ROOT, environment
-from gpu_tests import format_result, read_lines, run_pytest
+from gpu_tests import format_result, main, read_lines, run_pytest
 
 
 @pytest.mark.parametrize("inherited", [[], ["one"], ["one", "two"]])
@@ -52,3 +52,16 @@ def test_what_gpu_tests_did_before_their_time_was_up_is_kept(tmp_path: Path, wor
     text = format_result(result)
     assert text.startswith("GPU tests: 1 passed, 1 failed, 1 skipped, 2 not run in 15 s")
     assert "test_fails: AssertionError: for a reason" in text
+
+
+def test_gpu_tests_without_a_gpu_keep_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / "test_some.py", tmp_path / "out"
+    skipped = "import pytest\n@pytest.mark.gpu\ndef test_it(): pytest.skip('no GPU')\n"
+    path.write_text(skipped, encoding="utf-8")
+    command = ["gpu_tests.py", str(path), "--out", str(out), "--workers", "0"]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit, match="no GPU was found"):
+        main()
+    assert not out.exists()
