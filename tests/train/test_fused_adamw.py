@@ -352,6 +352,20 @@ def test_the_number_of_threads_changes_no_bit(sizes: list[int], number: int) -> 
 
 
 @on_a_cpu
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "step"])
+def test_a_state_of_another_size_is_refused_before_it_is_read(name: str) -> None:
+    params = parameters()
+    optimizer = fused(FusedAdamW, params)
+    set_gradients(params, 0)
+    optimizer.step()
+    optimizer.state[params[2]][name] = torch.ones(2)
+    before = snapshot(params, optimizer)
+    with pytest.raises(ValueError, match="other sizes"):
+        optimizer.step()
+    assert all(map(torch.equal, before, snapshot(params, optimizer)))
+
+
+@on_a_cpu
 def test_without_a_compiler_torch_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw_cpu, "load_kernel", lambda: None)
     optimizer = build_optimizer(nn.Linear(3, 5), OptimizerSettings(name="adamw"))

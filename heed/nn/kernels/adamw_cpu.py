@@ -52,12 +52,15 @@ def update(
     """One step of AdamW (`decoupled`) or Adam, with gradients divided by `divisor`.
 
     `rows` are parameters, gradients, means, means of squares, and steps: contiguous, in float32. C
-    checks nothing. The formulas are those of the kernel on a GPU (`triton/adamw.py`).
+    checks nothing, so that sizes are checked here. The formulas are those of the kernel on a GPU
+    (`triton/adamw.py`).
     """
     library = load_kernel()
     if library is None:
         raise RuntimeError("The kernel for AdamW is not compiled.")
-    n, sizes = len(rows[0]), [parameter.numel() for parameter in rows[0]]
+    n, (sizes, *others, steps) = len(rows[0]), [[x.numel() for x in row] for row in rows]
+    if any(other != sizes for other in others) or steps != [1] * n:
+        raise ValueError("Gradients or states of AdamW have other sizes than their parameters.")
     addresses = [tensor.data_ptr() for row in rows for tensor in row]
     table = (c_int64 * (6 * n))(*addresses, *sizes)
     threads = torch.get_num_threads() if sum(sizes) >= MIN_NUMBERS else 1

@@ -2,7 +2,7 @@
 
 Without gradients and under torch.compile these are torch's own steps. What a GPU runs while it
 trains is in `linear_gpu` and `embedding_lookup`; what a CPU runs, in `linear_cpu`,
-`bias_activation_cpu` and `residual_norm_cpu`.
+`feed_forward_cpu`, `bias_activation_cpu` and `residual_norm_cpu`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def linear_activation(x: Tensor, up: nn.Linear, name: str) -> Tensor:
 def feed_forward(
     x: Tensor, up: nn.Linear, name: str, dropout: nn.Dropout, down: nn.Linear
 ) -> Tensor:
-    """down(dropout(activation(up(x)))), by fewer passes over memory where products have GELU."""
+    """down(dropout(activation(up(x)))), as one function where a kernel of the device allows it."""
     drops = dropout.training and dropout.p > 0
     if name == "gelu_tanh" and not drops and _trains_on_gpu(x):
         from heed.nn.kernels import linear_gpu
