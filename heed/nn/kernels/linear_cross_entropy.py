@@ -19,7 +19,7 @@ from torch import Tensor
 from heed.nn.kernels import fp8_cross_entropy as fp8_kernels
 from heed.nn.kernels.availability import on_cpu, on_gpu
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
-from heed.nn.kernels.matrix_product_cpu import can_multiply, multiply
+from heed.nn.kernels.matrix_product_cpu import can_multiply, multiply, product
 from heed.nn.rdrop import rdrop_loss_and_grad
 
 MAX_LOGITS, MAX_LOGITS_GPU = 2**22, 2**29
@@ -143,7 +143,7 @@ def _launch(
             # Kernels overwrite logits by their gradient, and padding by zeros.
             d_rp = logits_rp if use_triton else d_rv
             if needs_grad[0]:
-                _product(d_rp, weight_pw, dx[chunk])
+                product(d_rp, weight_pw, out=dx[chunk])
             if needs_grad[1]:
                 _add_product(d_weight, d_rp.mT, x_rw, first=start == 0)
             if needs_grad[2]:
@@ -225,17 +225,7 @@ def _pad_rows(x: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 def _linear(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor) -> None:
-    _product(x_rw, weight_vw.mT, out_rv, bias_v)
-
-
-def _product(a_ir: Tensor, b_rj: Tensor, out_ij: Tensor, bias_j: Tensor | None = None) -> None:
-    """out = a b + bias."""
-    if can_multiply(a_ir, b_rj):
-        multiply(a_ir, b_rj, bias_j, out=out_ij)
-    elif bias_j is None:
-        torch.mm(a_ir, b_rj, out=out_ij)
-    else:
-        torch.addmm(bias_j, a_ir, b_rj, out=out_ij)
+    product(x_rw, weight_vw.mT, bias_v, out=out_rv)
 
 
 def _add_product(sum_vw: Tensor, a_vr: Tensor, b_rw: Tensor, *, first: bool) -> None:

@@ -47,18 +47,22 @@ def load_kernel() -> CDLL | None:
 
 def can_multiply(a_ir: Tensor, b_rj: Tensor) -> bool:
     """Whether C multiplies these matrices; a mode that counts operations sees torch's alone."""
-    if load_kernel() is None:
+    if not on_cpu(a_ir) or load_kernel() is None:  # for a GPU's matrices nothing is compiled
         return False
-    known = a_ir.dtype == b_rj.dtype == torch.float32 and on_cpu(a_ir) and on_cpu(b_rj)
+    known = a_ir.dtype == b_rj.dtype == torch.float32 and on_cpu(b_rj)
     full = known and a_ir.numel() > 0 and b_rj.shape[1] >= LANES
     return full and not is_in_torch_dispatch_mode()
 
 
-def product(a_ir: Tensor, b_rj: Tensor, bias_j: Tensor | None = None) -> Tensor:
-    """a b + bias [i, j], in C where it multiplies these matrices, else by torch."""
+def product(
+    a_ir: Tensor, b_rj: Tensor, bias_j: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """a b + bias [i, j], in C where it multiplies these matrices, else by torch on any device."""
     if can_multiply(a_ir, b_rj):
-        return multiply(a_ir, b_rj, bias_j)
-    return torch.mm(a_ir, b_rj) if bias_j is None else torch.addmm(bias_j, a_ir, b_rj)
+        return multiply(a_ir, b_rj, bias_j, out=out)
+    if bias_j is None:
+        return torch.mm(a_ir, b_rj, out=out)
+    return torch.addmm(bias_j, a_ir, b_rj, out=out)
 
 
 def multiply(
