@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-GPU_TESTS = sorted([*TESTS.rglob("*_gpu.py"), TESTS / "train" / "test_precompile.py"])
+OTHERS = ("test_fused_adamw.py", "test_precompile.py")
+GPU_TESTS = sorted([*TESTS.rglob("*_gpu.py"), *(TESTS / "train" / name for name in OTHERS)])
 NEEDS_TRITON = find_spec("triton") is None
 
 

@@ -584,11 +584,14 @@ if sys.argv[2] == "ahead":
         hook.finish()
 else:  # as a run does: every kernel launched is looked up, and compiled if it is not found
     knobs.compilation.listener = lambda *, src, cache_hit, **rest: hits.append(cache_hit)
-    dry_launch.FakeDriver.launcher_cls = lambda *args: lambda *launch: None
-    dry_launch.FakeDriver.utils = SimpleNamespace(
-        get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
-        load_binary=lambda *args: (1, 1, 1, 0, 1024),
-    )
+    class LoadingDriver(dry_launch.FakeDriver):
+        launcher_cls = lambda *args: lambda *launch: None
+        utils = SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
+            load_binary=lambda *args: (1, 1, 1, 0, 1024),
+        )
+
+    dry_launch.FakeDriver = LoadingDriver
     dry_launch.launch_training(recipe, 90, lambda **args: False)
     dry_launch.launch_decoding(recipe, 90, lambda **args: False)
 print(json.dumps(hits))
