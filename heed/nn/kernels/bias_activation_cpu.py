@@ -39,21 +39,23 @@ def has_kernel(x: Tensor, kind: str) -> bool:
 def bias_activation(h: Tensor, bias: Tensor | None, kind: str, gated: bool) -> Tensor:
     """activation(h + bias) [..., f] of h [..., g], in h's dtype; it can be differentiated once.
 
-    With a gate, this is activation(gate) · value of the two halves of h + bias. C checks nothing,
-    so that shapes and devices are checked here.
+    With a gate, this is activation(gate) · value of the two halves of h + bias.
     """
-    if not all(on_cpu(x) for x in (h, bias) if x is not None):
-        raise ValueError(f"{kind} in C reads the memory of a CPU alone.")
-    if bias is not None and bias.shape != h.shape[-1:]:
-        raise ValueError(f"A bias {[*bias.shape]} for {h.shape[-1]} numbers.")
-    if gated and h.shape[-1] % 2:
-        raise ValueError(f"{h.shape[-1]} numbers have no halves, a gate and a value.")
     run: Any = _BiasActivation.apply
     return run(h, bias, kind, gated)
 
 
 def activate(h_rg: Tensor, bias_g: Tensor, kind: str, gated: bool) -> Tensor:
-    """activation(h + bias) [r, f] of a contiguous h."""
+    """activation(h + bias) [r, f] of a contiguous h.
+
+    C checks nothing, so that shapes and devices are checked here.
+    """
+    if not (on_cpu(h_rg) and on_cpu(bias_g)):
+        raise ValueError(f"{kind} in C reads the memory of a CPU alone.")
+    if bias_g.shape != h_rg.shape[-1:]:
+        raise ValueError(f"A bias {[*bias_g.shape]} for {h_rg.shape[-1]} numbers.")
+    if gated and h_rg.shape[-1] % 2:
+        raise ValueError(f"{h_rg.shape[-1]} numbers have no halves, a gate and a value.")
     out_rf = h_rg.new_empty(len(h_rg), h_rg.shape[-1] // (1 + gated))
     _launch("activate", [h_rg, bias_g, out_rf], out_rf, kind, gated)
     return out_rf

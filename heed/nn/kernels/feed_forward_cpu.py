@@ -50,20 +50,17 @@ class _FeedForward(torch.autograd.Function):
     ) -> Tensor:
         x_rw = x.reshape(-1, x.shape[-1])
         h_rg = product(x_rw, up_gw.mT)
-        ctx.bias_learns = up_bias_g is not None and ctx.needs_input_grad[2]
-        if up_bias_g is None:
-            up_bias_g = h_rg.new_zeros(h_rg.shape[-1])
-        up_bias_g = up_bias_g.contiguous()
-        a_rf = activation.activate(h_rg, up_bias_g, kind, gated)
+        bias_g = (h_rg.new_zeros(len(up_gw)) if up_bias_g is None else up_bias_g).contiguous()
+        a_rf = activation.activate(h_rg, bias_g, kind, gated)
         out_rw = product(a_rf, down_wf.mT, down_bias_w)
-        ctx.save_for_backward(x_rw, up_gw, up_bias_g, down_wf, h_rg, a_rf)
+        ctx.save_for_backward(x_rw, up_gw, bias_g, down_wf, h_rg, a_rf)
         ctx.kind, ctx.gated, ctx.shape = kind, gated, x.shape
         return out_rw.view(*x.shape[:-1], len(down_wf))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        x_rw, up_gw, up_bias_g, down_wf, h_rg, a_rf = ctx.saved_tensors
+        x_rw, up_gw, bias_g, down_wf, h_rg, a_rf = ctx.saved_tensors
         d_rw, needed = d_out.reshape(-1, d_out.shape[-1]), ctx.needs_input_grad
         dx = d_up = d_up_bias = d_down = d_down_bias = None
         if needed[3]:
@@ -72,10 +69,10 @@ class _FeedForward(torch.autograd.Function):
             d_down_bias = d_rw.sum(dim=0)
         if any(needed[:3]):
             d_a = product(d_rw, down_wf)
-            dh_rg, d_bias_g = activation.differentiate(h_rg, up_bias_g, d_a, ctx.kind, ctx.gated)
+            dh_rg, d_bias_g = activation.differentiate(h_rg, bias_g, d_a, ctx.kind, ctx.gated)
             if needed[0]:
                 dx = product(dh_rg, up_gw).view(ctx.shape)
             if needed[1]:
                 d_up = product(dh_rg.mT, x_rw)
-            d_up_bias = d_bias_g if ctx.bias_learns else None
+            d_up_bias = d_bias_g if needed[2] else None
         return dx, d_up, d_up_bias, d_down, d_down_bias, None, None

@@ -96,6 +96,14 @@ def test_the_number_of_threads_changes_rounding_alone() -> None:
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [3, 33])
+def test_a_bias_of_another_size_is_refused_before_it_is_read(size: int) -> None:
+    layer = build("gelu")
+    layer.up.bias = torch.nn.Parameter(torch.zeros(size))
+    with pytest.raises(ValueError, match="for 32 numbers"):
+        layer(draw(3, 16))
+
+
 @pytest.mark.parametrize("case", ["autocast", "double", "dropout", "relu", "evaluation"])
 def test_elsewhere_the_parts_run(case: str) -> None:
     name, dropout = "relu" if case == "relu" else "gelu", 0.5 if case == "dropout" else 0.0
