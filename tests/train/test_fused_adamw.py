@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from heed.nn.kernels import adamw_cpu
-from heed.train.optimizers import build, fused_adamw
+from heed.train.optimizers import address_tables, build, fused_adamw
+from heed.train.optimizers.address_tables import AddressTables
 from heed.train.optimizers.build import OptimizerSettings, build_optimizer, set_lr, step_optimizer
-from heed.train.optimizers.fused_adamw import AddressTables, FusedAdam, FusedAdamW
+from heed.train.optimizers.fused_adamw import FusedAdam, FusedAdamW
 
 needs_compiler = pytest.mark.skipif(adamw_cpu.load_kernel() is None, reason="no C compiler")
 CPU = pytest.param("cpu", marks=needs_compiler)
@@ -392,7 +393,7 @@ def test_a_clipped_step_divides_no_gradient_in_place(name: str) -> None:
 
 @on_a_gpu
 def test_tables_are_found_again_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_adamw, "CACHED_TABLES", 2)
+    monkeypatch.setattr(address_tables, "CACHED_TABLES", 2)
     tables, tensors = AddressTables(), [torch.ones(2, device=DEVICE) for _ in range(3)]
     first, second, third = ([[tensor], [tensor]] for tensor in tensors)
     table = tables.find(first)
@@ -424,7 +425,7 @@ def capture(optimizer: Any, divisor: Tensor, finite: Tensor) -> torch.cuda.CUDAG
         step_optimizer(optimizer, divisor, torch.tensor(False, device=DEVICE))
         with torch.cuda.graph(graph, stream=stream):
             step_optimizer(optimizer, divisor, finite)
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
     return graph
 
 
@@ -436,7 +437,7 @@ def test_a_captured_step_is_the_eager_step(
     name: str, reserved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables survive garbage collection, and later steps that are eager."""
-    monkeypatch.setattr(fused_adamw, "RESERVED_TABLES", reserved)
+    monkeypatch.setattr(address_tables, "RESERVED_TABLES", reserved)
     eager, captured = Small(), Small()
     settings = OptimizerSettings(name=name, lr=0.01, weight_decay=0.1)
     optimizer, recorded = (build_optimizer(m, settings, lr_tensor=True) for m in (eager, captured))

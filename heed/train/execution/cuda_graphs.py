@@ -119,6 +119,7 @@ class GraphStep(Step):
         try:
             with torch.cuda.stream(stream):
                 self._run_and_capture(blanks, pool)
+            torch.cuda.synchronize(state.device)  # tables of addresses are copied beside a capture
         except RuntimeError:  # Training goes on eagerly, from a clean state.
             state.optimizer.zero_grad(set_to_none=True)
             raise

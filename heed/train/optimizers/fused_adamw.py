@@ -6,7 +6,6 @@ checkpoint of one loads into the other.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +15,8 @@ from torch.optim import Adam, AdamW
 
 from heed.nn.kernels import adamw_cpu
 from heed.nn.kernels.availability import on_gpu
+from heed.train.optimizers.address_tables import AddressTables
 
-CACHED_TABLES = 64
-"""Most tables of addresses that eager steps keep. Allocators repeat addresses, so few differ."""
-RESERVED_TABLES = 256
-"""Tables per parameter group for which captured steps have host memory: one per batch shape."""
 PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
@@ -42,96 +38,6 @@ def can_fuse(tensors: Sequence[Tensor]) -> bool:
         and tensor.is_contiguous()
         for tensor in tensors
     )
-
-
-class AddressTables:
-    """Tables of tensors' addresses on the device, by which one launch reaches many tensors.
-
-    Gradients are allocated anew at each step, so that addresses change.
-
-    An eager step looks for a table with its addresses, and else makes one. Its host memory is not
-    written again: the copy to the device may not have run yet. torch frees pinned memory only
-    after the copies that read it.
-
-    A captured step copies its table again at every replay, from the same host memory to the same
-    device memory. Both live as long as the optimizer, and belong to that step alone: a table of an
-    eager step could be dropped, and one of another graph is not filled until that graph runs.
-    """
-
-    def __init__(self) -> None:
-        self._eager: OrderedDict[object, Tensor] = OrderedDict()
-        self._plans: dict[tuple[int, ...], Tensor] = {}
-        self._captured: list[tuple[Tensor, Tensor]] = []
-        self._reserve: list[Tensor] = []
-
-    def reserve(self, groups: Sequence[dict[str, Any]], rows: int) -> None:
-        """Allocate host memory for captured steps, which should allocate none.
-
-        Pinning memory is among the calls that may end a capture.
-        """
-        like = next(parameter for group in groups for parameter in group["params"])
-        if self._reserve or self._captured or not _is_real_gpu(like) or _is_capturing(like):
-            return
-        columns = max(len(group["params"]) for group in groups)
-        size = RESERVED_TABLES * len(groups), rows * columns
-        self._reserve = list(torch.empty(size, dtype=torch.int64, pin_memory=True))
-
-    def find(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
-        """The table [rows, n] of the addresses of n tensors per row."""
-        like = rows[0][0]
-        addresses = [tensor.data_ptr() for row in rows for tensor in row]
-        if _is_capturing(like):
-            host = self._fill_reserved(addresses, like)
-            return self._upload_captured(host, like).view(len(rows), -1)
-        # Memory that one stream frees may be in use on another: each has its own tables.
-        stream = torch.cuda.current_stream(like.device).cuda_stream if _is_real_gpu(like) else 0
-        key = stream, *addresses
-        table = self._eager.get(key)
-        if table is None:
-            host = _pin(torch.tensor(addresses, dtype=torch.int64), like)
-            self._eager[key] = table = host.to(like.device, non_blocking=True)
-            if len(self._eager) > CACHED_TABLES:
-                self._eager.popitem(last=False)
-        else:
-            self._eager.move_to_end(key)
-        return table.view(len(rows), -1)
-
-    def find_plan(self, params: Sequence[Tensor], make: Callable[[list[int]], Tensor]) -> Tensor:
-        """What `make` returns for the sizes of these parameters, on their device."""
-        sizes = [parameter.numel() for parameter in params]
-        key = tuple(sizes)
-        if key not in self._plans:
-            plan = _pin(make(sizes), params[0])
-            if _is_capturing(params[0]):  # Filled at replays alone: of no use to other steps.
-                return self._upload_captured(plan, params[0])
-            self._plans[key] = plan.to(params[0].device)
-        return self._plans[key]
-
-    def _fill_reserved(self, addresses: list[int], like: Tensor) -> Tensor:
-        values = torch.tensor(addresses, dtype=torch.int64)
-        if not self._reserve or len(self._reserve[-1]) < len(values):
-            return _pin(values, like)
-        return self._reserve.pop()[: len(values)].copy_(values)
-
-    def _upload_captured(self, host: Tensor, like: Tensor) -> Tensor:
-        table = host.to(like.device, non_blocking=True)
-        self._captured.append((host, table))
-        return table
-
-
-def _is_real_gpu(tensor: Tensor) -> bool:
-    """False without a GPU, as in ahead-of-time compilation: its tensors have no memory."""
-    return tensor.device.type == "cuda" and not tensor.is_meta
-
-
-def _is_capturing(tensor: Tensor) -> bool:
-    """Whether work on this tensor's device is captured by a CUDA graph, not done."""
-    return _is_real_gpu(tensor) and torch.cuda.is_current_stream_capturing()
-
-
-def _pin(host: Tensor, like: Tensor) -> Tensor:
-    """Host memory that a GPU copies from by itself."""
-    return host.pin_memory() if _is_real_gpu(like) else host
 
 
 class FusedAdam(Adam):
@@ -216,7 +122,8 @@ class FusedAdam(Adam):
         if found_inf is None:
             found_inf = torch.zeros((), device=device)
         if group["capturable"]:
-            self._tables.reserve(self.param_groups, adamw.ROWS)
+            most = max(len(group["params"]) for group in self.param_groups)
+            self._tables.reserve(len(self.param_groups), adamw.ROWS * most, params[0])
         adamw.update(
             self._tables.find(trained),
             self._tables.find_plan(params, adamw.plan_chunks),
