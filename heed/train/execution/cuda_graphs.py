@@ -39,8 +39,11 @@ class CapturedBatch:
 
     def replay(self, batch: Batch) -> None:
         """Run the graph on this batch."""
-        static, new = self.batch.tensors().values(), batch.tensors().values()
-        torch._foreach_copy_(list(static), list(new), non_blocking=True)
+        static, new = self.batch.tensors(), batch.tensors()
+        # Tensors of one dtype are copied by one launch, of several dtypes by one each.
+        for dtype in dict.fromkeys(tensor.dtype for tensor in static.values()):
+            names = [name for name, tensor in static.items() if tensor.dtype == dtype]
+            torch._foreach_copy_([static[n] for n in names], [new[n] for n in names])
         self.graph.replay()
 
 
