@@ -21,6 +21,9 @@ from heed.config.registry import register
 from heed.errors import DataError
 from heed.nn.initialization import Embedding, position_scale, token_size
 
+SINUSOID_BASE = 10_000.0
+"""The longest sinusoid has about 2π times as many positions."""
+
 
 @register
 class Position(nn.Module):
@@ -313,7 +316,7 @@ def rotate(x_bhnd: Tensor, positions_bn: Tensor, frequencies: Tensor) -> Tensor:
 
 def sinusoids(positions: Tensor, width: int, *, halves: bool = False) -> Tensor:
     """The sinusoids of integer positions, in pairs as the paper prints them, or in two halves."""
-    angles = positions[..., None].float() * frequencies(width, 10000.0, positions.device)
+    angles = positions[..., None].float() * frequencies(width, SINUSOID_BASE, positions.device)
     return torch.stack([angles.sin(), angles.cos()], dim=-2 if halves else -1).flatten(-2)
 
 

@@ -19,6 +19,7 @@ from heed.nn.attention import (
 )
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.feed_forward import FeedForward
+from heed.nn.kernels import position_forms
 from heed.nn.kernels.availability import read_maximum
 from heed.nn.kernels.linear import Dropout
 from heed.nn.kernels.residual_norm import ResidualStream
@@ -152,7 +153,7 @@ class Stack(nn.Module):
             largest = read_maximum(positions_bn, training=self.training)
             if largest is not None and largest >= self.position_limit:
                 raise position_limit_error(largest, self.position_limit)
-        return self.embedding_norm(self.position.embed(x_bnw, positions_bn))
+        return self.embedding_norm(position_forms.embed(self.position, x_bnw, positions_bn))
 
     def run_blocks(
         self,

@@ -2,6 +2,7 @@
 
 An encoding in `nn/positions.py` reads as its paper does. A kernel can do better with one of these:
 
+    embed           token vectors with their positions, by a kernel for training
     frequencies     a rotation of each pair (i, i + d/2) by position · frequency
     distance_bias   a bias that depends on the distance alone, as slopes or as a table
     score_mod       a bias computed one score at a time, for FlexAttention
@@ -23,9 +24,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from heed.nn.kernels.availability import on_gpu
 from heed.nn.kernels.distance_attention import BLOCK, DistanceBias
 from heed.nn.kernels.flex_attention import ScoreMod
-from heed.nn.positions import T5, Alibi, Position, Rope, Shaw
+from heed.nn.positions import SINUSOID_BASE, T5, Alibi, Position, Rope, Shaw, Sinusoidal
 
 
 class PositionForm:
@@ -35,6 +37,11 @@ class PositionForm:
     def has_distance_form(self) -> bool:
         """Whether the encoding's bias has a form by distance."""
         return type(self).distance_bias is not PositionForm.distance_bias
+
+    def embed(self, position: Any, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
+        """Token vectors with their positions, as a GPU trains."""
+        embedded: Tensor = position.embed(x_bnw, positions_bn)
+        return embedded
 
     def frequencies(self, position: Any) -> Tensor | None:
         """The angle per position of each pair (i, i + d/2), [d/2]."""
@@ -76,6 +83,25 @@ def position_form(
 def form_of(position: Position) -> PositionForm:
     """The registered form of an encoding, or one that has none of the forms."""
     return FORMS.get(type(position), NO_FORM)
+
+
+def embed(position: Position, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
+    """Token vectors with their positions, as the first layer reads them."""
+    trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if trains and on_gpu(x_bnw) and x_bnw.dtype != torch.float64:
+        return form_of(position).embed(position, x_bnw, positions_bn)
+    return position.embed(x_bnw, positions_bn)
+
+
+@position_form(Sinusoidal)
+class SinusoidalForm(PositionForm):
+    """Sines and cosines, computed where they are added."""
+
+    def embed(self, position: Sinusoidal, x_bnw: Tensor, positions_bn: Tensor) -> Tensor:
+        """x + PE."""
+        from heed.nn.kernels.sinusoids import add_sinusoids
+
+        return add_sinusoids(x_bnw, positions_bn, SINUSOID_BASE, halves=position.halves)
 
 
 @position_form(Rope)
