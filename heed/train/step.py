@@ -18,8 +18,8 @@ from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.device import is_out_of_memory
 from heed.nn.kernels.parameter_gradients import ParameterStream
 from heed.nn.kernels.weight_copies import WeightCopies
-from heed.train.counters import STEP, TARGETS
-from heed.train.distributed.sharding import full_tensor, no_sync
+from heed.train.clipping import Clipping
+from heed.train.distributed.sharding import no_sync
 from heed.train.optimizers.build import step_optimizer
 from heed.train.state import State
 
@@ -53,6 +53,7 @@ class Step:
         `copy_weights`: in bf16, narrow all weights at once (`WeightCopies`).
         """
         self.objective, self.state, self.limits, self.bf16 = objective, state, limits, bf16
+        self.clipping = Clipping(limits.clip, limits.max_skipped)
         self.parameters = list(state.model.parameters())  # to collect them is slower than a norm
         # Sharded weights are gathered layer by layer: there is nothing to copy at the start.
         copies = copy_weights and bf16 and state.unsharded is None
@@ -82,15 +83,15 @@ class Step:
         self(batches)
 
     def backward(self, batch: Batch) -> None:
-        """Add the gradient of one micro-batch."""
-        counters = self.state.counters
+        """Add the gradient of one micro-batch's sum of losses."""
         autocast = torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.bf16)
         stream = self.parameter_stream(batch)
-        with autocast, self.weight_copies.refreshed(), stream.active() if stream else nullcontext():
-            loss, correct = self.objective(batch)
         with stream.joined() if stream else nullcontext():
-            (loss / counters.sums[STEP, TARGETS].to(loss.dtype)).backward()
-        counters.add(loss.detach(), correct)
+            active = stream.active() if stream else nullcontext()
+            with autocast, self.weight_copies.refreshed(), active:
+                loss, correct = self.objective(batch)
+            loss.backward()
+        self.state.counters.add(loss.detach(), correct)
 
     def parameter_stream(self, batch: Batch) -> ParameterStream | None:
         """A stream for the gradients of parameters; launched one by one, kernels never overlap."""
@@ -98,19 +99,11 @@ class Step:
 
     def optimizer_step(self) -> None:
         """Clip the gradient, update the weights and their average, clear the gradient."""
-        state, clip = self.state, self.limits.clip
-        norm = self.gradient_norm()
-        finite = norm.isfinite()
-        divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
+        state = self.state
+        divisor, finite = self.clipping.finish_step(self.gradients(), state.counters)
         step_optimizer(state.optimizer, divisor, finite)
         state.update_ema()
-        state.counters.finish_step(finite, self.limits.max_skipped)
         self.zero_grad()
-
-    def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of the whole gradient."""
-        norm = nn.utils.get_total_norm(self.gradients())
-        return norm if self.state.unsharded is None else full_tensor(norm)
 
     def zero_grad(self) -> None:
         """Clear the gradient for the next step."""

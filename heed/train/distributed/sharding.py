@@ -1,7 +1,8 @@
 """The share of each rank: its rows of a batch, and a replica or a shard of the model.
 
-A rank's loss is the sum over its rows divided by the target count of the whole batch, which all
-ranks know; gradients are summed over ranks. So any number of ranks takes the step of a single one.
+A rank's loss is the sum over its rows, and gradients are summed over ranks. Every optimizer divides
+them by the target count of the whole batch, which all ranks know. So any number of ranks takes the
+step of a single one.
 
 What only sharding needs is imported where it is used: a single process should not wait for it.
 """

@@ -34,6 +34,8 @@ from heed.decode.settings import build_strategy
 from heed.models import Classifier, Model, Translator, build
 from heed.models.inference import evaluating
 from heed.nn.kernels import distance_attention
+from heed.train.clipping import Clipping
+from heed.train.counters import Counters
 from heed.train.objective import Objective, loss
 from heed.train.optimizers.build import muon_groups, optimizer_settings, parameter_groups
 from heed.train.optimizers.custom import Muon
@@ -192,7 +194,10 @@ def train_step(model: Model, recipe: Recipe, batch: Batch, *, bf16: bool) -> Non
 
 
 def optimizer_step(model: Model, recipe: Recipe) -> None:
-    """The optimizer's step after a training step, by those that have kernels."""
+    """Clipping and the optimizer's step after a training step, by those that have kernels."""
+    clip, max_skipped = recipe.train.clip, recipe.train.max_skipped_steps
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    Clipping(clip, max_skipped).finish_step(grads, Counters(torch.device("cuda")))
     if recipe.train.optimizer not in KERNEL_OPTIMIZERS:
         return
     one, settings = torch.ones((), device="cuda"), optimizer_settings(recipe.train)

@@ -45,7 +45,8 @@ MAX_WAIT_SECONDS = 60.0
 PACKAGE = Path(__file__).parents[2]
 SOURCES = (
     *("nn", "models", "decode", "pipelines"),
-    *("train/objective.py", "train/validate.py", "train/optimizers", "train/precompile"),
+    *("train/objective.py", "train/clipping.py", "train/validate.py"),
+    *("train/optimizers", "train/precompile"),
 )
 """Modules of heed that decide which kernels are launched."""
 KERNEL_OPTIMIZERS = ("adamw", "adam", "muon")

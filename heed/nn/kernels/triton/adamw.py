@@ -161,13 +161,13 @@ def _update(
         )
 
 
-def plan_chunks(sizes: list[int]) -> Tensor:
-    """The plan [3, programs] for tensors of these sizes, on the host."""
+def plan_chunks(sizes: list[int], length: int = CHUNK) -> Tensor:
+    """The plan [3, programs] for tensors of these sizes in chunks of a length, on the host."""
     size = torch.tensor(sizes, dtype=torch.int64)
-    chunks = (size + CHUNK - 1) // CHUNK
+    chunks = (size + length - 1) // length
     tensor = torch.arange(len(sizes)).repeat_interleave(chunks)
     chunk = torch.arange(len(tensor)) - (chunks.cumsum(0) - chunks)[tensor]
-    count = (size[tensor] - chunk * CHUNK).clamp(max=CHUNK)
+    count = (size[tensor] - chunk * length).clamp(max=length)
     return torch.stack([tensor, chunk, count]).to(torch.int32)
 
 
