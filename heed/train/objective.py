@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.nn.kernels.fp8_cross_entropy import find_obstacle
-from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
+from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy, reserve_padding
 from heed.nn.rdrop import pair_rows, rdrop_loss, repeat_rows
 from heed.nn.tokens import Tokens
 
@@ -137,6 +137,8 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.label_smoothing, self.rdrop = model, label_smoothing, rdrop
         self.fp8_output = fp8_output
+        if isinstance(model, Translator | LanguageModel):
+            reserve_padding(model.head.weight)
         weights = None
         if class_weights is not None:
             weights = torch.tensor(class_weights, device=next(model.parameters()).device)

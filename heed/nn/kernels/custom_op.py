@@ -97,13 +97,19 @@ class DifferentiableOp:
             def forward(ctx: Any, *inputs: Any) -> Any:
                 outputs = launch_forward(*inputs)
                 save(ctx, inputs, outputs)
+                # Torch would make gradients of zeros for all outputs that have none, each as large
+                # as its output. Of one differentiable output that is never needed.
+                ctx.set_materialize_grads(differentiable_outputs > 1)
+                ctx.num_inputs = len(inputs)
                 if not isinstance(outputs, Tensor):
                     ctx.mark_non_differentiable(*outputs[differentiable_outputs:])
                 return outputs
 
             @staticmethod
             @once_differentiable
-            def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Any, ...]:
+            def backward(ctx: Any, *d_outputs: Tensor | None) -> tuple[Any, ...]:
+                if d_outputs[0] is None and differentiable_outputs == 1:
+                    return (None,) * ctx.num_inputs
                 return differentiate(ctx, launch_backward, *d_outputs)
 
         self._eager: Any = Eager.apply

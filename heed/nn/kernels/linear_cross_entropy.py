@@ -2,7 +2,8 @@
 
 Logits are computed for one chunk of rows at a time. Their cross-entropy replaces them by its
 gradient, which is multiplied into the gradients of inputs and weights before the next chunk reuses
-the memory. The loss is a scalar, so the backward pass only scales these gradients.
+the memory. The loss is a scalar, so the backward pass only scales these gradients. Training
+differentiates the sum itself: then a factor of 1 leaves them as they are.
 
 Shapes: n rows, r rows of a chunk, v vocabulary, p vocabulary with padding, w width.
 """
@@ -14,12 +15,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from heed.nn.kernels import fp8_cross_entropy as fp8_kernels
 from heed.nn.kernels.availability import on_cpu, on_gpu
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
 from heed.nn.kernels.matrix_product_cpu import can_multiply, multiply, product
+from heed.nn.kernels.parameter_gradients import ParameterStream, parameter_stream
 from heed.nn.rdrop import rdrop_loss_and_grad
 
 MAX_LOGITS, MAX_LOGITS_GPU = 2**22, 2**29
@@ -30,6 +33,9 @@ ROWS_MULTIPLE = 128
 """Chunks of a multiple of so many rows fill the tiles of a matrix product."""
 MAX_LOGITS_RDROP = 2**26
 """Logits to hold at once on a GPU with R-Drop's plain formula, which copies them in float32."""
+MAX_LOGITS_KEPT = 2**26
+"""Logits up to which the weight's gradient is computed beside what follows, and keeps them until
+then. With more of them its product fills a GPU by itself."""
 ALIGNMENT = 64
 """On a GPU rows of logits begin at multiples of this: matrix products are slow otherwise."""
 MULTIPLE = 8
@@ -74,6 +80,32 @@ def linear_cross_entropy(
     return total, correct
 
 
+_padded_weights = WeakTensorKeyDictionary()
+"""Weights that are the first rows of a tensor whose other rows are zeros, and these tensors."""
+
+
+def reserve_padding(weight_vw: Tensor) -> None:
+    """Give a weight that trains on a GPU room for its padding, in place.
+
+    Without room every step in the weight's own dtype copies it.
+    """
+    v = len(weight_vw)
+    if not (on_gpu(weight_vw) and type(weight_vw) is nn.Parameter and v % MULTIPLE):
+        return
+    padded_pw = _pad_rows(weight_vw.detach(), _align(v), weight_vw.dtype)
+    weight_vw.data = padded_pw[:v]
+    _padded_weights[weight_vw] = padded_pw
+
+
+def _pad_weight(weight_vw: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """The weight in this dtype with padding; not copied if there is room for it."""
+    padded_pw = _padded_weights.get(weight_vw)
+    if padded_pw is None or (len(padded_pw), padded_pw.dtype) != (rows, dtype):
+        return _pad_rows(weight_vw, rows, dtype)
+    has_moved = padded_pw.data_ptr() != weight_vw.data_ptr()
+    return _pad_rows(weight_vw, rows, dtype) if has_moved else padded_pw
+
+
 def chunk_rows(n: int, v: int, *, gpu: bool, max_logits: int | None = None) -> int:
     """Rows of all chunks but the last: few enough for `max_logits`, chunks of equal size."""
     limit = max_logits or max(MAX_LOGITS_GPU if gpu else MAX_LOGITS, MIN_ROWS * v)
@@ -110,8 +142,13 @@ def _launch(
     max_logits: int | None,
     fp8: bool,
     needs_grad: list[bool],
+    *,
+    stream: ParameterStream | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss, correct predictions, and gradients of x, weight and bias, empty where not needed."""
+    """Loss, correct predictions, and gradients of x, weight and bias, empty where not needed.
+
+    The weight's gradient is computed on `stream`, if any, where few rows are one chunk.
+    """
     with torch.autocast(x_nw.device.type, enabled=False):
         if fp8 and not rdrop and _has_fp8(x_nw, bias_v, needs_grad):
             return _launch_fp8(x_nw, weight_vw, targets_n, ignore_index, smoothing, max_logits)
@@ -119,7 +156,7 @@ def _launch(
         # Without gradients a GPU uses the plain formula: it compiles nothing.
         use_triton = any(needs_grad) and _has_kernel(x_nw)
         p = _align(v) if use_triton and v % MULTIPLE else v
-        weight_pw, targets_n = _pad_rows(weight_vw, p, x_nw.dtype), targets_n.contiguous()
+        weight_pw, targets_n = _pad_weight(weight_vw, p, x_nw.dtype), targets_n.contiguous()
         bias_p = None if bias_v is None else _pad_rows(bias_v, p, x_nw.dtype)
         losses_n = x_nw.new_empty(n, dtype=sum_dtype)
         correct_n = x_nw.new_empty(n, dtype=torch.int32)
@@ -145,11 +182,22 @@ def _launch(
             if needs_grad[0]:
                 product(d_rp, weight_pw, out=dx[chunk])
             if needs_grad[1]:
-                _add_product(d_weight, d_rp.mT, x_rw, first=start == 0)
+                add = partial(_add_product, d_weight, d_rp.mT, x_rw, first=start == 0)
+                if stream is not None and rows >= n and d_rp.numel() <= MAX_LOGITS_KEPT:
+                    stream.run(add, (d_rp, x_rw, d_weight))
+                else:
+                    add()
             if needs_grad[2]:
                 columns = d_rp.sum(dim=0, dtype=sum_dtype)
                 d_bias.copy_(columns if start == 0 else d_bias + columns)
         return losses_n.sum(), correct_n.sum(), dx, d_weight[:v], d_bias[:v]
+
+
+def _launch_eager(
+    x_nw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, *others: Any
+) -> tuple[Tensor, ...]:
+    """`_launch` with the active stream for gradients of parameters."""
+    return _launch(x_nw, weight_vw, bias_v, *others, stream=parameter_stream(weight_vw, bias_v))
 
 
 def _has_fp8(x_nw: Tensor, bias_v: Tensor | None, needs_grad: list[bool]) -> bool:
@@ -349,27 +397,42 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Non
     # Asked here, because a dry launch pretends to have a GPU in the forward pass alone.
     ctx.has_kernel = _has_kernel(inputs[0])
     ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
+    ctx.stream = None if torch.compiler.is_compiling() else parameter_stream(*inputs[1:3])
+    ctx.parameters = None if ctx.stream is None else inputs[1:3]
     ctx.save_for_backward(*outputs[2:])
 
 
 def _differentiate(
     ctx: Any, launch: None, d_total: Tensor, *unused: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    saved = zip(ctx.saved_tensors, ctx.needs_grad, ctx.dtypes, strict=True)
-    grads = [
-        _scale(x, d_total, dtype, has_kernel=ctx.has_kernel) if needed else None
-        for x, needed, dtype in saved
-    ]
-    return *grads, None, None, None, None, None, None, None
+    saved = tuple(zip(ctx.saved_tensors, ctx.dtypes, ctx.needs_grad, strict=True))
+
+    def scaled(part: tuple[Tensor, torch.dtype, bool]) -> Tensor | None:
+        x, dtype, needed = part
+        return _scale(x, d_total, dtype, has_kernel=ctx.has_kernel) if needed else None
+
+    gradients: tuple[Tensor | None, ...] = None, None
+    if ctx.stream is None:
+        gradients = tuple(map(scaled, saved[1:]))
+    else:
+        reads = d_total, *(x for x, *_ in saved[1:])
+        ctx.stream.add_gradients(ctx.parameters, lambda: tuple(map(scaled, saved[1:])), reads)
+    return scaled(saved[0]), *gradients, None, None, None, None, None, None, None
 
 
 def _scale(x: Tensor, factor: Tensor, dtype: torch.dtype, *, has_kernel: bool) -> Tensor:
-    """x · factor in one pass. A factor with dimensions is not rounded to 16 bits first."""
-    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    """x · factor. A factor with dimensions is not rounded to 16 bits first.
+
+    A kernel overwrites x, which cannot be differentiated again, and reads nothing for a factor of
+    1. A CPU knows its factor.
+    """
     if has_kernel and type(x) is Tensor:  # a compiler traces subclasses, without memory
         from heed.nn.kernels.triton.cross_entropy import scale
 
-        return scale(x, factor, out)
+        return scale(x, factor).to(dtype)
+    if on_cpu(x) and on_cpu(factor) and factor == 1.0:
+        return x.to(dtype)
+    out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     return torch.mul(x, factor.reshape([1] * x.dim()), out=out)
 
 
@@ -381,6 +444,7 @@ _linear_cross_entropy = DifferentiableOp(
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
         _launch,
         _fake,
+        _launch_eager,
     ),
     None,
     save=_save,

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 _current: ContextVar[ParameterStream | None] = ContextVar("parameter_stream", default=None)
 
 
@@ -22,7 +24,8 @@ class ParameterStream:
 
     Autograd would read a gradient on the stream of the backward pass, where it is not ready. So
     layers give it none for these parameters, and `join` comes before `grad` is read. A parameter
-    must not have another use whose gradient autograd adds: the two would race.
+    must not have another use whose gradient autograd adds: the two would race. So a table that is
+    also the output layer's weight is served in both uses, or in none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,6 +42,13 @@ class ParameterStream:
         finally:
             _current.reset(token)
 
+    def run(self, compute: Callable[[], T], reads: Sequence[Tensor]) -> T:
+        """What `compute` returns, on this stream alone; it reads or writes the tensors `reads`."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._read += reads
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            return compute()
+
     def add_gradients(
         self,
         parameters: Sequence[Tensor | None],
@@ -46,9 +56,8 @@ class ParameterStream:
         reads: Sequence[Tensor],
     ) -> None:
         """Add what `compute` returns to the parameters' gradients; it reads the tensors `reads`."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        self._read += reads
-        with torch.cuda.stream(self._stream), torch.no_grad():
+
+        def add() -> None:
             for parameter, gradient in zip(parameters, compute(), strict=True):
                 if parameter is None or gradient is None or not parameter.requires_grad:
                     continue
@@ -57,9 +66,11 @@ class ParameterStream:
                 else:
                     parameter.grad += gradient
 
+        self.run(add, reads)
+
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Join after a backward pass; also after one that fails, so that nothing is left of it."""
+        """Join after a pass; also after one that fails, so that nothing is left of it."""
         try:
             yield
         except BaseException:

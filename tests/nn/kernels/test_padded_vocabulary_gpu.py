@@ -10,9 +10,14 @@ import torch
 import torch.nn.functional as F
 from gpu_marks import CUDA, DEVICE, needs_kernels
 from support import apart
+from torch import nn
 
 from heed.nn.kernels import linear_cross_entropy as cross_entropy_module
-from heed.nn.kernels.linear_cross_entropy import MULTIPLE, linear_cross_entropy
+from heed.nn.kernels.linear_cross_entropy import (
+    MULTIPLE,
+    linear_cross_entropy,
+    reserve_padding,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,3 +90,55 @@ def test_an_aligned_vocabulary_is_not_copied(
         rows, _, address = factors.pop()
         assert rows % MULTIPLE == 0
         assert (address == weight.data_ptr()) == (v % MULTIPLE == 0)
+
+
+@each_dtype
+def test_a_weight_with_room_for_its_padding_is_not_copied(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays the same parameter with the same numbers, and an optimizer updates no padding."""
+    v = 2 * MULTIPLE + 1
+    weight = nn.Parameter(torch.randn(v, 8).to(DEVICE, dtype))
+    before, addresses = weight.detach().clone(), []
+    reserve_padding(weight)
+    assert torch.equal(weight, before)
+    assert weight.is_contiguous()
+    linear = cross_entropy_module._linear
+
+    def record(*args: torch.Tensor) -> None:
+        addresses.append(args[1].data_ptr())
+        assert not args[1][v:].any()
+        linear(*args)
+
+    monkeypatch.setattr(cross_entropy_module, "_linear", record)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    for _ in range(2):
+        x = torch.randn(4, 8).to(DEVICE, dtype).requires_grad_()
+        total, _ = linear_cross_entropy(x, weight, torch.arange(4, device=DEVICE))
+        total.backward()
+        optimizer.step()
+    assert addresses == [weight.data_ptr()] * 2
+    assert not torch.equal(weight, before)
+    weight.data = before.clone()  # as a copy of the model has it: there is no room behind it
+    linear_cross_entropy(x, weight, torch.arange(4, device=DEVICE))
+    assert addresses[-1] != weight.data_ptr()
+
+
+@each_dtype
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_the_factor_of_the_loss_scales_gradients_once(dtype: torch.dtype, factor: float) -> None:
+    """In place: a second backward pass is refused, and does not scale them twice."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = ((12, 16), (50, 16))
+    parts = [
+        torch.randn(size, generator=generator).to(DEVICE, dtype).requires_grad_() for size in sizes
+    ]
+    targets = torch.randint(50, (12,), generator=generator).to(DEVICE)
+    total, _ = linear_cross_entropy(parts[0], parts[1], targets)
+    found = torch.autograd.grad(total * factor, parts, retain_graph=True)
+    logits = F.linear(*(part.double() for part in parts))
+    exact = torch.autograd.grad(F.cross_entropy(logits, targets, reduction="sum") * factor, parts)
+    for one, other in zip(found, exact, strict=True):
+        assert apart(one, other) <= TOLERANCE[dtype]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(total, parts)

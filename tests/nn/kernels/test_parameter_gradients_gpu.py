@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from support import perturb, tiny
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from heed.data.batching.batch import Batch
 from heed.models import build
 from heed.nn.kernels.parameter_gradients import ParameterStream, parameter_stream
+from heed.train.objective import Objective
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,8 +27,10 @@ each_precision = pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fl
 
 
 def translator(**changes: Any) -> Any:
+    """A model; untied, because outside a loss autograd adds the gradient of the output layer."""
     torch.manual_seed(0)
-    settings = {"width": 256, "heads": 4, "layers": 3, "position": "t5"} | changes
+    settings = {"width": 256, "heads": 4, "layers": 3, "position": "t5"}
+    settings |= {"tie_embeddings": False} | changes
     model = build("translate", tiny(**settings), vocab=60)
     perturb(model, by=0.05)
     return model.to(DEVICE).train()
@@ -91,6 +96,38 @@ def test_a_computed_weight_passes_its_gradient_on() -> None:
     parametrize.register_parametrization(layer, "weight", nn.Identity())
     expected = differentiate(model, None, bf16=True)
     assert same(differentiate(model, stream, bf16=True), expected)
+
+
+@each_precision
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("vocab", [60, 64])
+def test_gradients_of_a_loss_are_those_of_autograd(bf16: bool, tied: bool, vocab: int) -> None:
+    """A tied table has three: of the output layer, of target tokens and of source tokens."""
+    model = translator(tie_embeddings=tied)
+    if vocab != 60:
+        torch.manual_seed(0)
+        changes = {"width": 256, "heads": 4, "layers": 3, "position": "sinusoidal"}
+        model = build("translate", tiny(**changes, tie_embeddings=tied), vocab=vocab)
+        model = model.to(DEVICE).train()
+    real, positions = torch.ones(16, 32, dtype=torch.bool), torch.arange(32)[None]
+    real, positions = real.to(DEVICE), positions.to(DEVICE)
+    parts = {"source": ids(2), "source_mask": real, "source_positions": positions}
+    batch = Batch(ids(0), ids(1), real, positions, 16 * 32, (), **parts)
+    stream, objective = ParameterStream(DEVICE), Objective(model, label_smoothing=0.1)
+
+    def run(stream: ParameterStream | None, scale: float) -> dict[str, Tensor]:
+        model.zero_grad(set_to_none=True)
+        with nullcontext() if stream is None else stream.joined():
+            active = nullcontext() if stream is None else stream.active()
+            with torch.autocast("cuda", torch.bfloat16, enabled=bf16), active:
+                total, _ = objective(batch)
+            (total if scale == 1.0 else scale * total).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    for scale in (1.0, 0.25):
+        expected = run(None, scale)
+        for _ in range(5):  # a race would not show every time
+            assert same(run(stream, scale), expected)
 
 
 @each_precision

@@ -21,7 +21,7 @@ ROWS, COLUMNS = 4, 256
 """Rows and columns that a program copies."""
 CHUNK, CHUNK_COLUMNS = 16, 128
 """Sorted tokens of a chunk, and columns of which a program sums its runs."""
-PARTS, PART_COLUMNS = 8, 512
+PARTS, PART_COLUMNS = 8, 1024
 """Partial sums read at once, and most columns."""
 WARPS = 4
 MAX_INT16 = torch.iinfo(torch.int16).max
@@ -149,20 +149,30 @@ def look_up(table_vw: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, Tensor
     return out, keys_n
 
 
-def table_gradient(d_out: Tensor, keys_n: Tensor, v: int, scale: float) -> Tensor:
-    """The gradient [v, w] of the table, in float32, from that of its rows [*ids, w]."""
-    n, w = len(keys_n), d_out.shape[-1]
+def sort_keys(keys_n: Tensor, v: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys in order, the token of each [n], and for each id how many keys are no larger [v]."""
+    every_key = torch.arange(v, dtype=keys_n.dtype, device=keys_n.device)
+    sorted_n, order_n = keys_n.sort(stable=True)
+    ends_v = torch.searchsorted(sorted_n, every_key, right=True, out_int32=True)
+    return sorted_n, order_n, ends_v
+
+
+def table_gradient(
+    d_out: Tensor, sorted_n: Tensor, order_n: Tensor, ends_v: Tensor, scale: float
+) -> Tensor:
+    """The gradient [v, w] of the table, in float32, from that of its rows [*ids, w].
+
+    The rest is from `sort_keys`.
+    """
+    n, v, w = len(sorted_n), len(ends_v), d_out.shape[-1]
     if not n:
         return d_out.new_zeros(v, w, dtype=torch.float32)
-    every_key = torch.arange(v, dtype=keys_n.dtype, device=keys_n.device)
-    keys_n, order_n = keys_n.sort(stable=True)
-    ends_v = torch.searchsorted(keys_n, every_key, right=True, out_int32=True)
     chunks = triton.cdiv(n, CHUNK)
     d_table = d_out.new_empty(v, w, dtype=torch.float32)
     partial = d_out.new_empty(2 * chunks, w, dtype=torch.float32)
     _sum_chunk[(chunks, triton.cdiv(w, CHUNK_COLUMNS))](
         d_out.contiguous(),
-        keys_n,
+        sorted_n,
         order_n,
         d_table,
         partial,
