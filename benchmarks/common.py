@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "RESULTS",
     "ROOT",
     "captured",
+    "commit",
     "environment",
     "keep",
     "machine",
@@ -35,8 +37,9 @@ DOCS = ROOT / "docs" / "results"
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The hardware and versions that a measurement depends on."""
+    """The hardware, the versions and the commit that a measurement depends on."""
     info: dict[str, Any] = {
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -49,6 +52,26 @@ def machine(device: str) -> dict[str, Any]:
         info["cores"] = os.cpu_count()
         info["threads"] = torch.get_num_threads()
     return info
+
+
+def commit() -> str | None:
+    """The checked-out commit, "+changes" appended if files differ from it; None outside git."""
+    if named := os.environ.get("HEED_COMMIT"):
+        return named
+    try:
+        name, changes = (
+            subprocess.run(
+                ["git", *command],  # noqa: S607 - whichever git is installed
+                cwd=ROOT,
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{name}+changes" if changes else name
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, ROOT, environment
+from common import RESULTS, ROOT, commit, environment
 
 PACKAGES = ("torch", "triton", "numpy", "pytest", "pytest-xdist")
 SLOWEST = 15
@@ -80,26 +80,6 @@ def describe_machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
-
-
-def commit() -> str | None:
-    """The checked-out commit, "+changes" appended if files differ from it; None outside git."""
-    if named := os.environ.get("HEED_COMMIT"):
-        return named
-    try:
-        name, changes = (
-            subprocess.run(
-                ["git", *command],  # noqa: S607 - whichever git is installed
-                cwd=ROOT,
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout.strip()
-            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{name}+changes" if changes else name
 
 
 def _version(package: str) -> str | None:

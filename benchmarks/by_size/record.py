@@ -76,13 +76,14 @@ class Record:
         Measurements of another machine are refused.
         """
         self.path, self.machine = path, machine(device)
+        of_session = {key: self.machine.pop(key) for key in ("command", "commit")}
         self.measurements: dict[Point, Measurement] = {}
         self.sessions: list[dict[str, Any]] = []
         if path.exists():
             self._load(again)
         if hasattr(os, "getloadavg"):
             load = round(os.getloadavg()[0], 2)
-            self.sessions.append({"command": self.machine["command"], "load_at_start": load})
+            self.sessions.append(of_session | {"load_at_start": load})
 
     def _load(self, again: Collection[str]) -> None:
         content = json.loads(self.path.read_text(encoding="utf-8"))

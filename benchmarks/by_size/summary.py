@@ -321,12 +321,18 @@ def scaling_rows(measurements: Iterable[Measurement]) -> tuple[Row, list[Row]]:
     return [*columns, "gradient", "all-reduce", "step of eight", "speed-up"], rows
 
 
+def _describe_session(session: dict[str, Any]) -> str:
+    """A measurement's command, its commit where the record has it, and the load before it."""
+    commit = f"commit {session['commit']}, " if session.get("commit") else ""
+    return f"command: {session['command']}, {commit}load {session['load_at_start']}"
+
+
 def describe(machine: dict[str, Any], sessions: list[Any], measured: list[Measurement]) -> str:
     """The whole result as text."""
     fits = fit_all(measured)
     busy = [one.busy_elsewhere for one in measured if one.seconds]
     parts = ["\n".join(f"{key}: {value}" for key, value in machine.items() if key != "command")]
-    parts.append("\n".join(f"command: {s['command']}, load {s['load_at_start']}" for s in sessions))
+    parts.append("\n".join(map(_describe_session, sessions)))
     if any(one.clock == PROCESSOR for one in measured):
         wall = sorted({one.point.question for one in measured if one.clock != PROCESSOR})
         but = f", but those of {' and '.join(wall)} by the clock" if wall else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -240,7 +239,7 @@ def keep_counts(name: str, title: str, counts: dict[str, Counts], seconds: float
     """Print the counts, and save them as Markdown and JSON with the machine and the commit."""
     module = name.replace("-", ".", 1).replace("-", "_")
     command = " ".join(["PYTHONPATH=benchmarks python -m", module, *sys.argv[1:]])
-    info = machine("cpu") | _versions() | {"command": command, "commit": _commit()}
+    info = machine("cpu") | _versions() | {"command": command}
     info["seconds"] = round(seconds)
     columns = ["breaks", "tracebacks", "refusals", "silent differences", "lost lines"]
     rows = [f"| {' | '.join(['', *columns])} |", f"|{'---|' * (len(columns) + 1)}"]
@@ -254,17 +253,6 @@ def keep_counts(name: str, title: str, counts: dict[str, Counts], seconds: float
     figures = {kind: dict(one.numbers) | {"harm": one.examples} for kind, one in counts.items()}
     document = json.dumps({"machine": info, "figures": figures}, indent=1)
     (RESULTS / f"{name}.json").write_text(document + "\n", encoding="utf-8")
-
-
-def _commit() -> str:
-    answer = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607  # git is wherever the user has it
-        cwd=RESULTS,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return answer.stdout.strip()
 
 
 def _versions() -> dict[str, str]:
