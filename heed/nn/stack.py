@@ -20,7 +20,8 @@ from heed.nn.attention import (
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels.availability import read_maximum
-from heed.nn.kernels.linear import Dropout
+from heed.nn.kernels.block import BlockLayers, are_changed, may_run_block, run_block
+from heed.nn.kernels.linear import GATES, Dropout, Linear, OutputLinear
 from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.masks import Mask
 from heed.nn.merges import build_merge
@@ -57,6 +58,10 @@ class Block(nn.Module):
         weights: bool = False,
     ) -> tuple[ResidualStream, Tensor | None, Tensor | None]:
         """The stream after this block and, with `weights`, those of self- and cross-attention."""
+        if cross is None and not weights and may_run_block(stream):
+            after = self._run_as_one(stream, inputs)
+            if after is not None:
+                return after, None, None
         stream, x_bnw = stream.normalize(self.attention_norm)
         branch_bnw, self_weights = self.attention(x_bnw, *inputs, weights=weights)
         stream, cross_weights = stream.add(branch_bnw, self.attention_norm), None
@@ -67,6 +72,38 @@ class Block(nn.Module):
         stream, x_bnw = stream.normalize(self.feed_forward_norm)
         stream = stream.add(self.feed_forward(x_bnw), self.feed_forward_norm)
         return stream, self_weights, cross_weights
+
+    def _run_as_one(self, stream: ResidualStream, inputs: AttentionInputs) -> ResidualStream | None:
+        """The stream after this block by one kernel; None where there is none for it."""
+        attention, forward, (context, position, cache) = self.attention, self.feed_forward, inputs
+        if type(attention) is not MultiHeadAttention or type(forward) is not FeedForward:
+            return None
+        if cache is not None or not attention.is_plain(position):
+            return None
+        qkv, out, up, down = attention.qkv, attention.out, forward.up, forward.down
+        if (type(qkv), type(out), type(down)) != (Linear, OutputLinear, OutputLinear):
+            return None
+        if type(up) is not nn.Linear or (forward.dropout.training and forward.dropout.p):
+            return None
+        if are_changed((attention, *attention._modules.values())):
+            return None
+        if are_changed((forward, *forward._modules.values())):
+            return None
+        layers = BlockLayers(
+            norm=self.attention_norm,
+            qkv=qkv,
+            out=out,
+            last_norm=self.feed_forward_norm,
+            up=up,
+            down=down,
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_width=attention.head_width,
+            scale=attention.scale,
+            kind=GATES.get(forward.activation, forward.activation),
+            gated=forward.activation in GATES,
+        )
+        return run_block(stream, layers, context.mask, position, context.shared)
 
 
 def _build_attention(
