@@ -20,7 +20,6 @@ from heed.nn.attention import (
 from heed.nn.cache import Cache, LayerCache
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels.availability import read_maximum
-from heed.nn.kernels.block import BlockLayers, are_changed, may_run_block, run_block
 from heed.nn.kernels.linear import GATES, Dropout, Linear, OutputLinear
 from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.masks import Mask
@@ -58,7 +57,7 @@ class Block(nn.Module):
         weights: bool = False,
     ) -> tuple[ResidualStream, Tensor | None, Tensor | None]:
         """The stream after this block and, with `weights`, those of self- and cross-attention."""
-        if cross is None and not weights and may_run_block(stream):
+        if cross is None and not weights and stream.may_run_block():
             after = self._run_as_one(stream, inputs)
             if after is not None:
                 return after, None, None
@@ -75,6 +74,8 @@ class Block(nn.Module):
 
     def _run_as_one(self, stream: ResidualStream, inputs: AttentionInputs) -> ResidualStream | None:
         """The stream after this block by one kernel; None where there is none for it."""
+        from heed.nn.kernels.block import BlockLayers, are_changed, run_block
+
         attention, forward, (context, position, cache) = self.attention, self.feed_forward, inputs
         if type(attention) is not MultiHeadAttention or type(forward) is not FeedForward:
             return None

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.device import is_out_of_memory
+from heed.nn.kernels import adamw_cpu
 from heed.nn.kernels.parameter_gradients import ParameterStream
 from heed.nn.kernels.weight_copies import WeightCopies
 from heed.train.counters import STEP, TARGETS
 from heed.train.distributed.sharding import full_tensor, no_sync
 from heed.train.optimizers.build import step_optimizer
+from heed.train.optimizers.fused_adamw import can_fuse
 from heed.train.state import State
 
 
@@ -109,12 +111,15 @@ class Step:
 
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of the whole gradient."""
-        norm = nn.utils.get_total_norm(self.gradients())
+        gradients = self.gradients()
+        in_c = gradients and gradients[0].device.type == "cpu" and can_fuse(gradients)
+        norm = adamw_cpu.norm(gradients) if in_c else nn.utils.get_total_norm(gradients)
         return norm if self.state.unsharded is None else full_tensor(norm)
 
     def zero_grad(self) -> None:
         """Clear the gradient for the next step."""
-        self.state.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
         """The gradients of all parameters that have one."""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from heed.nn.kernels.availability import trains_on_cpu
 from heed.nn.kernels.heads import SharedPosition
 from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.masks import Mask
@@ -52,11 +51,6 @@ class BlockLayers(NamedTuple):
         return (w,), (w,), (c, w), (c,), (w, inner), (w,), (w,), (w,), (g, w), (g,), (w, f), (w,)
 
 
-def may_run_block(stream: ResidualStream) -> bool:
-    """Whether a kernel may compute the block that reads this stream: asked before all else."""
-    return stream.pre_norm and stream.x_bnw is not None and trains_on_cpu(stream.x_bnw)
-
-
 def run_block(
     stream: ResidualStream,
     layers: BlockLayers,
@@ -64,7 +58,10 @@ def run_block(
     position: Position,
     shared: SharedPosition,
 ) -> ResidualStream | None:
-    """The stream after a block, without attention weights; None where no kernel computes it."""
+    """The stream after a block, without attention weights; None where no kernel computes it.
+
+    `ResidualStream.may_run_block` is asked first.
+    """
     table = None
     if type(position).rotate is not Position.rotate:
         rotation = shared.self_rotation(position)

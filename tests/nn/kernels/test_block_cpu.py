@@ -13,9 +13,10 @@ from support import apart, perturb, threads, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from heed.nn import lora, stack
+from heed.nn import lora
 from heed.nn.kernels import block_cpu, linear_cpu, matrix_product_cpu
 from heed.nn.kernels.linear import ACTIVATIONS
+from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.stack import Stack
 from heed.nn.tokens import Tokens
 
@@ -76,7 +77,7 @@ def run(built: Stack, x: Tensor, tokens: Tokens | None = None, *, parts: bool = 
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         if parts:
-            patch.setattr(stack, "may_run_block", lambda stream: False)
+            patch.setattr(ResidualStream, "may_run_block", lambda stream: False)
         out = built(x, tokens).x_bnw
     assert not parts or count_blocks(out) == 0
     return out
