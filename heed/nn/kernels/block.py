@@ -1,4 +1,4 @@
-"""A whole block of self-attention and feed-forward by one kernel, where a device has one.
+"""Whole blocks of self-attention and feed-forward by one kernel, where a device has one.
 
 Training on a CPU has it in C (`block_cpu`). Elsewhere, and where anything comes between the layers,
 a block is its parts.
@@ -6,7 +6,7 @@ a block is its parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -51,16 +51,16 @@ class BlockLayers(NamedTuple):
         return (w,), (w,), (c, w), (c,), (w, inner), (w,), (w,), (w,), (g, w), (g,), (w, f), (w,)
 
 
-def run_block(
+def run_blocks(
     stream: ResidualStream,
-    layers: BlockLayers,
+    layers: Sequence[BlockLayers],
     mask: Mask | None,
     position: Position,
     shared: SharedPosition,
 ) -> ResidualStream | None:
-    """The stream after a block, without attention weights; None where no kernel computes it.
+    """The stream after blocks, without attention weights; None where no kernel computes them.
 
-    `ResidualStream.may_run_block` is asked first.
+    `ResidualStream.may_run_blocks` is asked first.
     """
     table = None
     if type(position).rotate is not Position.rotate:
@@ -73,7 +73,7 @@ def run_block(
     (x_bnw, branch_bnw, dropout, *_), after = stream, None
     if x_bnw is not None:
         dropped = dropout.p if dropout.training else 0.0
-        after = block_cpu.run_block(x_bnw, branch_bnw, layers, mask, table, dropped)
+        after = block_cpu.run_blocks(x_bnw, branch_bnw, layers, mask, table, dropped)
     return None if after is None else stream._replace(x_bnw=after[0], branch_bnw=after[1])
 
 

@@ -1,9 +1,10 @@
-"""A pre-norm block that trains on a CPU in float32, as one function of autograd (`c/block.c`).
+"""Pre-norm blocks that train on a CPU in float32, as one function of autograd (`c/block.c`).
 
 In a small model the steps between kernels take as long as the kernels: functions of autograd, views
-and small tensors. Here the forward pass of a block is one call of C, and its backward pass another.
-They call the kernels of the block's parts, and matrix products of `matrix_product_cpu` or of MKL,
-where torch's come from.
+and small tensors, whose code and objects the kernels' numbers displace from the CPU's caches. Here
+the forward pass of all blocks is one call of C, and their backward pass another. They call the
+kernels of the blocks' parts, and matrix products of `matrix_product_cpu` or of MKL, where torch's
+come from.
 
 The structs mirror those of the C source, field by field.
 
@@ -12,9 +13,11 @@ Shapes: b batch, n tokens, w model width, d head width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import (
     CDLL,
     POINTER,
+    Array,
     Structure,
     byref,
     c_double,
@@ -26,6 +29,7 @@ from ctypes import (
 )
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,9 @@ from heed.nn.kernels.matrix_product_cpu import LANES
 from heed.nn.masks import Mask
 
 PARAMETERS = 12
+MAX_KEPT = 2**24
+"""Numbers that several blocks may keep for their backward pass. They are freed together, later than
+those of single blocks; with more of them, the time between blocks does not count."""
 
 
 class KernelsStruct(Structure):
@@ -86,40 +93,63 @@ class GradientsStruct(Structure):
     )
 
 
-def run_block(
+def run_blocks(
     x_bnw: Tensor,
     branch_bnw: Tensor | None,
-    layers: BlockLayers,
+    layers: Sequence[BlockLayers],
     mask: Mask | None,
     table_bn2d: Tensor | None,
     dropped: float,
 ) -> tuple[Tensor, Tensor] | None:
-    """The stream and the branch that a block leaves; None where C does not serve.
+    """The stream and the branch that blocks leave; None where C does not serve.
 
     `table_bn2d` has cosines and sines that rotate queries and keys, [b or 1, n, 2, d/2].
     """
-    parameters, shapes = layers.parameters(), layers.shapes()
-    served = dropped < 1.0 and layers.kind in activation.KINDS and _has_norms(layers)
-    if not served or torch.is_autocast_enabled("cpu") or not _fits(x_bnw, layers.head_width, mask):
+    if dropped >= 1.0 or torch.is_autocast_enabled("cpu"):
         return None
     if branch_bnw is not None and (branch_bnw.shape != x_bnw.shape or not _is_plain(branch_bnw)):
         return None
-    if table_bn2d is not None and not _has_angles(table_bn2d, x_bnw, layers.head_width):
-        return None
-    for parameter, shape in zip(parameters, shapes, strict=True):
-        if parameter is None:
-            if len(shape) == 2:
-                return None
-        elif parameter.shape != shape or not _is_plain(parameter):
+    parameters, fills_registers = [], True
+    for block in layers:
+        own, shapes = block.parameters(), block.shapes()
+        if not (_has_norms(block) and block.kind in activation.KINDS and _are_plain(own, shapes)):
             return None
-    kernels = load_kernels(all(size % LANES == 0 for shape in shapes for size in shape))
-    if kernels is None or parameters[0] is None or parameters[6] is None:
+        if not _fits(x_bnw, block.head_width, mask, table_bn2d):
+            return None
+        parameters.append(own)
+        fills_registers &= not any(size % LANES for shape in shapes for size in shape)
+    kernels = load_kernels(fills_registers)
+    if kernels is None:
         return None
-    run: Any = _Block.apply
-    after: tuple[Tensor, Tensor] = run(
-        kernels, layers, mask, table_bn2d, dropped, x_bnw, branch_bnw, *parameters
+    run: Any = _Blocks.apply
+    stream, branch = x_bnw, branch_bnw
+    count = _blocks_at_once(x_bnw, layers)
+    for i in range(0, len(layers), count):
+        some = slice(i, i + count)
+        settings = kernels, layers[some], mask, table_bn2d, dropped
+        stream, branch = run(*settings, stream, branch, *chain(*parameters[some]))
+    return None if branch is None else (stream, branch)
+
+
+def _blocks_at_once(x_bnw: Tensor, layers: Sequence[BlockLayers]) -> int:
+    """How many blocks may keep what their backward pass reads until all of them have run it."""
+    b, n, w = x_bnw.shape
+    widest = max(
+        5 * w + block.heads * n + block.qkv.out_features + 3 * block.up.out_features
+        for block in layers
     )
-    return after
+    return max(1, MAX_KEPT // (b * n * widest))
+
+
+def _are_plain(parameters: Sequence[Tensor | None], shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether C can read these parameters; biases alone may be missing."""
+    for i, (parameter, shape) in enumerate(zip(parameters, shapes, strict=True)):
+        if parameter is None:
+            if i % 2 == 0:
+                return False
+        elif parameter.shape != shape or not _is_plain(parameter):
+            return False
+    return True
 
 
 def _has_norms(layers: BlockLayers) -> bool:
@@ -128,23 +158,21 @@ def _has_norms(layers: BlockLayers) -> bool:
     return all(type(norm) in known and norm.eps is not None for norm in norms)
 
 
-def _fits(x_bnw: Tensor, head_width: int, mask: Mask | None) -> bool:
-    """Whether kernels hold sequences and heads of these sizes, and read this mask."""
-    n, w = x_bnw.shape[1:]
+def _fits(x_bnw: Tensor, head_width: int, mask: Mask | None, table: Tensor | None) -> bool:
+    """Whether kernels hold sequences and heads of these sizes, and read this mask and table."""
+    b, n, w = x_bnw.shape
     small = 1 < n <= attention.MAX_TOKENS and head_width <= attention.MAX_WIDTH
     if not small or w > residual_norm.MAX_WIDTH or x_bnw.numel() == 0 or not _is_plain(x_bnw):
         return False
+    if table is not None:
+        rows, *others = table.shape
+        has_angles = rows in (1, b) and others == [n, 2, head_width // 2] and head_width % 2 == 0
+        if not has_angles or not _is_plain(table):
+            return False
     if mask is None:
         return True
     is_own = type(mask) is Mask and mask.queries == mask.keys == n
     return is_own and mask.q_segments_bn is mask.k_segments_bm
-
-
-def _has_angles(table_bn2d: Tensor, x_bnw: Tensor, head_width: int) -> bool:
-    """Whether a table has an angle for each token and each pair of numbers."""
-    (b, n, _), (rows, *others) = x_bnw.shape, table_bn2d.shape
-    known = rows in (1, b) and others == [n, 2, head_width // 2] and head_width % 2 == 0
-    return known and _is_plain(table_bn2d)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -181,9 +209,10 @@ def load_kernels(fills_registers: bool) -> Kernels | None:
     for name in ("count_kept", "count_scratch"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(BlockStruct)], c_int64
-    library.run.argtypes, library.run.restype = [POINTER(BlockStruct)], None
-    both = POINTER(BlockStruct), POINTER(GradientsStruct)
-    library.run_backward.argtypes, library.run_backward.restype = both, None
+    blocks, gradients = POINTER(BlockStruct), POINTER(GradientsStruct)
+    library.run_blocks.argtypes = [blocks, c_int64]
+    library.run_blocks_backward.argtypes = [blocks, gradients, c_int64]
+    library.run_blocks.restype = library.run_blocks_backward.restype = None
     table = KernelsStruct(
         *(_address(norms.add_norm), _address(norms.add_norm_backward)),
         *(_address(heads.attend), _address(heads.differentiate)),
@@ -211,14 +240,14 @@ def _address(function: Any) -> int | None:
 # --------------------------------------------------------------------------------- autograd
 
 
-class _Block(torch.autograd.Function):
+class _Blocks(torch.autograd.Function):
     """The calls of C as one differentiable function."""
 
     @staticmethod
     def forward(
         ctx: Any,
         kernels: Kernels,
-        layers: BlockLayers,
+        layers: Sequence[BlockLayers],
         mask: Mask | None,
         table: Tensor | None,
         dropped: float,
@@ -226,33 +255,40 @@ class _Block(torch.autograd.Function):
         branch: Tensor | None,
         *parameters: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        b, n, w = x.shape
+        (b, n, w), threads = x.shape, torch.get_num_threads()
         real, segments, _ = mask_rows(mask, b, n, n)
+        per_token = PerTokenStruct.of(real), PerTokenStruct.of(segments)
+        table_row = 0 if table is None or len(table) == 1 else table.stride(0)
+        is_causal = mask is not None and mask.causal
+        # All blocks write their branch to the same memory: each has read the one before it.
         last_stream, last_branch = torch.empty_like(x), torch.empty_like(x)
-        drops = dropped > 0 and branch is not None
-        seed = residual_norm.draw_seed() if drops else 0
-        last_seed = residual_norm.draw_seed() if dropped else 0
-        block = BlockStruct(
-            kernels.table,
-            (c_void_p * PARAMETERS)(*map(_start, parameters)),
-            *map(_start, (x, branch, last_stream, last_branch)),
-            None,
-            *(_start(table), 0 if table is None or len(table) == 1 else table.stride(0)),
-            *map(PerTokenStruct.of, (real, segments)),
-            *(b, n, w, layers.heads, layers.kv_heads, layers.head_width),
-            *(layers.down.in_features, activation.KINDS.index(layers.kind), layers.gated),
-            *(mask is not None and mask.causal, torch.get_num_threads()),
-            *(seed, last_seed, dropped if drops else 0.0, dropped),
-            *(layers.scale, layers.norm.eps, layers.last_norm.eps),
-            *(type(norm) is nn.LayerNorm for norm in (layers.norm, layers.last_norm)),
-        )
-        kept = x.new_empty(kernels.library.count_kept(byref(block)))
-        block.kept = kept.data_ptr()
-        kernels.library.run(byref(block))
-        # Without a branch the stream that is normalized is x; else it is among what is kept.
-        stream = x if branch is None else None
-        ctx.save_for_backward(stream, last_stream, kept, table, real, segments, *parameters)
-        ctx.kernels, ctx.block, ctx.has_branch = kernels, block, branch is not None
+        blocks, sizes, own_branch = (BlockStruct * len(layers))(), [], branch
+        for i, layer in enumerate(layers):
+            drops = dropped > 0 and own_branch is not None
+            seed = residual_norm.draw_seed() if drops else 0
+            last_seed = residual_norm.draw_seed() if dropped else 0
+            own = parameters[i * PARAMETERS : (i + 1) * PARAMETERS]
+            blocks[i] = BlockStruct(
+                kernels.table,
+                (c_void_p * PARAMETERS)(*map(_start, own)),
+                *(None, _start(own_branch), None, last_branch.data_ptr(), None),
+                *(_start(table), table_row, *per_token),
+                *(b, n, w, layer.heads, layer.kv_heads, layer.head_width),
+                *(layer.down.in_features, activation.KINDS.index(layer.kind), layer.gated),
+                *(is_causal, threads, seed, last_seed, dropped if drops else 0.0, dropped),
+                *(layer.scale, layer.norm.eps, layer.last_norm.eps),
+                *(type(norm) is nn.LayerNorm for norm in (layer.norm, layer.last_norm)),
+            )
+            sizes.append(kernels.library.count_kept(byref(blocks[i])))
+            own_branch = last_branch
+        kept = [x.new_empty(size) for size in sizes]
+        streams = [*(torch.empty_like(x) for _ in layers[1:]), last_stream]
+        _place(blocks, x, streams, kept)
+        kernels.library.run_blocks(blocks, len(layers))
+        # Without a branch the first stream that is normalized is x; else it is among what is kept.
+        first = x if branch is None else None
+        ctx.save_for_backward(first, table, real, segments, *streams, *kept, *parameters)
+        ctx.kernels, ctx.blocks, ctx.has_branch = kernels, blocks, branch is not None
         ctx.set_materialize_grads(False)
         return last_stream, last_branch
 
@@ -261,34 +297,63 @@ class _Block(torch.autograd.Function):
     def backward(
         ctx: Any, d_last_stream: Tensor | None, d_last_branch: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        stream, last_stream, kept, table, real, segments, *parameters = ctx.saved_tensors
-        library, block = ctx.kernels.library, ctx.block
+        first, table, real, segments, *others = ctx.saved_tensors
+        library, blocks, needed = ctx.kernels.library, ctx.blocks, ctx.needs_input_grad[5:]
+        begin, count = 0, len(blocks)
+        streams, kept, parameters = others[:count], others[count : 2 * count], others[2 * count :]
+        last_stream = streams[-1]
         if d_last_branch is None:
             d_last_branch = torch.zeros_like(last_stream)
         d_last_branch = d_last_branch.contiguous()
         d_last_stream = None if d_last_stream is None else d_last_stream.contiguous()
-        # What was saved may lie elsewhere now, if hooks packed and unpacked it.
-        block.parameters[:] = [_start(parameter) for parameter in parameters]
-        block.x, block.last_stream, block.kept = map(_start, (stream, last_stream, kept))
-        block.rotation = _start(table)
-        block.real, block.segments = map(PerTokenStruct.of, (real, segments))
-        block.threads = torch.get_num_threads()
-        dx = torch.empty_like(last_stream)
-        d_branch = torch.empty_like(dx) if ctx.has_branch and block.dropped else None
-        needed = ctx.needs_input_grad[-PARAMETERS:]
         gradients = [
             torch.empty_like(parameter) if is_needed else None
-            for parameter, is_needed in zip(parameters, needed, strict=True)
+            for parameter, is_needed in zip(parameters, needed[2:], strict=True)
         ]
-        scratch = dx.new_empty(library.count_scratch(byref(block)))
-        to = GradientsStruct(
-            (c_void_p * PARAMETERS)(*map(_start, gradients)),
-            *map(_start, (d_last_stream, d_last_branch, dx, d_branch, scratch)),
+        # What was saved may lie elsewhere now, if hooks packed and unpacked it.
+        _place(blocks, first, streams, kept)
+        table_start, threads = _start(table), torch.get_num_threads()
+        per_token = PerTokenStruct.of(real), PerTokenStruct.of(segments)
+        if not any(needed[:2]):  # the first blocks may learn nothing
+            begin = next(i for i, is_needed in enumerate(needed[2:]) if is_needed) // PARAMETERS
+        scratch = last_stream.new_empty(
+            max(library.count_scratch(byref(block)) for block in blocks)
         )
-        library.run_backward(byref(block), byref(to))
+        # Gradients between blocks: each block reads two of them and writes the other two.
+        between = last_stream.new_empty(2, 2, last_stream.numel() if count > 1 else 0)
+        dx = torch.empty_like(last_stream)
+        d_branch = torch.empty_like(dx) if ctx.has_branch and blocks[0].dropped else None
+        to, d_stream, d_added = (GradientsStruct * count)(), d_last_stream, d_last_branch
+        for i in reversed(range(begin, count)):
+            block, own = blocks[i], slice(i * PARAMETERS, (i + 1) * PARAMETERS)
+            block.parameters[:] = [_start(parameter) for parameter in parameters[own]]
+            block.rotation, block.threads = table_start, threads
+            block.real, block.segments = per_token
+            d_in, d_in_branch = (between[i % 2, 0], between[i % 2, 1]) if i else (dx, d_branch)
+            if not block.dropped:
+                d_in_branch = None
+            to[i] = GradientsStruct(
+                (c_void_p * PARAMETERS)(*map(_start, gradients[own])),
+                *map(_start, (d_stream, d_added, d_in, d_in_branch, scratch)),
+            )
+            d_stream, d_added = d_in, d_in if d_in_branch is None else d_in_branch
+        library.run_blocks_backward(byref(blocks[begin]), byref(to[begin]), count - begin)
+        if begin:
+            return *[None] * 7, *gradients
         if ctx.has_branch and d_branch is None:
             d_branch = dx
-        return None, None, None, None, None, dx, d_branch, *gradients
+        return *[None] * 5, dx, d_branch, *gradients
+
+
+def _place(
+    blocks: Array[BlockStruct],
+    first: Tensor | None,
+    streams: Sequence[Tensor],
+    kept: Sequence[Tensor],
+) -> None:
+    """Where each block reads and writes its stream, and keeps what its backward pass reads."""
+    for block, before, stream, own in zip(blocks, (first, *streams), streams, kept, strict=False):
+        block.x, block.last_stream, block.kept = map(_start, (before, stream, own))
 
 
 def _start(x: Tensor | None) -> int | None:

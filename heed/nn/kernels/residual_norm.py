@@ -86,8 +86,8 @@ class ResidualStream(NamedTuple):
         branch_bnw = embedded_bnw if waits else None
         return cls(x_bnw, branch_bnw, dropout, pre_norm, DropoutSeeds(in_order))
 
-    def may_run_block(self) -> bool:
-        """Whether one kernel may compute the next block (`block`): asked before all else."""
+    def may_run_blocks(self) -> bool:
+        """Whether one kernel may compute the next blocks (`block`): asked before all else."""
         return self.pre_norm and self.x_bnw is not None and trains_on_cpu(self.x_bnw)
 
     def normalize(self, norm: nn.Module) -> tuple[ResidualStream, Tensor]:

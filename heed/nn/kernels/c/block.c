@@ -1,5 +1,5 @@
-/* A pre-norm block of self-attention and feed-forward that trains on a CPU in float32: its forward
-   pass is one call, its backward pass another.
+/* Pre-norm blocks of self-attention and feed-forward that train on a CPU in float32: the forward
+   pass of all is one call, their backward pass another.
 
        stream = x + dropout(branch)
        attended = out(attention(qkv(norm(stream))))
@@ -273,7 +273,7 @@ static Call pack(const Block *x, const Kept *kept) {
 
 /* -------------------------------------------------------------------------- both passes */
 
-void run(const Block *x) {
+static void run(const Block *x) {
     const Kernels *kernels = x->run;
     const Parameters *p = &x->parameters;
     int64_t r = count_rows(x), w = x->width, f = x->hidden, taken;
@@ -333,7 +333,7 @@ static float *wanted(float *gradient, const Scratch *scratch) {
     return gradient ? gradient : scratch->unwanted;
 }
 
-void run_backward(const Block *x, const Gradients *to) {
+static void run_backward(const Block *x, const Gradients *to) {
     const Kernels *kernels = x->run;
     const Parameters *p = &x->parameters, *d = &to->parameters;
     int64_t r = count_rows(x), w = x->width, f = x->hidden, taken;
@@ -371,4 +371,14 @@ void run_backward(const Block *x, const Gradients *to) {
                                to->dx, to->d_branch, wanted(d->norm, &own),
                                wanted(d->norm_bias, &own), own.parts, r, w, x->is_centered, 0, 0,
                                x->seed, x->dropped, threads);
+}
+
+/* Blocks in a row, each of which reads what the one before it writes. */
+void run_blocks(const Block *blocks, int64_t count) {
+    for (int64_t i = 0; i < count; i++) run(blocks + i);
+}
+
+/* Their gradients, from the last block to the first. */
+void run_blocks_backward(const Block *blocks, const Gradients *gradients, int64_t count) {
+    for (int64_t i = count - 1; i >= 0; i--) run_backward(blocks + i, gradients + i);
 }
