@@ -40,8 +40,9 @@ class Counters:
 
     def add(self, loss: Tensor, correct: Tensor) -> None:
         """Add one micro-batch of the step."""
-        self.sums[STEP, LOSS] += loss
-        self.sums[STEP, CORRECT] += correct
+        step = self.sums[STEP]
+        step[LOSS].add_(loss)
+        step[CORRECT].add_(correct)
 
     def finish_step(self, finite: Tensor, max_skipped: int) -> None:
         """Count the step, or count it as skipped if its gradient was not finite."""

@@ -147,7 +147,7 @@ def _are_plain(parameters: Sequence[Tensor | None], shapes: Sequence[tuple[int, 
         if parameter is None:
             if i % 2 == 0:
                 return False
-        elif parameter.shape != shape or not _is_plain(parameter):
+        elif not (_is_plain(parameter) and parameter.shape == shape):
             return False
     return True
 
