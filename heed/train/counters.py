@@ -40,11 +40,19 @@ class Counters:
 
     def add(self, loss: Tensor, correct: Tensor) -> None:
         """Add one micro-batch of the step."""
-        self.sums[STEP, LOSS] += loss
-        self.sums[STEP, CORRECT] += correct
+        step = self.sums[STEP]
+        step[LOSS].add_(loss)
+        step[CORRECT].add_(correct)
 
     def finish_step(self, finite: Tensor, max_skipped: int) -> None:
         """Count the step, or count it as skipped if its gradient was not finite."""
+        if finite.device.type == "cpu":
+            self._finish_on_host(bool(finite), max_skipped)
+        else:
+            self._finish_on_device(finite, max_skipped)
+
+    def _finish_on_device(self, finite: Tensor, max_skipped: int) -> None:
+        """`finish_step` without reading a number."""
         self.sums[RECENT:] += torch.where(finite, self.sums[STEP], 0.0)
         self.sums[STEP].zero_()
         skipped = (~finite).long()
@@ -54,6 +62,17 @@ class Counters:
         old = self.counts
         new = [old[STEPS] + 1, old[SKIPPED] + skipped, in_a_row, failed_at]
         self.counts.copy_(torch.stack(new))
+
+    def _finish_on_host(self, finite: bool, max_skipped: int) -> None:
+        """`finish_step` in few operations, where reading a number waits for nothing."""
+        if finite:
+            self.sums[RECENT:] += self.sums[STEP]
+        self.sums[STEP].zero_()
+        steps, skipped, in_a_row, failed_at = self.counts.tolist()
+        in_a_row = 0 if finite else in_a_row + 1
+        if in_a_row > max_skipped and failed_at < 0:
+            failed_at = steps
+        self.counts.copy_(torch.tensor([steps + 1, skipped + (not finite), in_a_row, failed_at]))
 
     def take_means(self, row: int) -> Means:
         """Mean loss and accuracy of RECENT or EPOCH, and reset that row.

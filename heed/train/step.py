@@ -107,7 +107,8 @@ class Step:
 
     def zero_grad(self) -> None:
         """Clear the gradient for the next step."""
-        self.state.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
         """The gradients of all parameters that have one."""

@@ -278,6 +278,47 @@ def test_a_copy_steps_as_the_original() -> None:
     assert all(map(torch.equal, *both))
 
 
+@on_a_cpu
+def test_a_state_that_changed_since_the_last_step_is_read_anew() -> None:
+    params, others = parameters(), parameters()
+    optimizer, plain = fused(FusedAdamW, params), fused(FusedAdamW, others)
+    for step in range(3):
+        for one, held in ((optimizer, params), (plain, others)):
+            set_gradients(held, step)
+            if step == 2:  # a tensor of the state that the kernel does not take
+                one.state[held[4]]["exp_avg"] = one.state[held[4]]["exp_avg"].mT
+                held[0].grad = None
+        kernel_only(optimizer.step) if step < 2 else optimizer.step()
+        plain._checked.clear()
+        plain.step()
+        assert all(map(torch.equal, snapshot(params, optimizer), snapshot(others, plain)))
+
+
+@on_a_cpu
+@given(
+    sizes=st.lists(st.integers(0, 50_000), min_size=1, max_size=6), count=st.sampled_from([1, 2])
+)
+def test_the_norm_of_gradients_is_torchs(sizes: list[int], count: int) -> None:
+    made = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(size, generator=made) for size in sizes]
+    with threads(1):
+        alone = adamw_cpu.norm(gradients)
+    with threads(count):
+        assert torch.equal(adamw_cpu.norm(gradients), alone)
+    exact = nn.utils.get_total_norm([gradient.double() for gradient in gradients])
+    assert alone.dtype == torch.float32
+    torch.testing.assert_close(alone.double(), exact, rtol=3e-7, atol=0.0)
+
+
+@on_a_cpu
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan, 1e30])
+def test_the_norm_of_what_overflows_is_not_finite(bad: float) -> None:
+    gradients = [torch.ones(5000), torch.ones(70)]
+    gradients[0][4321] = bad
+    assert not adamw_cpu.norm(gradients).isfinite()
+    assert not nn.utils.get_total_norm(gradients).isfinite()
+
+
 def test_torchs_step_takes_what_the_kernel_does_not() -> None:
     plain = torch.ones(4, 6, device=DEVICE)
     assert fused_adamw.can_fuse([plain, nn.Parameter(plain)])

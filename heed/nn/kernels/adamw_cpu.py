@@ -1,5 +1,7 @@
 """The step of AdamW and Adam on a CPU over all tensors of a parameter group (`c/adamw.c`).
 
+The norm by which gradients are clipped before it is computed here, too.
+
 Torch divides clipped gradients in a pass of its own, adds to each tensor's step by an operation of
 its own, and starts its threads for each tensor.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_int32, c_int64
 from functools import cache
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -36,6 +39,9 @@ def load_kernel() -> CDLL | None:
         table, settings = POINTER(c_int64), POINTER(SettingsStruct)
         library.update.argtypes = [table, c_int64, settings, c_int32]
         library.update.restype = None
+        library.count_chunks.argtypes, library.count_chunks.restype = [table, c_int64], c_int64
+        library.sum_squares.argtypes = [table, c_int64, POINTER(c_double), c_int32]
+        library.sum_squares.restype = c_double
     return library
 
 
@@ -66,3 +72,18 @@ def update(
     threads = torch.get_num_threads() if sum(sizes) >= MIN_NUMBERS else 1
     settings = SettingsStruct(lr, divisor, *betas, eps, decay, decoupled)
     library.update(table, n, byref(settings), threads)
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all numbers of contiguous float32 tensors, as `get_total_norm` has it.
+
+    Torch launches an operation for each tensor.
+    """
+    library = load_kernel()
+    if library is None:
+        raise RuntimeError("The kernel for AdamW is not compiled.")
+    n, sizes = len(tensors), [x.numel() for x in tensors]
+    table = (c_int64 * (2 * n))(*(x.data_ptr() for x in tensors), *sizes)
+    sums = (c_double * library.count_chunks((c_int64 * n)(*sizes), n))()
+    threads = torch.get_num_threads() if sum(sizes) >= MIN_NUMBERS else 1
+    return torch.tensor(sqrt(library.sum_squares(table, n, sums, threads)))

@@ -1,4 +1,4 @@
-"""Heads and masks as the attention kernels in C read them (`c/attention_tiles.h`).
+"""Heads and masks as the attention kernels in C read them (`c/heads.h`).
 
 Shapes: b batch, n queries, m keys, h heads, d head width.
 """

@@ -23,7 +23,7 @@ def on_gpu(x: Tensor) -> bool:
 
 def on_cpu(x: Tensor) -> bool:
     """Whether a kernel in C can read this tensor: fake tensors, a subclass, have no memory."""
-    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+    return type(x) in (Tensor, nn.Parameter) and x.is_cpu
 
 
 def may_compute_in_c(x: Tensor) -> bool:

@@ -115,6 +115,16 @@ class SharedPosition:
             self._rotation = rotation
         return rotation
 
+    def self_rotation(self, position: Position) -> PendingRotation | None:
+        """The rotation of queries and keys of the same tokens; None where no table has it."""
+        shared = self._rotation
+        if shared is not None and shared.position is position:
+            return shared if shared.k_positions is self.q_positions else None
+        if position.bias_uses_query or self.k_positions is not self.q_positions:
+            return None
+        known = _fixed_frequencies(position) is not None
+        return self.rotation(position, self.k_positions) if known else None
+
     def bias(
         self,
         position: Position,

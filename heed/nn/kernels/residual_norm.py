@@ -86,6 +86,10 @@ class ResidualStream(NamedTuple):
         branch_bnw = embedded_bnw if waits else None
         return cls(x_bnw, branch_bnw, dropout, pre_norm, DropoutSeeds(in_order))
 
+    def may_run_blocks(self) -> bool:
+        """Whether one kernel may compute the next blocks (`block`): asked before all else."""
+        return self.pre_norm and self.x_bnw is not None and trains_on_cpu(self.x_bnw)
+
     def normalize(self, norm: nn.Module) -> tuple[ResidualStream, Tensor]:
         """The stream with its branch added, and what a sublayer reads: pre-norm, the norm of it."""
         if not self.pre_norm:

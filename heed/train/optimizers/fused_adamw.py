@@ -6,6 +6,7 @@ checkpoint of one loads into the other.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,12 +54,15 @@ class FusedAdam(Adam):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._tables = AddressTables()
+        self._checked: dict[int, list[Tensor]] = {}
+        """State tensors of each group that the kernel of a CPU takes."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, or load a state; captured steps still read their tables."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if not hasattr(self, "_tables"):
             self._tables = AddressTables()
+        self._checked = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -89,12 +93,34 @@ class FusedAdam(Adam):
         """
         if not group["fused"] or group["amsgrad"] or group["maximize"]:
             return None
+        known = self._read_known(group)
+        if known is not None:
+            return known
         params, grads, means, squares, steps = rows = [list[Tensor]() for _ in range(5)]
         adam: Any = self
         adam._init_group(group, params, grads, means, squares, [], steps)
         # torch's fused step refuses a gradient with other strides than its parameter's on a GPU.
         rows[1] = [grad.contiguous() for grad in grads]
         return rows if all(can_fuse(row) for row in rows) or not params else None
+
+    def _read_known(self, group: dict[str, Any]) -> list[list[Tensor]] | None:
+        """`_read_group` on a CPU after the first step, with state tensors that were checked then.
+
+        To check each of them again takes as long as the step of a small model.
+        """
+        params = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not params or params[0].device.type != "cpu":
+            return None
+        states, grads = [self.state[parameter] for parameter in params], [p.grad for p in params]
+        if not all(states) or not can_fuse(params) or not can_fuse(grads):
+            return None
+        rows = [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+        tensors, checked = [*rows[0], *rows[1], *rows[2]], self._checked.get(id(group), [])
+        same = len(tensors) == len(checked) and all(map(operator.is_, tensors, checked))
+        if not same and not all(map(can_fuse, rows)):
+            return None
+        self._checked[id(group)] = tensors
+        return [params, grads, *rows]
 
     def _kernel_step(self, group: dict[str, Any], trained: list[list[Tensor]]) -> None:
         if on_gpu(trained[0][0]):

@@ -1,4 +1,5 @@
-/* The step of AdamW and Adam over all tensors of a parameter group, in one pass over memory.
+/* The step of AdamW and Adam over all tensors of a parameter group, in one pass over memory, and
+   the sum of squares by which gradients are clipped before it.
 
    The Triton twin is nn/kernels/triton/adamw.py: the same formulas. nn/kernels/adamw_cpu.py mirrors
    Settings, field by field. Each number has its own update, which depends on no number of threads. */
@@ -60,4 +61,47 @@ void update(const int64_t *table, int64_t n, const Settings *settings, int32_t t
                            at(square[i]) + first, last - first, factors);
         }
     for (ptrdiff_t i = 0; i < n; i++) *at(step[i]) += 1.0f;
+}
+
+#define CHUNK 16384 /* numbers that one thread sums */
+#define RUN 2048    /* numbers that are summed in float32 */
+#define SUMS 64     /* sums of a run, so that the CPU waits for none of them */
+
+int64_t count_chunks(const int64_t *size, int64_t n) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) count += (size[i] + CHUNK - 1) / CHUNK;
+    return count;
+}
+
+static double sum_squares_of(const float *x, ptrdiff_t n) {
+    double total = 0.0;
+    for (ptrdiff_t from = 0; from < n; from += RUN) {
+        ptrdiff_t to = from + RUN < n ? from + RUN : n, i = from;
+        float sums[SUMS] = {0};
+        for (; i + SUMS <= to; i += SUMS)
+            for (ptrdiff_t j = 0; j < SUMS; j++) sums[j] += x[i + j] * x[i + j];
+        for (ptrdiff_t j = 0; i + j < to; j++) sums[j] += x[i + j] * x[i + j];
+        for (ptrdiff_t j = 0; j < SUMS; j++) total += sums[j];
+    }
+    return total;
+}
+
+/* The sum of squares of n tensors, in the same order for any number of threads. `table` [2, n] has
+   their addresses and sizes; `sums` holds a number for each chunk. */
+double sum_squares(const int64_t *table, int64_t n, double *sums, int32_t threads) {
+    const int64_t *address = table, *size = table + n;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (ptrdiff_t part = 0; part < threads; part++) {
+        int64_t chunk = 0;
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t from = 0; from < size[i]; from += CHUNK, chunk++) {
+                int64_t count = size[i] - from < CHUNK ? size[i] - from : CHUNK;
+                if (chunk % threads == part)
+                    sums[chunk] = sum_squares_of(at(address[i]) + from, count);
+            }
+    }
+    double total = 0.0;
+    const int64_t chunks = count_chunks(size, n);
+    for (int64_t chunk = 0; chunk < chunks; chunk++) total += sums[chunk];
+    return total;
 }

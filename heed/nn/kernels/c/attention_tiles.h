@@ -1,7 +1,5 @@
 /* Heads of attention on a CPU, and products of tiles that stay in its registers.
 
-   nn/kernels/attention_structs.py mirrors Heads and PerToken, field by field.
-
    Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width. */
 
 #ifndef HEED_ATTENTION_TILES_H
@@ -12,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "heads.h"
 #include "vector_math.h"
 
 #if defined(__AVX512F__)
@@ -31,18 +30,6 @@
 /* Numbers need not be aligned. */
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Order __attribute__((vector_size(4 * LANES)));
-
-/* Heads [b, heads, n, d]: strides in numbers; the numbers of a head are adjacent. */
-typedef struct {
-    float *start;
-    int64_t b, h, n;
-} Heads;
-
-/* One number [b, n] for each token, and its stride over the batch; or null. */
-typedef struct {
-    const void *start;
-    int64_t b;
-} PerToken;
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 

@@ -7,7 +7,8 @@
    Shapes: i rows and j columns of the result, r what is summed over. */
 
 #include <stddef.h>
-#include <stdint.h>
+
+#include "matrix_product.h"
 
 #define LANES 16         /* float32 numbers of a register */
 #define ROWS 8           /* rows of a tile */
@@ -19,15 +20,6 @@
 
 /* Numbers of b and of the result may lie at any multiple of 4 bytes. */
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
-
-/* a and b have any strides; rows of the result are contiguous. `bias` [j] may be null. */
-typedef struct {
-    const float *a, *b, *bias;
-    float *out;
-    int64_t a_i, a_r, b_r, b_j, out_i;
-    int64_t rows, columns, inner;
-    int64_t is_added; /* to what `out` holds, in place of the bias */
-} Product;
 
 /* Rows of b from r = start, and their stride. */
 typedef struct {

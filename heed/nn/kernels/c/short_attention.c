@@ -12,33 +12,13 @@
    One thread computes all heads of a group, and sums have a fixed order: a result depends neither
    on the number of threads nor on the other sequences of the batch.
 
-   nn/kernels/short_attention_cpu.py mirrors the structs below, field by field.
-
    Shapes: b batch, n queries, m keys, h query heads, g key and value heads, d head width. */
 
 #include "attention_tiles.h"
+#include "short_attention.h"
 
-#define MULTIPLE 16 /* rows of weights and of the bias are padded to a multiple of it */
 #define MAX_TOKENS 128
 #define MAX_WIDTH 128
-
-typedef struct {
-    Heads q, k, v;
-    float *weights;       /* [b, h, n, row], row is m padded */
-    const float *bias;    /* [h, n, row of at least the weights' row], or null */
-    int64_t bias_h, bias_n;
-    PerToken real;                   /* uint8 [b, m]: 0 where a key is padding */
-    PerToken q_segments, k_segments; /* int64 [b, n] and [b, m] */
-    float scale;
-    int32_t sequences, queries, keys, heads, kv_heads, width;
-    int32_t is_causal; /* the queries are the last of the keys */
-    int32_t threads;
-} Call;
-
-typedef struct {
-    Heads d_out, dq, dk, dv;
-    float *d_scores; /* [b, h, n, row], or null where the bias does not learn */
-} Gradients;
 
 /* What one thread computes with: matrices with rows padded to a multiple of LANES. */
 typedef struct {
@@ -216,7 +196,7 @@ static void differentiate_softmax(float *row, const float *weights, int visible,
         store(raw + j, (Vector){0});
 }
 
-static void differentiate_group(const Call *x, const Gradients *grads, int64_t group,
+static void differentiate_group(const Call *x, const AttentionGradients *grads, int64_t group,
                                 Scratch *scratch) {
     int64_t b = group / x->kv_heads, g = group % x->kv_heads;
     int n = x->queries, d = x->width, share = x->heads / x->kv_heads, before = x->keys - n;
@@ -274,7 +254,7 @@ static void differentiate_group(const Call *x, const Gradients *grads, int64_t g
     close_target(dv_to, x->keys, d);
 }
 
-void differentiate(const Call *x, const Gradients *grads) {
+void differentiate(const Call *x, const AttentionGradients *grads) {
 #pragma omp parallel for num_threads(x->threads) schedule(static) if (x->threads > 1)
     for (int64_t i = 0; i < (int64_t)x->sequences * x->kv_heads; i++)
         differentiate_group(x, grads, i, &thread_scratch);
