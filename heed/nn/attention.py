@@ -218,15 +218,6 @@ class MultiHeadAttention(nn.Module):
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def is_plain(self, position: Position) -> bool:
-        """Whether it is softmax(q kᵀ · scale) v of one linear layer, with heads side by side."""
-        kind, none = type(position), Position
-        plain_position = kind.bias is none.bias and kind.values is none.values
-        if not plain_position or self.crosses or self.head_edit is not None or self._dropout():
-            return False
-        has_norm = not (type(self.q_norm) is type(self.k_norm) is nn.Identity)
-        return not has_norm and self.merge.concatenates()
-
     def project(
         self,
         x_bnw: Tensor,

@@ -45,13 +45,6 @@ class Merge(nn.Module):
             heads_bhnd = self.change(heads_bhnd, real_bn)
         return heads_bhnd.transpose(1, 2).flatten(2)
 
-    def concatenates(self) -> bool:
-        """Whether it now puts heads side by side as they are."""
-        if type(self).forward is not Merge.forward:
-            return False
-        is_off = self.training_only and not self.training
-        return is_off or type(self).change is Merge.change
-
     def change(self, heads_bhnd: Tensor, real_bn: Tensor | None) -> Tensor:
         """The heads as this merge changes them; `concat` leaves them as they are.
 

@@ -6,7 +6,7 @@ Shapes: b batch, n tokens, m keys, h heads, w model width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -21,16 +21,13 @@ from heed.nn.cache import Cache, LayerCache
 from heed.nn.feed_forward import FeedForward
 from heed.nn.kernels import position_forms
 from heed.nn.kernels.availability import read_maximum
-from heed.nn.kernels.linear import GATES, Dropout, Linear, OutputLinear
+from heed.nn.kernels.linear import Dropout
 from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.masks import Mask
 from heed.nn.merges import build_merge
 from heed.nn.norm import build_norm
 from heed.nn.positions import Position, build_position, position_limit_error
 from heed.nn.tokens import StackOutput, Tokens
-
-if TYPE_CHECKING:
-    from heed.nn.kernels.block import BlockLayers
 
 
 class Block(nn.Module):
@@ -71,39 +68,6 @@ class Block(nn.Module):
         stream, x_bnw = stream.normalize(self.feed_forward_norm)
         stream = stream.add(self.feed_forward(x_bnw), self.feed_forward_norm)
         return stream, self_weights, cross_weights
-
-    def plain_layers(self, position: Position) -> BlockLayers | None:
-        """The layers, if a kernel may compute them as one: nothing but sums comes between them."""
-        from heed.nn.kernels.block import BlockLayers, are_changed
-
-        attention, forward = self.attention, self.feed_forward
-        if type(attention) is not MultiHeadAttention or type(forward) is not FeedForward:
-            return None
-        if not attention.is_plain(position):
-            return None
-        qkv, out, up, down = attention.qkv, attention.out, forward.up, forward.down
-        if (type(qkv), type(out), type(down)) != (Linear, OutputLinear, OutputLinear):
-            return None
-        if type(up) is not nn.Linear or (forward.dropout.training and forward.dropout.p):
-            return None
-        if are_changed((self, attention, *attention._modules.values())):
-            return None
-        if are_changed((forward, *forward._modules.values())):
-            return None
-        return BlockLayers(
-            norm=self.attention_norm,
-            qkv=qkv,
-            out=out,
-            last_norm=self.feed_forward_norm,
-            up=up,
-            down=down,
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            head_width=attention.head_width,
-            scale=attention.scale,
-            kind=GATES.get(forward.activation, forward.activation),
-            gated=forward.activation in GATES,
-        )
 
 
 def _build_attention(
@@ -209,7 +173,7 @@ class Stack(nn.Module):
             blocks=self.blocks,
             sublayers=2 + self.crosses,
         )
-        if cross_context is None and cache is None and not weights and stream.may_run_blocks():
+        if cross_context is None and cache is None and not weights:
             whole = self._run_whole(stream, context)
             if whole is not None:
                 out.x_bnw = whole.finish(self.norm, for_linear=self.for_linear)
@@ -232,17 +196,13 @@ class Stack(nn.Module):
         self, stream: ResidualStream, context: AttentionContext
     ) -> ResidualStream | None:
         """The stream after all blocks by one kernel; None where there is none for them."""
-        from heed.nn.kernels.block import run_blocks
-
-        found: list[BlockLayers] = []
-        for block in () if len(self.layer_positions) else self.blocks:
-            layers = block.plain_layers(self.position) if type(block) is Block else None
-            if layers is None:
-                return None
-            found.append(layers)
-        if not found:
+        if len(self.layer_positions) or not stream.may_run_blocks():
             return None
-        return run_blocks(stream, found, context.mask, self.position, context.shared)
+        from heed.nn import whole_blocks  # translating needs none of it
+
+        if not all(type(block) is Block for block in self.blocks):
+            return None
+        return whole_blocks.run(stream, self.blocks, self.position, context)
 
     def layer_position(self, layer: int) -> Position:
         """The encoding of a layer's self-attention."""
