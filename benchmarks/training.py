@@ -3,6 +3,7 @@
     python benchmarks/training.py                    a small LM and a translator on this CPU
     python benchmarks/training.py --device cuda      GPT-2 124M, and four translators
     python benchmarks/training.py --device cuda --only sets --sets 1 2 --add     a part at a time
+    python benchmarks/training.py --only small-lm --precisions float32         a part, of a CPU's
     python benchmarks/training.py --threads 1 --clock processor     on a CPU that others use, too
     python benchmarks/training.py --tiny             seconds, to try the script
 
@@ -164,24 +165,33 @@ def few(options: argparse.Namespace) -> Iterator[Work]:
         yield Work(f"set {number}, 16x32", [heed, *peers, other], targets)
 
 
-def small(options: argparse.Namespace) -> Iterator[Work]:
-    """For a CPU: a small language model and a small translator, in float32 and in bfloat16.
+def small_lm(options: argparse.Namespace) -> Iterator[Work]:
+    """For a CPU: a small language model beside a plain GPT."""
+    # The plain GPT's GELU: GPT-2's tanh form takes twice as long on a CPU.
+    workload = _workload(options, SMALL_LM, ["model.activation=gelu"])
+    yield _small(options, workload, "plain")
+
+
+def small_mt(options: argparse.Namespace) -> Iterator[Work]:
+    """For a CPU: a small translator beside Marian."""
+    yield _small(options, _workload(options, SMALL_MT), "transformers")
+
+
+def _small(options: argparse.Namespace, workload: Workload, library: str) -> Work:
+    """In float32 and in bfloat16.
 
     heed keeps memory that a step frees in its process, and peers are run as their users run them.
     One more row shows what a peer gains by that.
     """
-    # The plain GPT's GELU: GPT-2's tanh form takes twice as long on a CPU.
-    language_model = _workload(options, SMALL_LM, ["model.activation=gelu"])
-    translator = _workload(options, SMALL_MT)
-    for workload, library in ((language_model, "plain"), (translator, "transformers")):
-        systems = []
-        for precision in ("float32", "bf16"):
-            systems.append(System("heed", options.execution, precision, workload))
-            if options.compile:
-                systems.append(System("heed", "compile", precision, workload))
-            systems += [System(library, mode, precision, workload) for mode in options.modes]
+    systems = []
+    for precision in options.precisions:
+        systems.append(System("heed", options.execution, precision, workload))
+        if options.compile:
+            systems.append(System("heed", "compile", precision, workload))
+        systems += [System(library, mode, precision, workload) for mode in options.modes]
+    if "float32" in options.precisions:
         systems.append(System(library, "eager", "float32", workload, keep_memory=True))
-        yield Work(workload.name, systems, (Target(1.1, precision="float32"),))
+    return Work(workload.name, systems, (Target(1.1, precision="float32"),))
 
 
 WORKS: dict[str, Callable[[argparse.Namespace], Iterator[Work]]] = {
@@ -189,9 +199,10 @@ WORKS: dict[str, Callable[[argparse.Namespace], Iterator[Work]]] = {
     "gpt2-transformers": gpt2_transformers,
     "sets": sets,
     "few": few,
-    "small": small,
+    "small-lm": small_lm,
+    "small-mt": small_mt,
 }
-DEFAULT = {"cuda": ("gpt2", "sets", "few"), "cpu": ("small",)}
+DEFAULT = {"cuda": ("gpt2", "sets", "few"), "cpu": ("small-lm", "small-mt")}
 
 
 def _workload(
@@ -245,6 +256,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", nargs="+", choices=WORKS, help="default: all for the device")
     parser.add_argument("--sets", nargs="+", type=int, choices=list(SETS), default=list(SETS))
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=["float32", "bf16"],
+        default=["float32", "bf16"],
+        help="of the small models of a CPU",
+    )
     parser.add_argument("--turns", type=int, default=TURNS, help="turns of each system")
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
     parser.add_argument("--clock", choices=CLOCKS, default=WALL)
