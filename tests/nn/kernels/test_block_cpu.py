@@ -152,6 +152,20 @@ def test_it_is_the_formula(width: int) -> None:
         assert apart(one, truth) <= ROUNDING
 
 
+@pytest.mark.parametrize("narrow", ["model", "heads", "feed-forward"])
+def test_matrices_of_one_row_or_column_are_multiplied(narrow: str) -> None:
+    width = 1 if narrow == "model" else 16
+    built = build(
+        width=width,
+        heads=1,
+        head_width=1 if narrow == "heads" else 4,
+        feed_forward=1 if narrow == "feed-forward" else 24,
+        norm="rms",
+        position="none",
+    )
+    assert_same(built, draw(2, 5, width).requires_grad_())
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["padding", "segments", "both"])
