@@ -298,7 +298,9 @@ class _Blocks(torch.autograd.Function):
         ctx: Any, d_last_stream: Tensor | None, d_last_branch: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         first, table, real, segments, *others = ctx.saved_tensors
-        library, blocks, needed = ctx.kernels.library, ctx.blocks, ctx.needs_input_grad[5:]
+        library, needed = ctx.kernels.library, ctx.needs_input_grad[5:]
+        # Another pass over the same graph may run meanwhile, in another thread.
+        blocks = type(ctx.blocks).from_buffer_copy(ctx.blocks)
         begin, count = 0, len(blocks)
         streams, kept, parameters = others[:count], others[count : 2 * count], others[2 * count :]
         last_stream = streams[-1]

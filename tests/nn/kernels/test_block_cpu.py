@@ -231,6 +231,36 @@ def test_saved_tensors_may_be_moved() -> None:
         assert torch.equal(one, two)
 
 
+def test_backward_passes_at_once_do_not_disturb_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in two threads: one passes over the graph while another is about to call C."""
+    built, x = build(position="rope"), draw(2, 5, 16).requires_grad_()
+    learns, place, copies, is_first = [x, *built.parameters()], block_cpu._place, [x], True
+    found = torch.autograd.grad(run(built, x).sum(), learns)
+
+    def unpack(saved: Tensor) -> Tensor:
+        copies.append(saved.clone())
+        return copies[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), unpack):
+        out = run(built, x).sum()
+
+    def place_and_pass(*arguments: Any) -> None:
+        nonlocal is_first
+        place(*arguments)
+        if is_first:
+            is_first, before = False, len(copies)
+            torch.autograd.grad(out, learns, retain_graph=True)
+            for copy in copies[before:]:
+                copy.zero_()
+
+    monkeypatch.setattr(block_cpu, "_place", place_and_pass)
+    again = torch.autograd.grad(out, learns, retain_graph=True)
+    assert not is_first
+    assert all(map(torch.equal, found, again))
+
+
 def test_a_weight_changed_before_the_backward_pass_is_an_error() -> None:
     built, x = build(), draw(2, 5, 16)
     out = run(built, x)
