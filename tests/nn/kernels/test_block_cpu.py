@@ -357,6 +357,30 @@ def test_other_inputs_are_for_the_parts(case: str) -> None:
     assert count_functions(out) == 0
 
 
+def _move_bias(layer: Any) -> None:
+    bias = layer.bias.detach().clone()
+    del layer.bias
+    layer.bias = bias
+
+
+def _move_bias_to_buffer(layer: Any) -> None:
+    bias = layer.bias.detach().clone()
+    del layer.bias
+    layer.register_buffer("bias", bias)
+
+
+@pytest.mark.parametrize("change", [_move_bias, _move_bias_to_buffer])
+def test_a_bias_may_be_no_parameter(change: Callable[[Any], object]) -> None:
+    built, x = build(), draw(2, 5, 16).requires_grad_()
+    for block in blocks_of(built):
+        forward, attention = block.feed_forward, block.attention
+        for layer in (attention.qkv, attention.out, forward.up, forward.down):
+            change(layer)
+        for norm in (block.attention_norm, block.feed_forward_norm):
+            change(norm)
+    assert_same(built, x)
+
+
 def test_pruned_layers_have_fewer_heads() -> None:
     built = build(heads=4, kept_heads={"decoder": [[1, 2, 4], [1]]}, position="none")
     assert_same(built, draw(2, 5, 16).requires_grad_())
