@@ -114,7 +114,7 @@ def run_blocks(
         own, shapes = block.parameters(), block.shapes()
         if not (_has_norms(block) and block.kind in activation.KINDS and _are_plain(own, shapes)):
             return None
-        if not _fits(x_bnw, block.head_width, mask, table_bn2d):
+        if not _fits(x_bnw, block, mask, table_bn2d):
             return None
         parameters.append(own)
         fills_registers &= not any(size % LANES for shape in shapes for size in shape)
@@ -158,9 +158,11 @@ def _has_norms(layers: BlockLayers) -> bool:
     return all(type(norm) in known and norm.eps is not None for norm in norms)
 
 
-def _fits(x_bnw: Tensor, head_width: int, mask: Mask | None, table: Tensor | None) -> bool:
+def _fits(x_bnw: Tensor, block: BlockLayers, mask: Mask | None, table: Tensor | None) -> bool:
     """Whether kernels hold sequences and heads of these sizes, and read this mask and table."""
-    b, n, w = x_bnw.shape
+    (b, n, w), head_width = x_bnw.shape, block.head_width
+    if w != block.qkv.in_features or block.heads % block.kv_heads:
+        return False  # the parts have words for it
     small = 1 < n <= attention.MAX_TOKENS and head_width <= attention.MAX_WIDTH
     if not small or w > residual_norm.MAX_WIDTH or x_bnw.numel() == 0 or not _is_plain(x_bnw):
         return False

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from heed.nn import lora
+from heed.nn.attention import MultiHeadAttention
 from heed.nn.kernels import block_cpu, linear_cpu, matrix_product_cpu
 from heed.nn.kernels.linear import ACTIVATIONS
 from heed.nn.kernels.residual_norm import ResidualStream
@@ -379,6 +380,22 @@ def test_a_bias_may_be_no_parameter(change: Callable[[Any], object]) -> None:
         for norm in (block.attention_norm, block.feed_forward_norm):
             change(norm)
     assert_same(built, x)
+
+
+def test_vectors_of_another_width_are_for_the_parts() -> None:
+    """C would read past the end of the weights."""
+    built = build()
+    layers = [block.plain_layers(built.position) for block in blocks_of(built)]
+    for width in (8, 32):
+        assert block_cpu.run_blocks(draw(2, 5, width), None, layers, None, None, 0.0) is None
+    assert block_cpu.run_blocks(draw(2, 5, 16), None, layers, None, None, 0.0) is not None
+
+
+def test_heads_that_cannot_share_keys_are_an_error() -> None:
+    built = build()
+    blocks_of(built)[0].attention = MultiHeadAttention(16, 3, kv_heads=2, head_width=4)
+    with pytest.raises(RuntimeError, match="must divide the number of heads"):
+        run(built, draw(2, 5, 16).requires_grad_())
 
 
 def test_pruned_layers_have_fewer_heads() -> None:
