@@ -31,7 +31,8 @@ class Clipping:
         if grads and on_gpu(grads[0]) and can_fuse(grads):
             return self._finish_by_kernels(grads, counters)
         norm = full_tensor(_norm(grads))
-        finite, targets = norm.isfinite(), counters.sums[STEP, TARGETS].to(norm.dtype)
+        # A copy in any dtype: the counters set theirs to zero.
+        finite, targets = norm.isfinite(), counters.sums[STEP, TARGETS].to(norm.dtype, copy=True)
         divisor = targets
         if self.clip:
             divisor = targets * ((norm / targets + 1e-6) / self.clip).clamp(min=1.0)

@@ -43,6 +43,17 @@ def counters(targets: float, seed: int, in_a_row: int) -> Counters:
     return made
 
 
+@pytest.mark.parametrize("clip", [0.0, 10.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_divisor_outlives_the_counters_of_the_step(dtype: torch.dtype, clip: float) -> None:
+    """Without clipping it is the number of targets, which the counters forget."""
+    state = Counters(torch.device("cpu"))
+    state.start_step(7)
+    divisor, finite = Clipping(clip, 0).finish_step([torch.ones(3, dtype=dtype)], state)
+    assert finite
+    assert divisor == 7
+
+
 @EXAMPLES
 @given(
     sizes=SIZES,

@@ -319,6 +319,18 @@ def test_the_norm_of_what_overflows_is_not_finite(bad: float) -> None:
     assert not nn.utils.get_total_norm(gradients).isfinite()
 
 
+@on_a_cpu
+def test_the_norm_has_the_type_of_gradients_whatever_the_default() -> None:
+    """It is 80,000: no number of 16 bits."""
+    gradients, default = [torch.full((10_000,), 800.0)], torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        found = adamw_cpu.norm(gradients)
+    finally:
+        torch.set_default_dtype(default)
+    torch.testing.assert_close(found, nn.utils.get_total_norm(gradients))
+
+
 def test_torchs_step_takes_what_the_kernel_does_not() -> None:
     plain = torch.ones(4, 6, device=DEVICE)
     assert fused_adamw.can_fuse([plain, nn.Parameter(plain)])

@@ -86,4 +86,5 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     table = (c_int64 * (2 * n))(*(x.data_ptr() for x in tensors), *sizes)
     sums = (c_double * library.count_chunks((c_int64 * n)(*sizes), n))()
     threads = torch.get_num_threads() if sum(sizes) >= MIN_NUMBERS else 1
-    return torch.tensor(sqrt(library.sum_squares(table, n, sums, threads)))
+    total = library.sum_squares(table, n, sums, threads)
+    return torch.tensor(sqrt(total), dtype=torch.float32, device="cpu")

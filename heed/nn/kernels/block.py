@@ -39,8 +39,7 @@ class BlockLayers(NamedTuple):
         """Weight and bias of each layer, in the order of use."""
         found: list[Tensor | None] = []
         for layer in self[:6]:
-            own = layer._parameters
-            found += own.get("weight"), own.get("bias")
+            found += _find(layer, "weight"), _find(layer, "bias")
         return found
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -49,6 +48,14 @@ class BlockLayers(NamedTuple):
         inner, c, f = self.heads * d, (self.heads + 2 * self.kv_heads) * d, self.down.in_features
         g = f * (1 + self.gated)
         return (w,), (w,), (c, w), (c,), (w, inner), (w,), (w,), (w,), (g, w), (g,), (w, f), (w,)
+
+
+def _find(layer: nn.Module, name: str) -> Tensor | None:
+    """A layer's parameter, or the buffer or plain tensor that took its place."""
+    for place in (layer._parameters, layer.__dict__, layer._buffers):
+        if name in place:
+            return place[name]
+    return None
 
 
 def run_blocks(

@@ -114,7 +114,7 @@ def run_blocks(
         own, shapes = block.parameters(), block.shapes()
         if not (_has_norms(block) and block.kind in activation.KINDS and _are_plain(own, shapes)):
             return None
-        if not _fits(x_bnw, block.head_width, mask, table_bn2d):
+        if not _fits(x_bnw, block, mask, table_bn2d):
             return None
         parameters.append(own)
         fills_registers &= not any(size % LANES for shape in shapes for size in shape)
@@ -158,9 +158,11 @@ def _has_norms(layers: BlockLayers) -> bool:
     return all(type(norm) in known and norm.eps is not None for norm in norms)
 
 
-def _fits(x_bnw: Tensor, head_width: int, mask: Mask | None, table: Tensor | None) -> bool:
+def _fits(x_bnw: Tensor, block: BlockLayers, mask: Mask | None, table: Tensor | None) -> bool:
     """Whether kernels hold sequences and heads of these sizes, and read this mask and table."""
-    b, n, w = x_bnw.shape
+    (b, n, w), head_width = x_bnw.shape, block.head_width
+    if w != block.qkv.in_features or block.heads % block.kv_heads:
+        return False  # the parts have words for it
     small = 1 < n <= attention.MAX_TOKENS and head_width <= attention.MAX_WIDTH
     if not small or w > residual_norm.MAX_WIDTH or x_bnw.numel() == 0 or not _is_plain(x_bnw):
         return False
@@ -298,7 +300,9 @@ class _Blocks(torch.autograd.Function):
         ctx: Any, d_last_stream: Tensor | None, d_last_branch: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         first, table, real, segments, *others = ctx.saved_tensors
-        library, blocks, needed = ctx.kernels.library, ctx.blocks, ctx.needs_input_grad[5:]
+        library, needed = ctx.kernels.library, ctx.needs_input_grad[5:]
+        # Another pass over the same graph may run meanwhile, in another thread.
+        blocks = type(ctx.blocks).from_buffer_copy(ctx.blocks)
         begin, count = 0, len(blocks)
         streams, kept, parameters = others[:count], others[count : 2 * count], others[2 * count :]
         last_stream = streams[-1]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from heed.nn import lora
+from heed.nn.attention import MultiHeadAttention
 from heed.nn.kernels import block_cpu, linear_cpu, matrix_product_cpu
 from heed.nn.kernels.linear import ACTIVATIONS
 from heed.nn.kernels.residual_norm import ResidualStream
@@ -152,6 +153,20 @@ def test_it_is_the_formula(width: int) -> None:
         assert apart(one, truth) <= ROUNDING
 
 
+@pytest.mark.parametrize("narrow", ["model", "heads", "feed-forward"])
+def test_matrices_of_one_row_or_column_are_multiplied(narrow: str) -> None:
+    width = 1 if narrow == "model" else 16
+    built = build(
+        width=width,
+        heads=1,
+        head_width=1 if narrow == "heads" else 4,
+        feed_forward=1 if narrow == "feed-forward" else 24,
+        norm="rms",
+        position="none",
+    )
+    assert_same(built, draw(2, 5, width).requires_grad_())
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["padding", "segments", "both"])
@@ -215,6 +230,36 @@ def test_saved_tensors_may_be_moved() -> None:
         out = run(built, x)
     for one, two in zip(found, gradients(built, x, out), strict=True):
         assert torch.equal(one, two)
+
+
+def test_backward_passes_at_once_do_not_disturb_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in two threads: one passes over the graph while another is about to call C."""
+    built, x = build(position="rope"), draw(2, 5, 16).requires_grad_()
+    learns, place, copies, is_first = [x, *built.parameters()], block_cpu._place, [x], True
+    found = torch.autograd.grad(run(built, x).sum(), learns)
+
+    def unpack(saved: Tensor) -> Tensor:
+        copies.append(saved.clone())
+        return copies[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), unpack):
+        out = run(built, x).sum()
+
+    def place_and_pass(*arguments: Any) -> None:
+        nonlocal is_first
+        place(*arguments)
+        if is_first:
+            is_first, before = False, len(copies)
+            torch.autograd.grad(out, learns, retain_graph=True)
+            for copy in copies[before:]:
+                copy.zero_()
+
+    monkeypatch.setattr(block_cpu, "_place", place_and_pass)
+    again = torch.autograd.grad(out, learns, retain_graph=True)
+    assert not is_first
+    assert all(map(torch.equal, found, again))
 
 
 def test_a_weight_changed_before_the_backward_pass_is_an_error() -> None:
@@ -311,6 +356,46 @@ def test_other_inputs_are_for_the_parts(case: str) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
         out = built(x, tokens, weights=case == "weights").x_bnw
     assert count_functions(out) == 0
+
+
+def _move_bias(layer: Any) -> None:
+    bias = layer.bias.detach().clone()
+    del layer.bias
+    layer.bias = bias
+
+
+def _move_bias_to_buffer(layer: Any) -> None:
+    bias = layer.bias.detach().clone()
+    del layer.bias
+    layer.register_buffer("bias", bias)
+
+
+@pytest.mark.parametrize("change", [_move_bias, _move_bias_to_buffer])
+def test_a_bias_may_be_no_parameter(change: Callable[[Any], object]) -> None:
+    built, x = build(), draw(2, 5, 16).requires_grad_()
+    for block in blocks_of(built):
+        forward, attention = block.feed_forward, block.attention
+        for layer in (attention.qkv, attention.out, forward.up, forward.down):
+            change(layer)
+        for norm in (block.attention_norm, block.feed_forward_norm):
+            change(norm)
+    assert_same(built, x)
+
+
+def test_vectors_of_another_width_are_for_the_parts() -> None:
+    """C would read past the end of the weights."""
+    built = build()
+    layers = [block.plain_layers(built.position) for block in blocks_of(built)]
+    for width in (8, 32):
+        assert block_cpu.run_blocks(draw(2, 5, width), None, layers, None, None, 0.0) is None
+    assert block_cpu.run_blocks(draw(2, 5, 16), None, layers, None, None, 0.0) is not None
+
+
+def test_heads_that_cannot_share_keys_are_an_error() -> None:
+    built = build()
+    blocks_of(built)[0].attention = MultiHeadAttention(16, 3, kv_heads=2, head_width=4)
+    with pytest.raises(RuntimeError, match="must divide the number of heads"):
+        run(built, draw(2, 5, 16).requires_grad_())
 
 
 def test_pruned_layers_have_fewer_heads() -> None:

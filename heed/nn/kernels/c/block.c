@@ -178,8 +178,9 @@ static void multiply(const Block *x, Matrix a, Matrix b, const float *bias, floa
     /* MKL's matrices have adjacent columns: for it this is outᵀ = bᵀ aᵀ. */
     const int m = (int)b.columns, n = (int)a.rows, k = (int)a.columns;
     const int b_is_turned = b.column_stride != 1, a_is_turned = a.column_stride != 1;
-    const int ldb = (int)(b_is_turned ? b.column_stride : b.row_stride);
-    const int lda = (int)(a_is_turned ? a.column_stride : a.row_stride);
+    /* A single row, with a stride of 1, is shorter than the distance of rows that MKL accepts. */
+    const int ldb = (int)(b_is_turned ? b.column_stride : most(b.row_stride, b.columns));
+    const int lda = (int)(a_is_turned ? a.column_stride : most(a.row_stride, a.columns));
     const float one = 1.0f, beta = bias ? 1.0f : 0.0f;
     if (bias) copy_to_rows(bias, out, a.rows, b.columns, few_threads(x, a.rows * b.columns));
     x->run->sgemm(b_is_turned ? "T" : "N", a_is_turned ? "T" : "N", &m, &n, &k, &one, b.start, &ldb,
