@@ -116,14 +116,16 @@ def install_command(extra: str) -> str:
     return f"pip install '.[{extra}]'"
 
 
-def install_hint(extra: str) -> str:
-    """The sentence that says how to install one of heed's extras."""
-    return f"Install it with: {install_command(extra)} (in the folder of heed's source)."
+def install_hint(extra: str, *, count: int = 1) -> str:
+    """The sentence that says how to install one of heed's extras, so many libraries."""
+    them = "it" if count == 1 else "them"
+    return f"Install {them} with: {install_command(extra)} (in the folder of heed's source)."
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """` Did you mean …?` with the known word closest to `word`; empty when none is close."""
-    matches = get_close_matches(word, known, n=1, cutoff=0.6)
+    reordered = [one for one in known if sorted(one) == sorted(word)]
+    matches = reordered or get_close_matches(word, known, n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 

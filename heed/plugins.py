@@ -108,7 +108,7 @@ def _execute(path: Path, source: bytes, digest: str) -> tuple[str, ...]:
             registry.classes = before[registry.kind]
         if os.environ.get("HEED_DEBUG"):
             raise
-        what = str(error) if isinstance(error, HeedError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, HeedError) else f"{type(error).__name__}: {error}."
         todo = "Correct the file; --debug before the command shows where the error is."
         raise HeedError(
             f"the plug-in cannot be loaded: {what}", where=str(path), todo=todo

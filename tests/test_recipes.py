@@ -64,6 +64,14 @@ def test_a_translation_recipe_trains(name: str, pairs: Path) -> None:
     assert run.finished
 
 
+def test_a_run_is_no_recipe_but_has_one(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('task = "translate"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="is a run, not a recipe") as error:
+        find(str(tmp_path))
+    assert f"Its recipe is {tmp_path}/recipe.toml; " in str(error.value)
+    assert f"heed resume {tmp_path}" in str(error.value)
+
+
 # ---------------------------------------------------------------------------- on files of one's own
 
 

@@ -104,7 +104,10 @@ def missing_tracker(package: str) -> str:
 def _check_source_of_text(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if not data.train and data.synthetic is None:
-        yield "There is no training text: name files (--train FILE, data.train), or data.synthetic."
+        yield (
+            "There is no training text: name files (--train FILE, data.train), set data.synthetic, "
+            "or start from a shipped recipe (`heed recipes` lists them)."
+        )
     for key in ("dev", "test", "sets"):
         if data.synthetic is not None and getattr(data, key):
             yield (

@@ -19,7 +19,8 @@ from heed.stats.intervals import intervals_as_json, wilson_interval
 
 def evaluate_parts(job: Job) -> list[Result]:
     """The scores of the translations of each part of the set."""
-    job.notify(f"Translating {len(job.records):,} texts…")
+    count = len(job.records)
+    job.notify(f"Translating {count:,} text{'s' * (count != 1)}…")
     decode = merge_decode_config(job.recipe.decode, job.options.decode)
     model, max_source = cast("Translator", job.model), job.recipe.data.max_length - 1
     pipeline = TranslationPipeline([model], job.tokenizer, decode, max_source=max_source)

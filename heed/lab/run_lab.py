@@ -31,7 +31,7 @@ def require_extra(extra: str) -> None:
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         what = f"{' and '.join(missing)} cannot be imported."
-        raise HeedError(what, todo=install_hint(extra))
+        raise HeedError(what, todo=install_hint(extra, count=len(missing)))
 
 
 def run_lab(folder: Path, options: LabOptions, say: Say) -> None:

@@ -190,8 +190,8 @@ def _summary(maps: AttentionMaps, attention: AttentionMap) -> str:
     heads = max(map(len, attention.weights))  # of a pruned model, most
     kinds = ", ".join(one.kind for one in maps.maps)
     others = f", --kind {kinds}" if len(maps.maps) > 1 else ""
-    layers = len(attention.weights)
-    return f"Choose with --layer 1–{layers}, --head 1–{heads} or mean{others}; --out FILE"
+    layer, head = (f"1–{n}" if n > 1 else "1" for n in (len(attention.weights), heads))
+    return f"Choose with --layer {layer}, --head {head} or mean{others}; --out FILE"
 
 
 # ------------------------------------------------------------------------------------- notebooks

@@ -59,8 +59,12 @@ def find(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
-            raise ConfigError([f"There is no recipe file {name!r}."])
+            todo = "Check the path, or name a shipped recipe: `heed recipes` lists them."
+            raise ConfigError([f"There is no recipe file {name!r}. {todo}"])
         return path
+    if name not in names() and (path / "recipe.toml").is_file():
+        message = f"{name!r} is a run, not a recipe. Its recipe is {name.rstrip('/')}/recipe.toml"
+        raise ConfigError([f"{message}; to continue the run, use heed resume {name}."])
     if name not in names():
         known = ", ".join(names())
         raise ConfigError(

@@ -6,7 +6,7 @@ A row has `event`, `step`, `epoch`, `tokens` and `seconds`, and then its metrics
     seen/loss …               while training, since the evaluation before
     dev/loss, dev/bleu …      an evaluated set; `train-set/loss` is the evaluated training text
     average/dev/loss …        the averaged weights, evaluated at the end
-    time/tokens_per_second    speed of training, evaluations not counted
+    time/tokens_per_second    speed of training; evaluations and the first step not counted
 """
 
 from __future__ import annotations

@@ -147,8 +147,10 @@ class Run:
         """Open an existing run."""
         run = cls(Path(folder))
         if not run.recipe_path.exists():
+            is_there = run.folder.exists()
+            here = "recipe.toml is missing" if is_there else "there is no such folder"
             raise RunError(
-                "there is no run here: recipe.toml is missing.",
+                f"there is no run here: {here}.",
                 where=str(folder),
                 todo="Name the folder that `heed train` made.",
             )

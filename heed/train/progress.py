@@ -26,7 +26,8 @@ LEAST_BAR = 6
 class ProgressBar:
     """Progress of one run, as a context: `advance` after each step, `print` for a line.
 
-    The time of evaluations counts neither into tokens a second nor into the time left.
+    Tokens a second and the time left count neither evaluations nor, once there is a second step,
+    the first one, which may build kernels.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ProgressBar:
         self.live = console.is_terminal
         self._clock, self._first, self._step = Stopwatch(), start, start
         self._tokens = 0
+        self._after_first: tuple[float, int, int] | None = None
         self._means: Means = {"loss": None, "accuracy": None}
         self._stage: str | None = None
         self._progress = Progress(
@@ -76,6 +78,8 @@ class ProgressBar:
         """Show that this step, over so many tokens, padding included, is done."""
         self._tokens += tokens
         self._step = step
+        if self._after_first is None:
+            self._after_first = (self._clock.seconds(), self._tokens, step)
         if self.live:
             self._progress.update(self._bar, completed=step, details=self._details())
 
@@ -85,19 +89,33 @@ class ProgressBar:
 
     def tokens_per_second(self) -> float:
         """Tokens a second while training, without evaluations."""
-        return self._tokens / max(1e-9, self._clock.seconds())
+        seconds, tokens, _ = self._measured()
+        return tokens / seconds
 
     def seconds_left(self) -> float:
         """Seconds of training to the last step, without evaluations."""
-        steps = self._step - self._first
-        return self._clock.seconds() / max(1, steps) * (self.total - self._step)
+        seconds, _, steps = self._measured()
+        return seconds / max(1, steps) * (self.total - self._step)
+
+    def _measured(self) -> tuple[float, int, int]:
+        """Seconds, tokens and steps after the first step, or of that step while it is alone."""
+        now = (self._clock.seconds(), self._tokens, self._step)
+        start = self._after_first or (0.0, 0, self._first)
+        if start[2] == self._step:
+            start = (0.0, 0, self._first)
+        seconds, tokens, steps = (end - begin for end, begin in zip(now, start, strict=True))
+        return max(1e-9, seconds), int(tokens), int(steps)
 
     def _speed(self) -> str:
+        if self._step == self._first:
+            return "in the first step, which may build kernels"
         duration = format_duration(self.seconds_left())
         return f"{self.tokens_per_second():,.0f} tokens/s  {duration} of training left"
 
     def _details(self) -> str:
         """What stands beside the bar: as much as leaves it a part of the terminal's width."""
+        if self._step == self._first:
+            return ""
         loss, accuracy = _format_means(self._means)
         speed = f"{self.tokens_per_second():,.0f} tokens/s"
         left = format_duration(self.seconds_left())

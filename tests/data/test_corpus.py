@@ -226,6 +226,7 @@ def test_sides_of_different_length(tmp_path: Path) -> None:
         ("a.csv", 'label,text\n0,a\n1,"b\n0,d\n', 3, "not CSV"),
         ("a.csv", f'label,text\n0,a\n1,"{"b" * 200_000}"\n', 3, "field limit"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', 2, "not JSON"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{a\n', 2, "at character 2 of the line"),
         ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', 2, "not an object"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": 3, "label": 1}\n', 2, "a number"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"label": 1}\n', 2, "'text' is missing"),

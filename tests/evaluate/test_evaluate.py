@@ -49,6 +49,11 @@ def test_the_real_commands(tmp_path: Path) -> None:
     for words in ("at step 8", "dev/loss", "none of 30 texts", "token accuracy", "BLEU"):
         assert words in shown.stdout
     assert read_results(tmp_path / "run").keys() == {"test", "dev"}
+    one = [tmp_path / f"one.{side}" for side in ("en", "fr")]
+    for path, text in zip(one, ("The cat sleeps.\n", "Le chat dort.\n"), strict=True):
+        path.write_text(text, encoding="utf-8")
+    alone = heed("evaluate", folder, *flags, "--test", str(one[0]), "--test", str(one[1]))
+    assert "Translating 1 text…" in alone.stderr
 
 
 def test_the_clean_part_is_scored_beside_the_whole_set(run: Path, text: Path) -> None:

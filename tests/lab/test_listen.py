@@ -101,6 +101,9 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "fastapi cannot be imported. "
         "Install it with: pip install '.[lab]' (in the folder of heed's source)."
     )
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    answer = CliRunner().invoke(app, ["lab", str(tmp_path)])
+    assert "fastapi and uvicorn cannot be imported. Install them with: " in str(answer.exception)
 
 
 def test_starting_the_lab_loads_no_torch() -> None:

@@ -7,7 +7,8 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -198,3 +199,12 @@ def test_a_page_with_too_many_weights_asks_for_a_layer(
         maps.save(tmp_path / "map.html")
     assert maps.save(tmp_path / "map.html", layer=1).exists()
     assert np.isclose(maps.get().weights[1].sum(), maps.select(layer=1).get().weights[0].sum())
+
+
+def test_the_hint_names_a_range_only_where_there_is_one() -> None:
+    one: Any = SimpleNamespace(kind="encoder", weights=[np.zeros((1, 2, 2))])
+    two: Any = SimpleNamespace(kind="cross", weights=[np.zeros((2, 2, 2))] * 2)
+    said = map_output._summary(cast("Any", SimpleNamespace(maps=[one])), one)
+    assert said == "Choose with --layer 1, --head 1 or mean; --out FILE"
+    said = map_output._summary(cast("Any", SimpleNamespace(maps=[two])), two)
+    assert said == "Choose with --layer 1–2, --head 1–2 or mean; --out FILE"

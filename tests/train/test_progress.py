@@ -25,6 +25,26 @@ def test_evaluations_count_neither_into_the_speed_nor_into_the_time_left() -> No
     assert left > 0
 
 
+def test_a_slow_first_step_does_not_count_into_the_time_left() -> None:
+    """It builds kernels; what is left does not."""
+    with ProgressBar(Console(quiet=True), total=100) as progress:
+        time.sleep(1.0)
+        progress.advance(1, 1000)
+        assert progress.seconds_left() > 90
+        for step in (2, 3):
+            time.sleep(0.02)
+            progress.advance(step, 1000)
+        assert progress.seconds_left() < 40
+        assert progress.tokens_per_second() > 2500
+
+
+def test_before_the_first_step_ends_no_time_left_is_promised() -> None:
+    out = io.StringIO()
+    with ProgressBar(Console(file=out), total=9, line_seconds=0.05):
+        time.sleep(0.2)
+    assert "step 0/9  in the first step, which may build kernels" in out.getvalue().splitlines()
+
+
 def test_a_pipe_is_not_silent_for_long() -> None:
     """Between the lines of metrics, while training and while evaluating."""
     out = io.StringIO()

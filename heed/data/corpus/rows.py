@@ -101,6 +101,9 @@ def _parse_object(number: int, line: str) -> Row:
         value = json.loads(line)
     except RecursionError:
         return Row(number, {}, Fault("bad-json", "this JSON is nested too deeply.", JSON_TODO))
+    except json.JSONDecodeError as error:
+        what = f"this is not JSON: {error.msg}, at character {error.pos + 1} of the line."
+        return Row(number, {}, Fault("bad-json", what, JSON_TODO))
     except ValueError as error:
         return Row(number, {}, Fault("bad-json", f"this is not JSON: {error}.", JSON_TODO))
     if not isinstance(value, dict):
