@@ -526,6 +526,23 @@ def test_a_captured_step_is_the_eager_step(
 
 @needs_gpu
 @on_a_gpu
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_reserved_tables_begin_where_kernels_are_compiled_for(count: int) -> None:
+    """At multiples of 16 bytes, whatever the number of tensors."""
+    tables, tensors = AddressTables(), [torch.ones(3, device=DEVICE) for _ in range(count)]
+    tables.reserve(2, count, tensors[0])
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        found += [tables.find([tensors]) for _ in range(2)]
+        work = tensors[0] + 1
+    torch.cuda.synchronize()
+    assert not any(table.data_ptr() % 16 for table in found)
+    assert all(table.tolist() == [[x.data_ptr() for x in tensors]] for table in found)
+    del work
+
+
+@needs_gpu
+@on_a_gpu
 def test_each_captured_step_has_its_own_table() -> None:
     params = parameters()
     optimizer = fused(FusedAdamW, params)

@@ -12,6 +12,9 @@ CACHED_TABLES = 64
 """Most tables that eager steps keep. Allocators repeat addresses, so few differ."""
 RESERVED_TABLES = 256
 """Captured steps for which there is memory: one per batch shape."""
+ALIGNMENT = 2
+"""Tables begin at multiples of so many numbers, 16 bytes: for another address Triton compiles the
+kernels that read them anew."""
 
 
 class AddressTables:
@@ -44,7 +47,7 @@ class AddressTables:
         """
         if self._reserve or self._captured or not _is_real_gpu(like) or _is_capturing(like):
             return
-        size = RESERVED_TABLES * per_step, numbers
+        size = RESERVED_TABLES * per_step, -(-numbers // ALIGNMENT) * ALIGNMENT
         host = torch.empty(size, dtype=torch.int64, pin_memory=True)
         table = torch.empty(size, dtype=torch.int64, device=like.device)
         self._reserve = list(zip(host, table, strict=True))
