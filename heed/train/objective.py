@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from heed.data.batching.batch import IGNORE_INDEX, Batch
 from heed.models import Classifier, LanguageModel, Model, Translator
 from heed.nn.kernels.fp8_cross_entropy import find_obstacle
-from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy, reserve_padding
+from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
+from heed.nn.kernels.padded_vocabulary import reserve_padding
 from heed.nn.rdrop import pair_rows, rdrop_loss, repeat_rows
 from heed.nn.tokens import Tokens
 

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch import Tensor
 
 from heed.nn.kernels import fp8_cross_entropy as fp8_kernels
 from heed.nn.kernels.availability import on_cpu, on_gpu
 from heed.nn.kernels.custom_op import DifferentiableOp, Kernel
 from heed.nn.kernels.matrix_product_cpu import can_multiply, multiply, product
+from heed.nn.kernels.padded_vocabulary import MULTIPLE, align, pad_rows, pad_weight
 from heed.nn.kernels.parameter_gradients import ParameterStream, parameter_stream
 from heed.nn.rdrop import rdrop_loss_and_grad
 
@@ -36,11 +36,6 @@ MAX_LOGITS_RDROP = 2**26
 MAX_LOGITS_KEPT = 2**26
 """Logits up to which the weight's gradient is computed beside what follows, and keeps them until
 then. With more of them its product fills a GPU by itself."""
-ALIGNMENT = 64
-"""On a GPU rows of logits begin at multiples of this: matrix products are slow otherwise."""
-MULTIPLE = 8
-"""A vocabulary that is no multiple of this is padded where kernels write the gradient: products are
-several times as slow where 16 bytes cannot be read at once."""
 
 
 def linear_cross_entropy(
@@ -78,32 +73,6 @@ def linear_cross_entropy(
         *tensors, targets_n, ignore_index, label_smoothing, rdrop, max_logits, fp8, needs_grad
     )
     return total, correct
-
-
-_padded_weights = WeakTensorKeyDictionary()
-"""Weights that are the first rows of a tensor whose other rows are zeros, and these tensors."""
-
-
-def reserve_padding(weight_vw: Tensor) -> None:
-    """Give a weight that trains on a GPU room for its padding, in place.
-
-    Without room every step in the weight's own dtype copies it.
-    """
-    v = len(weight_vw)
-    if not (on_gpu(weight_vw) and type(weight_vw) is nn.Parameter and v % MULTIPLE):
-        return
-    padded_pw = _pad_rows(weight_vw.detach(), _align(v), weight_vw.dtype)
-    weight_vw.data = padded_pw[:v]
-    _padded_weights[weight_vw] = padded_pw
-
-
-def _pad_weight(weight_vw: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """The weight in this dtype with padding; not copied if there is room for it."""
-    padded_pw = _padded_weights.get(weight_vw)
-    if padded_pw is None or (len(padded_pw), padded_pw.dtype) != (rows, dtype):
-        return _pad_rows(weight_vw, rows, dtype)
-    has_moved = padded_pw.data_ptr() != weight_vw.data_ptr()
-    return _pad_rows(weight_vw, rows, dtype) if has_moved else padded_pw
 
 
 def chunk_rows(n: int, v: int, *, gpu: bool, max_logits: int | None = None) -> int:
@@ -155,9 +124,9 @@ def _launch(
         (n, _), v, sum_dtype = x_nw.shape, len(weight_vw), _sum_dtype(x_nw)
         # Without gradients a GPU uses the plain formula: it compiles nothing.
         use_triton = any(needs_grad) and _has_kernel(x_nw)
-        p = _align(v) if use_triton and v % MULTIPLE else v
-        weight_pw, targets_n = _pad_weight(weight_vw, p, x_nw.dtype), targets_n.contiguous()
-        bias_p = None if bias_v is None else _pad_rows(bias_v, p, x_nw.dtype)
+        p = align(v) if use_triton and v % MULTIPLE else v
+        weight_pw, targets_n = pad_weight(weight_vw, p, x_nw.dtype), targets_n.contiguous()
+        bias_p = None if bias_v is None else pad_rows(bias_v, p, x_nw.dtype)
         losses_n = x_nw.new_empty(n, dtype=sum_dtype)
         correct_n = x_nw.new_empty(n, dtype=torch.int32)
         dx, d_weight, d_bias = _empty_gradients(x_nw, weight_pw, needs_grad)
@@ -255,21 +224,7 @@ def _empty_gradients(
 
 def _logits_buffer(x_nw: Tensor, rows: int, v: int) -> Tensor:
     """An empty tensor for logits [rows, v]."""
-    return x_nw.new_empty(rows, _align(v) if x_nw.is_cuda else v)[:, :v]
-
-
-def _align(v: int) -> int:
-    return -(-v // ALIGNMENT) * ALIGNMENT
-
-
-def _pad_rows(x: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """x in this dtype, followed by zeros up to so many rows; not copied if it is so already."""
-    if len(x) == rows:
-        return x.to(dtype)
-    padded = x.new_empty(rows, *x.shape[1:], dtype=dtype)
-    padded[: len(x)].copy_(x)
-    padded[len(x) :].zero_()
-    return padded
+    return x_nw.new_empty(rows, align(v) if x_nw.is_cuda else v)[:, :v]
 
 
 def _linear(x_rw: Tensor, weight_vw: Tensor, bias_v: Tensor | None, out_rv: Tensor) -> None:

@@ -13,11 +13,9 @@ from support import apart
 from torch import nn
 
 from heed.nn.kernels import linear_cross_entropy as cross_entropy_module
-from heed.nn.kernels.linear_cross_entropy import (
-    MULTIPLE,
-    linear_cross_entropy,
-    reserve_padding,
-)
+from heed.nn.kernels import padded_vocabulary
+from heed.nn.kernels.linear_cross_entropy import linear_cross_entropy
+from heed.nn.kernels.padded_vocabulary import MULTIPLE, reserve_padding
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,7 +31,8 @@ each_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda x: str
 
 @pytest.fixture(autouse=True)
 def _by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy_module, "on_gpu", lambda x: True)
+    for module in (cross_entropy_module, padded_vocabulary):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
 
 
 @each_dtype
