@@ -33,14 +33,14 @@ def run(
     """
     found: list[BlockLayers] = []
     for block in blocks:
-        layers = _find_layers(block, position)
+        layers = find_layers(block, position)
         if layers is None:
             return None
         found.append(layers)
     return run_blocks(stream, found, context.mask, position, context.shared) if found else None
 
 
-def _find_layers(block: Any, position: Position) -> BlockLayers | None:
+def find_layers(block: Any, position: Position) -> BlockLayers | None:
     """The layers of a block, if nothing but the block's sums comes between them."""
     attention, forward = block.attention, block.feed_forward
     if type(attention) is not MultiHeadAttention or type(forward) is not FeedForward:

@@ -20,6 +20,7 @@ from heed.nn.kernels.linear import ACTIVATIONS
 from heed.nn.kernels.residual_norm import ResidualStream
 from heed.nn.stack import Stack
 from heed.nn.tokens import Tokens
+from heed.nn.whole_blocks import find_layers
 
 pytestmark = pytest.mark.skipif(
     block_cpu.load_kernels(False) is None, reason="no C compiler, or a torch without MKL"
@@ -385,7 +386,9 @@ def test_a_bias_may_be_no_parameter(change: Callable[[Any], object]) -> None:
 def test_vectors_of_another_width_are_for_the_parts() -> None:
     """C would read past the end of the weights."""
     built = build()
-    layers = [block.plain_layers(built.position) for block in blocks_of(built)]
+    found = [find_layers(block, built.position) for block in blocks_of(built)]
+    layers = [one for one in found if one is not None]
+    assert len(layers) == LAYERS
     for width in (8, 32):
         assert block_cpu.run_blocks(draw(2, 5, width), None, layers, None, None, 0.0) is None
     assert block_cpu.run_blocks(draw(2, 5, 16), None, layers, None, None, 0.0) is not None
