@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 async def await_while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns; it is cancelled when the client leaves, with `ClientLeftError`."""
+    """What a coroutine returns; it is cancelled when the client leaves, with `ClientLeftError`.
+
+    The request ends when the coroutine has: its place in a queue is free then.
+    """
     result = asyncio.ensure_future(answer)
     leaves = asyncio.ensure_future(await_disconnect(request))
     try:
@@ -25,6 +28,7 @@ async def await_while_connected(request: Request, answer: Coroutine[Any, Any, T]
     finally:
         leaves.cancel()
         result.cancel()
+        await asyncio.wait((result,))
 
 
 async def await_disconnect(request: Request) -> None:
